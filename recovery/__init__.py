@@ -1,0 +1,1 @@
+"""How a job comes back: which copy for which key groups, and how it is fetched, cut and opened."""

@@ -1,0 +1,62 @@
+"""One epoch of one operator: which attempts acked, and whether all of it is durable.
+
+Newest attempt wins, until the next epoch begins: Spark may run a task again after its first attempt
+had acked (an indeterminate stage, a lost executor, a second action on the frame), and then uses the
+output of the newest (SPARK-54556).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from snapshot.messages import AckRequest
+
+__all__ = ["Acked", "EpochState"]
+
+
+class Acked(enum.Enum):
+    """What an ack did to its epoch."""
+
+    PARTIAL = "partial"  # others are still missing: return at once
+    COMPLETE = "complete"  # all are here: return when the record is durable
+    STALE = "stale"  # a newer attempt has acked
+
+
+@dataclass
+class EpochState:
+    """Acks of one operator in one epoch of one run."""
+
+    parallelism: int
+    acks: dict[int, AckRequest] = field(default_factory=dict)
+    durable: dict[int, AckRequest] = field(default_factory=dict)
+
+    def take(self, ack: AckRequest) -> Acked:
+        """Take in an ack."""
+        known = self.acks.get(ack.subtask)
+        if known is not None and ack.attempt < known.attempt:
+            return Acked.STALE
+        self.acks[ack.subtask] = ack
+        return Acked.COMPLETE if len(self.acks) == self.parallelism else Acked.PARTIAL
+
+    def undurable(self) -> dict[int, AckRequest] | None:
+        """The acks that a record must be written for; None if incomplete or already durable."""
+        if len(self.acks) < self.parallelism:
+            return None
+        same = len(self.durable) == self.parallelism and all(
+            ack.chain == self.durable[subtask].chain for subtask, ack in self.acks.items()
+        )
+        return None if same else dict(self.acks)
+
+    def made_durable(self, acks: dict[int, AckRequest]) -> None:
+        """A record with ``acks`` is durable."""
+        self.durable = acks
+
+    @property
+    def complete(self) -> bool:
+        """Whether a record with every subtask is durable."""
+        return len(self.durable) == self.parallelism
+
+    def missing(self) -> list[int]:
+        """Subtasks without an ack."""
+        return [s for s in range(self.parallelism) if s not in self.acks]

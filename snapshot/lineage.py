@@ -1,0 +1,211 @@
+"""Which slices make up a subtask's state at an epoch: read off the commit log's manifests.
+
+A record of epoch *e* replaces what was known of *e* and of everything after it: later epochs stood
+on a branch that was given up (a repeated epoch, a rewind). Along a lineage
+``chain(n) = H(chain(n - 1), digest(delta n))``; a manifest that breaks this is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from snapshot.delta import chain, chain_start
+from snapshot.record import Manifest, SliceEntry
+from statebackend.errors import CorruptionError, NotRestorableError
+from statebackend.keygroups import KeyGroupRange, key_group_range
+
+__all__ = ["EpochEntry", "OperatorLineage", "SliceRef", "SubtaskLineage", "resolve"]
+
+
+@dataclass(frozen=True)
+class SliceRef:
+    """A slice and the record (by sequence) whose manifest names it."""
+
+    sequence: int
+    entry: SliceEntry
+
+
+@dataclass(frozen=True)
+class EpochEntry:
+    """A complete epoch of one operator."""
+
+    epoch: int
+    sequence: int
+    stamp_ms: int
+
+
+@dataclass
+class SubtaskLineage:
+    """One subtask's slices by epoch."""
+
+    key_groups: KeyGroupRange
+    start_chain: str
+    start_epoch: int
+    deltas: dict[int, SliceRef] = field(default_factory=dict)
+    bases: dict[int, SliceRef] = field(default_factory=dict)
+
+    def chain_at(self, epoch: int) -> str | None:
+        """The lineage digest (hex) after ``epoch``; None where that is not known."""
+        if epoch == self.start_epoch:
+            return self.start_chain
+        found = self.deltas.get(epoch) or self.bases.get(epoch)
+        return found.entry.chain if found else None
+
+    def holds(self, epoch: int, digest: str) -> bool:
+        """Whether ``digest`` is the lineage after ``epoch``.
+
+        Where that epoch itself is no longer known, the delta after it decides: only the right
+        digest leads to the next one.
+        """
+        known = self.chain_at(epoch)
+        if known is not None:
+            return known == digest
+        after = self.deltas.get(epoch + 1)
+        if after is None:
+            return False
+        try:
+            before = bytes.fromhex(digest)
+        except ValueError:
+            return False
+        follows = chain(before, bytes.fromhex(after.entry.digest)) if len(before) == 32 else b""
+        return follows.hex() == after.entry.chain
+
+    def base_before(self, epoch: int) -> SliceRef | None:
+        """The newest base at or before ``epoch``."""
+        epochs = [e for e in self.bases if e <= epoch]
+        return self.bases[max(epochs)] if epochs else None
+
+    def oldest_needed(self, epoch: int) -> int | None:
+        """The oldest sequence that restoring ``epoch`` needs; None if it needs none."""
+        base = self.base_before(epoch)
+        first = base.entry.epoch if base else self.start_epoch + 1
+        sequences = [ref.sequence for e, ref in self.deltas.items() if first <= e <= epoch]
+        if base:
+            sequences.append(base.sequence)
+        return min(sequences, default=None)
+
+    def drop_from(self, epoch: int) -> None:
+        """Forget ``epoch`` and everything after it."""
+        for slices in (self.deltas, self.bases):
+            for e in [e for e in slices if e >= epoch]:
+                del slices[e]
+
+    def prune(self, epoch: int) -> None:
+        """Forget what restoring ``epoch`` or anything later does not need."""
+        base = self.base_before(epoch)
+        if base is None:
+            return
+        for e in [e for e in self.deltas if e < base.entry.epoch]:
+            del self.deltas[e]
+        for e in [e for e in self.bases if e < base.entry.epoch]:
+            del self.bases[e]
+
+
+@dataclass
+class OperatorLineage:
+    """One operator's complete epochs."""
+
+    uid: str
+    job_id: str
+    parallelism: int
+    max_parallelism: int
+    first_epoch: int
+    subtasks: list[SubtaskLineage]
+    epochs: dict[int, EpochEntry] = field(default_factory=dict)
+
+    @classmethod
+    def new(
+        cls, uid: str, *, job_id: str, parallelism: int, max_parallelism: int, first_epoch: int
+    ) -> OperatorLineage:
+        """An operator without state, whose first epoch will be ``first_epoch``."""
+        subtasks = []
+        for subtask in range(parallelism):
+            groups = key_group_range(subtask, parallelism, max_parallelism)
+            start = chain_start(job_id, uid, (groups.start, groups.end)).hex()
+            subtasks.append(SubtaskLineage(groups, start, first_epoch - 1))
+        return cls(uid, job_id, parallelism, max_parallelism, first_epoch, subtasks)
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest complete epoch; one before the first where there is none."""
+        return max(self.epochs, default=self.first_epoch - 1)
+
+    def has(self, epoch: int) -> bool:
+        """Whether the state after ``epoch`` can be named."""
+        return epoch == self.first_epoch - 1 or epoch in self.epochs
+
+    def add(self, manifest: Manifest) -> None:
+        """Take in a checkpoint record of this operator.
+
+        Raises:
+            CorruptionError: its lineage digests do not follow from what is known.
+        """
+        epoch = manifest.epoch
+        for known in [e for e in self.epochs if e >= epoch]:
+            del self.epochs[known]
+        for subtask in self.subtasks:
+            subtask.drop_from(epoch)
+        for entry in manifest.slices:
+            subtask = self.subtasks[entry.subtask]
+            before = subtask.chain_at(epoch - 1)
+            if entry.kind == "base":
+                subtask.bases[epoch] = SliceRef(manifest.sequence, entry)
+                continue
+            if before is not None:
+                follows = chain(bytes.fromhex(before), bytes.fromhex(entry.digest)).hex()
+                if follows != entry.chain:
+                    raise CorruptionError(
+                        f"Record {manifest.sequence} breaks the lineage of operator "
+                        f"{self.uid!r}, subtask {entry.subtask}, at epoch {epoch}.",
+                        todo="The log was changed by hand or mixed with another job's; restore "
+                        "it from a copy, or start a new job.",
+                    )
+            subtask.deltas[epoch] = SliceRef(manifest.sequence, entry)
+        self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms)
+
+    def oldest_needed(self, epoch: int) -> int | None:
+        """The oldest sequence that restoring ``epoch`` needs."""
+        needed = [s.oldest_needed(epoch) for s in self.subtasks]
+        return min((s for s in needed if s is not None), default=None)
+
+    def prune(self, epoch: int) -> None:
+        """Forget what restoring ``epoch`` or anything later does not need."""
+        for subtask in self.subtasks:
+            subtask.prune(epoch)
+        for known in [e for e in self.epochs if e < epoch]:
+            del self.epochs[known]
+
+    def require(self, epoch: int) -> None:
+        """Raise where the state after ``epoch`` cannot be named.
+
+        Raises:
+            NotRestorableError: naming what there is instead.
+        """
+        if not self.has(epoch):
+            there = f"{min(self.epochs)} to {max(self.epochs)}" if self.epochs else "none"
+            raise NotRestorableError(
+                f"The state of operator {self.uid!r} after epoch {epoch} is not in the commit log "
+                f"(complete epochs: {there}).",
+                todo="An older record is never used in its place. Start from the checkpoint "
+                "location that belongs to this job, or from a savepoint.",
+            )
+
+
+def resolve(manifests: Iterable[Manifest]) -> dict[str, OperatorLineage]:
+    """The lineages that a log holds, by operator uid; manifests in the order of their sequences."""
+    operators: dict[str, OperatorLineage] = {}
+    for manifest in manifests:
+        if manifest.kind != "checkpoint":
+            continue
+        lineage = operators.get(manifest.operator)
+        if lineage is None:
+            lineage = operators[manifest.operator] = OperatorLineage.new(
+                manifest.operator,
+                job_id=manifest.job_id,
+                parallelism=manifest.parallelism,
+                max_parallelism=manifest.max_parallelism,
+                first_epoch=manifest.first_epoch,
+            )
+        lineage.add(manifest)
+    return operators

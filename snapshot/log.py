@@ -1,0 +1,393 @@
+"""The commit log: which checkpoints count, and who may add to them.
+
+The log is a row of numbered slots in an object store. What a driver may do rests on one operation,
+create-if-absent on the next slot, and on reading a slot back when the answer is not clear. The
+decision what an answer means is `judge`, a pure function.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from snapshot.record import (
+    LOG_PREFIX,
+    Manifest,
+    encode_record,
+    parse_record_name,
+    read_manifest,
+    record_name,
+)
+from snapshot.storage.base import CreateOutcome, ObjectStore
+from statebackend.errors import (
+    CommitUnknownError,
+    CorruptionError,
+    FencedError,
+    FormatError,
+    ObjectNotFoundError,
+    SettingError,
+    StateBackendError,
+    StoreUnreachableError,
+)
+
+__all__ = ["CommitLog", "Tenure", "Verdict", "judge"]
+
+CLAIM_ATTEMPTS = 100
+READ_ATTEMPTS = 10
+
+
+class Verdict(enum.Enum):
+    """What became of a commit."""
+
+    COMMITTED = "committed"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+
+
+def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_id: str) -> Verdict:
+    """What an answer and a read-back mean together.
+
+    Args:
+        outcome: of the create; None if no answer came.
+        found_write_id: in the slot when it was read back; None if it was absent or unreadable, or
+            was not read (after CREATED it need not be).
+        own_write_id: of this write, never used for another.
+    """
+    if outcome is CreateOutcome.CREATED or found_write_id == own_write_id:
+        return Verdict.COMMITTED
+    if found_write_id is not None:
+        return Verdict.FENCED
+    # Nothing there is no proof of failure: a write was seen to land after its client gave up.
+    return Verdict.UNKNOWN
+
+
+class Tenure:
+    """One driver's right to append, from its claim until it is fenced or in doubt.
+
+    Attributes:
+        generation: raised by every claim; from 1.
+        sequence: of the claim record.
+        job_id: the job's identity for life.
+        oldest_needed: of the last record written; the claim takes it over from the one before.
+    """
+
+    def __init__(self, *, generation: int, sequence: int, job_id: str, oldest_needed: int) -> None:
+        self.generation = generation
+        self.sequence = sequence
+        self.job_id = job_id
+        self.oldest_needed = oldest_needed
+        self._next = sequence + 1
+        self._ended: StateBackendError | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence that the next append takes."""
+        return self._next
+
+    @property
+    def ended(self) -> StateBackendError | None:
+        """Why nothing can be appended any more; None while it can."""
+        return self._ended
+
+    def __repr__(self) -> str:
+        return (
+            f"Tenure(generation={self.generation}, sequence={self.sequence}, "
+            f"job_id={self.job_id!r}, next_sequence={self._next}, ended={self._ended!r})"
+        )
+
+
+class CommitLog:
+    """The log of one job, in a store that is the job's own folder.
+
+    Invariants, and who keeps them:
+
+    1. A slot is written at most once: every write is a create-if-absent (`_write`).
+    2. Slots are taken in order, without a gap from any record's `oldest_needed` to it: a claim
+       goes to tip + 1, an append to the slot after the tenure's last (`append`, under a lock).
+    3. The record with the highest sequence is never deleted, and neither is any claim record, nor
+       anything at or above the tip's `oldest_needed`, which never falls (retention keeps the
+       former, `append` the latter; this class deletes nothing). So the slot that a fenced driver
+       would take next stays taken.
+    4. A tenure starts only if its claim is at or above the `oldest_needed` of the tip *as listed
+       after the claim was written*. A claimer that slept between reading the tip and writing may
+       find a slot that retention has freed meanwhile, far below the tip: such a claim fences
+       nobody, so it is void and the claimer tries again (`_is_live`).
+    5. After a commit whose outcome is unknown, and after being fenced, a tenure appends nothing
+       more: a late write can then only be its last one, which a successor sees or shuts out.
+    6. Generations never fall along the log, and one generation has one writer.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, job: str, writer: str, new_id: Callable[[], str]
+    ) -> None:
+        """Open, without a request.
+
+        Args:
+            store: with create-if-absent (see `snapshot.storage.probe`).
+            job: the job's name; a record of another job is refused.
+            writer: this driver, for people (host, process, start).
+            new_id: gives an id that is unique over all drivers on every call.
+        """
+        self._store = store
+        self._job = job
+        self._writer = writer
+        self._new_id = new_id
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def sequences(self) -> list[int]:
+        """Every sequence that is in the store, ascending; one listing.
+
+        Old claim records and what retention has not yet deleted are among them.
+        """
+        found = (parse_record_name(info.name) for info in self._store.list(LOG_PREFIX))
+        return sorted(sequence for sequence in found if sequence is not None)
+
+    def manifests(self) -> list[Manifest]:
+        """The records that are needed, ascending: from the newest's `oldest_needed` to it.
+
+        One listing, and one or two requests per record. Empty for a new log.
+
+        Raises:
+            CorruptionError: a gap in that range, or a damaged or foreign record.
+            UnsupportedFormatError: a record of a later format.
+            StoreUnreachableError: a failure that may pass: never taken for an absence.
+        """
+        before, gap = -1, ""
+        for _ in range(READ_ATTEMPTS):
+            present = self.sequences()
+            if not present:
+                return []
+            newest = present[-1]
+            if newest == before:
+                raise self._corrupt(newest, gap)
+            try:
+                return self._needed(newest, frozenset(present))
+            except ObjectNotFoundError as error:
+                # Only a gap if there is no newer record, which would allow what was deleted.
+                before, gap = newest, error.what
+        raise StoreUnreachableError(
+            f"The log in {self._store.uri} grew {READ_ATTEMPTS} times while it was read.",
+            todo="Try again.",
+        )
+
+    def read(self, sequence: int) -> Manifest:
+        """One record's manifest, checked to be this job's and of this slot.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError, ObjectNotFoundError, StoreUnreachableError
+        """
+        manifest = read_manifest(self._store, record_name(sequence))
+        if manifest.sequence != sequence:
+            raise self._corrupt(sequence, f"it says that it is number {manifest.sequence}")
+        if manifest.job != self._job:
+            raise self._corrupt(sequence, f"it belongs to the job {manifest.job!r}")
+        return manifest
+
+    def _needed(self, newest: int, present: frozenset[int]) -> list[Manifest]:
+        tip = self.read(newest)
+        wanted = range(tip.oldest_needed, newest)
+        missing = [sequence for sequence in wanted if sequence not in present]
+        if missing:
+            raise ObjectNotFoundError(
+                f"it needs records from {tip.oldest_needed} on, but {missing[:5]} are not there"
+            )
+        chain = [*(self.read(sequence) for sequence in wanted), tip]
+        for older, newer in pairwise(chain):
+            if older.job_id != newer.job_id or older.generation > newer.generation:
+                raise self._corrupt(
+                    newer.sequence,
+                    f"it is of job {newer.job_id!r}, generation {newer.generation}, after "
+                    f"{older.job_id!r}, generation {older.generation}",
+                )
+        return chain
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def claim(
+        self,
+        *,
+        query_id: str = "",
+        run: str = "",
+        stamp_ms: int = -1,
+        max_parallelism: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> Tenure:
+        """Take over the job: from here on every older tenure's next append is fenced.
+
+        Two listings, a read and a create; more when others claim at the same time. Durable on
+        return. Safe to repeat after an error: what may have been left behind is a claim record of
+        nobody's, which fences older tenures and is harmless otherwise.
+
+        Raises:
+            StoreUnreachableError: the store failed, or the slot was lost 100 times in a row.
+            CorruptionError, UnsupportedFormatError: the tip cannot be read, so nothing is known.
+        """
+        for _ in range(CLAIM_ATTEMPTS):
+            present = self.sequences()
+            try:
+                tip = self.read(present[-1]) if present else None
+            except ObjectNotFoundError:  # replaced by a newer tip since the listing
+                continue
+            manifest = Manifest(
+                kind="claim",
+                job=self._job,
+                job_id=tip.job_id if tip else self._new_id(),
+                generation=tip.generation + 1 if tip else 1,
+                sequence=tip.sequence + 1 if tip else 0,
+                writer=self._writer,
+                write_id=self._new_id(),
+                oldest_needed=tip.oldest_needed if tip else 0,
+                query_id=query_id,
+                run=run,
+                stamp_ms=stamp_ms,
+                max_parallelism=max_parallelism,
+                settings=settings or {},
+            )
+            if self._claimed(manifest):
+                return Tenure(
+                    generation=manifest.generation,
+                    sequence=manifest.sequence,
+                    job_id=manifest.job_id,
+                    oldest_needed=manifest.oldest_needed,
+                )
+        raise StoreUnreachableError(
+            f"The log in {self._store.uri} could not be claimed: {CLAIM_ATTEMPTS} times another "
+            "writer took the slot first.",
+            todo="Stop the other drivers of this job.",
+        )
+
+    def append(
+        self, tenure: Tenure, manifest: Manifest, bodies: Sequence[bytes | None] = ()
+    ) -> int:
+        """Commit one checkpoint; its sequence. One request, serial, durable on return.
+
+        Args:
+            tenure: from `claim` of this log.
+            manifest: kind `checkpoint`. Job, job id, generation, sequence, writer and write id are
+                filled in here; `oldest_needed` is the caller's, from `tenure.oldest_needed` to
+                `tenure.next_sequence`.
+            bodies: as for `encode_record`.
+
+        Raises:
+            FencedError: another driver has taken over. Final for this tenure.
+            CommitUnknownError: it may or may not have happened. Final for this tenure: stop, and
+                let a new claim find out.
+            SettingError, CorruptionError: the manifest or a body is not right; nothing was sent.
+        """
+        if manifest.kind != "checkpoint":
+            raise SettingError(f"A record of kind {manifest.kind!r} cannot be appended.")
+        with tenure._lock:
+            if tenure._ended is not None:
+                raise _again(tenure._ended)
+            if manifest.oldest_needed < tenure.oldest_needed:
+                raise SettingError(
+                    f"The oldest sequence needed cannot fall from {tenure.oldest_needed} to "
+                    f"{manifest.oldest_needed}: what is below may be deleted already."
+                )
+            filled = msgspec.structs.replace(
+                manifest,
+                job=self._job,
+                job_id=tenure.job_id,
+                generation=tenure.generation,
+                sequence=tenure._next,
+                writer=self._writer,
+                write_id=self._new_id(),
+            )
+            parts = encode_record(filled, bodies)
+            # In doubt until proven otherwise, whatever is raised between here and the verdict.
+            tenure._ended = self._unknown(filled, "it was interrupted.")
+            ended = self._commit(filled, parts)
+            if ended is not None:
+                tenure._ended = _again(ended)
+                raise ended
+            tenure._ended = None
+            tenure._next += 1
+            tenure.oldest_needed = filled.oldest_needed
+            return filled.sequence
+
+    def _commit(self, manifest: Manifest, parts: Sequence[bytes]) -> StateBackendError | None:
+        """One append, judged: None if committed, else the error that ends the tenure."""
+        verdict, found, failure = self._write(manifest, parts)
+        if verdict is Verdict.COMMITTED:
+            return None
+        error: StateBackendError
+        if verdict is Verdict.FENCED and found is not None:
+            error = self._fenced(manifest, found)
+        else:
+            error = self._unknown(manifest, str(failure or "the slot reads as empty."))
+        error.__cause__ = failure
+        return error
+
+    def _claimed(self, manifest: Manifest) -> bool:
+        verdict, _, failure = self._write(manifest, encode_record(manifest))
+        if verdict is Verdict.UNKNOWN and isinstance(failure, StoreUnreachableError):
+            raise failure
+        if verdict is not Verdict.COMMITTED:
+            return False
+        return self._is_live(manifest.sequence)
+
+    def _is_live(self, sequence: int) -> bool:
+        """Invariant 4: whether a claim just written stands where it shuts older tenures out."""
+        for _ in range(READ_ATTEMPTS):
+            newest = max(self.sequences(), default=-1)
+            if newest <= sequence:
+                return newest == sequence
+            try:
+                return self.read(newest).oldest_needed <= sequence
+            except ObjectNotFoundError:  # the tip has moved on, and this one is already deleted
+                continue
+        return False
+
+    def _write(
+        self, manifest: Manifest, parts: Sequence[bytes]
+    ) -> tuple[Verdict, Manifest | None, StateBackendError | None]:
+        """Create the slot and judge the answer: verdict, what stands there, what went wrong."""
+        failure: StateBackendError | None = None
+        outcome: CreateOutcome | None = None
+        found: Manifest | None = None
+        try:
+            outcome = self._store.create(record_name(manifest.sequence), parts)
+        except StoreUnreachableError as error:
+            failure = error
+        if outcome is not CreateOutcome.CREATED:
+            try:
+                found = self.read(manifest.sequence)
+            except (ObjectNotFoundError, StoreUnreachableError, FormatError) as error:
+                failure = failure or error
+        write_id = None if found is None else found.write_id
+        return judge(outcome, write_id, manifest.write_id), found, failure
+
+    # --- errors ------------------------------------------------------------------------------
+
+    def _fenced(self, own: Manifest, other: Manifest) -> FencedError:
+        return FencedError(
+            f"The job {self._job!r} in {self._store.uri} was taken over by the writer "
+            f"{other.writer!r} (generation {other.generation}), which holds record "
+            f"{own.sequence}; this is {own.writer!r} (generation {own.generation}).",
+            todo="Stop this driver; its epoch was not committed.",
+        )
+
+    def _unknown(self, own: Manifest, reason: str) -> CommitUnknownError:
+        return CommitUnknownError(
+            f"Whether record {own.sequence} of the job {self._job!r} in {self._store.uri} was "
+            f"committed is not known: {reason}",
+            todo="Stop this driver and start again: the next claim settles it.",
+        )
+
+    def _corrupt(self, sequence: int, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"The record {record_name(sequence)!r} in {self._store.uri} is wrong: {reason}.",
+            todo="Restore it from another copy; run `statebackend verify`.",
+        )
+
+
+def _again(error: StateBackendError) -> StateBackendError:
+    """The same error anew: a kept traceback would keep the frames, and so the bodies, alive."""
+    return type(error)(error.what, todo=error.todo)

@@ -1,0 +1,39 @@
+"""Keyed and operator state on RocksDB for PySpark streaming.
+
+Everything public is importable from here, from `snapshot` and `recovery` too. Names are looked up
+when they are first used: importing this package starts nothing and opens nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapshot.messages import RestoreReport as RestoreReport
+    from statebackend.errors import StateBackendError as StateBackendError
+    from statebackend.spark.backend import StateBackend as StateBackend
+
+__version__ = "0.1.0"
+
+# public name -> the module it lives in
+_EXPORTS: dict[str, str] = {
+    "RestoreReport": "snapshot.messages",
+    "StateBackend": "statebackend.spark.backend",
+    "StateBackendError": "statebackend.errors",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> object:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

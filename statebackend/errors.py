@@ -1,0 +1,351 @@
+"""Typed errors. Each has a stable code, says what happened, to what, and what to do next.
+
+The first digit of a code names the floor: 1 use, 2 storage, 3 formats, 4 commit, 5 protocol,
+6 local copies, 7 recovery. A code is never given to another error, in any release.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BarrierMissingError",
+    "CheckpointLocationError",
+    "CommitUnknownError",
+    "CorruptionError",
+    "CoordinatorUnreachableError",
+    "DuplicateUidError",
+    "EnvironmentMissingError",
+    "FencedError",
+    "ForeignRowError",
+    "FormatError",
+    "HashMismatchError",
+    "IncompleteEpochError",
+    "JobRunningError",
+    "KeyContextError",
+    "LocalCopyError",
+    "LocalDirError",
+    "MaxParallelismChangedError",
+    "MissingUidError",
+    "NotRestorableError",
+    "NullKeyError",
+    "ObjectNotFoundError",
+    "ParallelismError",
+    "ProcessorError",
+    "ProtocolError",
+    "RewindError",
+    "SchemaError",
+    "SettingError",
+    "SparkConnectError",
+    "StaleRequestError",
+    "StateBackendError",
+    "StateMismatchError",
+    "StorageError",
+    "StoreBusyError",
+    "StoreCapabilityError",
+    "StoreUnreachableError",
+    "UnsupportedFormatError",
+    "UnsupportedQueryError",
+    "UnsupportedTypeError",
+    "UsageError",
+    "ValueMismatchError",
+    "WrongBatchError",
+]
+
+
+class StateBackendError(Exception):
+    """Base of every error this library raises on purpose.
+
+    Args:
+        what: what happened, and to what (one sentence, with a full stop).
+        todo: what to do next (one sentence).
+    """
+
+    code: ClassVar[str] = "SB0000"
+
+    def __init__(self, what: str, *, todo: str = "") -> None:
+        super().__init__(what, todo)
+        self.what = what
+        self.todo = todo
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.what}" + (f" {self.todo}" if self.todo else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.todo)
+
+
+def _rebuild(kind: type[StateBackendError], what: str, todo: str) -> StateBackendError:
+    return kind(what, todo=todo)
+
+
+def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
+    """The error that stands behind a code received over the wire; the base class if unknown."""
+    pending: list[type[StateBackendError]] = [StateBackendError]
+    while pending:
+        kind = pending.pop()
+        if kind.code == code:
+            return kind(what, todo=todo)
+        pending.extend(kind.__subclasses__())
+    return StateBackendError(f"({code}) {what}", todo=todo)
+
+
+# --- 1: use ----------------------------------------------------------------------------------
+
+
+class UsageError(StateBackendError):
+    """A call that cannot mean anything, refused where it is made."""
+
+    code = "SB1000"
+
+
+class SettingError(UsageError):
+    """A setting or argument is missing, malformed or out of range."""
+
+    code = "SB1001"
+
+
+class SchemaError(UsageError):
+    """A schema does not parse, or names a column that is not there."""
+
+    code = "SB1002"
+
+
+class UnsupportedTypeError(SchemaError):
+    """A type that cannot be a key or a state value."""
+
+    code = "SB1003"
+
+
+class NullKeyError(UsageError):
+    """A row whose key is null."""
+
+    code = "SB1004"
+
+
+class ValueMismatchError(UsageError):
+    """A value (or output row) that does not fit its schema."""
+
+    code = "SB1005"
+
+
+class DuplicateUidError(UsageError):
+    """A uid used by two operators of one job."""
+
+    code = "SB1006"
+
+
+class MissingUidError(UsageError):
+    """An operator of the checkpoint that the query no longer has, or has none of."""
+
+    code = "SB1007"
+
+
+class ParallelismError(UsageError):
+    """Parallelism or max parallelism outside its range."""
+
+    code = "SB1008"
+
+
+class MaxParallelismChangedError(ParallelismError):
+    """The max parallelism of a job is fixed for its life."""
+
+    code = "SB1009"
+
+
+class CheckpointLocationError(UsageError):
+    """The query's checkpoint location and the job do not belong together."""
+
+    code = "SB1010"
+
+
+class SparkConnectError(UsageError):
+    """Spark Connect sessions cannot run the backend."""
+
+    code = "SB1011"
+
+
+class EnvironmentMissingError(UsageError):
+    """Java, or another part of the environment, is missing or too old."""
+
+    code = "SB1012"
+
+
+class UnsupportedQueryError(UsageError):
+    """A query, source or Spark setting that the backend cannot make exact."""
+
+    code = "SB1013"
+
+
+class ProcessorError(UsageError):
+    """The user's processor raised, or cannot be shipped."""
+
+    code = "SB1014"
+
+
+class KeyContextError(UsageError):
+    """State used outside the call for its key."""
+
+    code = "SB1015"
+
+
+class JobRunningError(UsageError):
+    """The job is already being run by this driver."""
+
+    code = "SB1016"
+
+
+class StateMismatchError(UsageError):
+    """A state's name, kind or schema is not the one the checkpoint holds."""
+
+    code = "SB1017"
+
+
+# --- 2: storage ------------------------------------------------------------------------------
+
+
+class StorageError(StateBackendError):
+    """The object store failed."""
+
+    code = "SB2000"
+
+
+class ObjectNotFoundError(StorageError):
+    """No object under that name."""
+
+    code = "SB2001"
+
+
+class StoreUnreachableError(StorageError):
+    """The store cannot be reached, or not be written."""
+
+    code = "SB2002"
+
+
+class StoreCapabilityError(StorageError):
+    """The store lacks something that correctness needs."""
+
+    code = "SB2003"
+
+
+# --- 3: formats ------------------------------------------------------------------------------
+
+
+class FormatError(StateBackendError):
+    """Bytes that are not what they should be."""
+
+    code = "SB3000"
+
+
+class CorruptionError(FormatError):
+    """Bytes that were right once: truncated, flipped, or of another object."""
+
+    code = "SB3001"
+
+
+class UnsupportedFormatError(FormatError):
+    """A format version that this release does not read."""
+
+    code = "SB3002"
+
+
+# --- 4: commit -------------------------------------------------------------------------------
+
+
+class FencedError(StateBackendError):
+    """Another driver has taken over the job."""
+
+    code = "SB4001"
+
+
+class CommitUnknownError(StateBackendError):
+    """A commit that may or may not have happened."""
+
+    code = "SB4002"
+
+
+# --- 5: protocol -----------------------------------------------------------------------------
+
+
+class ProtocolError(StateBackendError):
+    """A message that the protocol does not allow."""
+
+    code = "SB5000"
+
+
+class IncompleteEpochError(ProtocolError):
+    """Spark went on although the operator did not finish the epoch before."""
+
+    code = "SB5001"
+
+
+class WrongBatchError(ProtocolError):
+    """A frame evaluated outside the micro-batch it belongs to."""
+
+    code = "SB5002"
+
+
+class BarrierMissingError(ProtocolError):
+    """The input ended without its barrier: the upstream failed or was killed."""
+
+    code = "SB5003"
+
+
+class ForeignRowError(ProtocolError):
+    """A row of a key group that belongs to another subtask."""
+
+    code = "SB5004"
+
+
+class StaleRequestError(ProtocolError):
+    """A request from an earlier run, generation or attempt."""
+
+    code = "SB5005"
+
+
+class CoordinatorUnreachableError(ProtocolError):
+    """The coordinator in the driver does not answer."""
+
+    code = "SB5006"
+
+
+class HashMismatchError(ProtocolError):
+    """Spark's plan and Python put one key into different key groups."""
+
+    code = "SB5007"
+
+
+# --- 6: local copies -------------------------------------------------------------------------
+
+
+class LocalDirError(StateBackendError):
+    """The directory for task-local copies cannot be used."""
+
+    code = "SB6001"
+
+
+class LocalCopyError(StateBackendError):
+    """A local copy is damaged or foreign."""
+
+    code = "SB6002"
+
+
+class StoreBusyError(LocalCopyError):
+    """A local store is held by another process that does not answer."""
+
+    code = "SB6003"
+
+
+# --- 7: recovery -----------------------------------------------------------------------------
+
+
+class NotRestorableError(StateBackendError):
+    """The epoch asked for cannot be restored from what is there."""
+
+    code = "SB7001"
+
+
+class RewindError(StateBackendError):
+    """A rewind that is due cannot be done exactly."""
+
+    code = "SB7002"

@@ -1,0 +1,127 @@
+"""The row operator: one call per key and epoch into a row processor.
+
+It drives any processor with Spark's row methods; where the state comes from and where the rows go
+is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statebackend.errors import ProcessorError, StateBackendError
+from statebackend.ops.grouping import Groups
+from statebackend.ops.rowconv import RowWriter, columns_to_python, iter_rows
+from statebackend.state.cells import KeyCursor
+
+__all__ = ["RowCalls", "RowOperator"]
+
+# Keys whose point states are read with one multi-get.
+_CHUNK_KEYS = 1024
+
+
+class RowCalls(Protocol):
+    """What the operator calls for a key: returns an iterable of output rows, or None."""
+
+    def __call__(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
+
+
+class RowOperator:
+    """Feeds grouped rows, key by key, to a processor and collects what it returns.
+
+    Args:
+        uid: the operator, for errors.
+        cursor: told which key is current.
+        input_schema: the columns a processor sees, in order.
+        key_positions: where the key columns stand among them.
+        output_schema: of the rows that the processor returns.
+    """
+
+    def __init__(
+        self,
+        *,
+        uid: str,
+        cursor: KeyCursor,
+        input_schema: StructType,
+        key_positions: tuple[int, ...],
+        output_schema: StructType,
+    ) -> None:
+        self._uid = uid
+        self._cursor = cursor
+        self._input_schema = input_schema
+        self._key_positions = key_positions
+        self._writer = RowWriter(output_schema, lambda: f"The processor of operator {uid!r}")
+
+    def run(self, groups: Groups, call: RowCalls) -> Iterator[pa.RecordBatch]:
+        """Call the processor once per key; yields full batches as they come.
+
+        Raises:
+            ProcessorError: the processor raised (its own traceback is the cause).
+        """
+        for first in range(0, len(groups), _CHUNK_KEYS):
+            last = min(first + _CHUNK_KEYS, len(groups))
+            yield from self._chunk(groups, first, last, call)
+        if self._writer.rows:
+            yield self._writer.take()
+
+    def _chunk(
+        self, groups: Groups, first: int, last: int, call: RowCalls
+    ) -> Iterator[pa.RecordBatch]:
+        starts = groups.starts[first : last + 1].tolist()
+        table = groups.rows.slice(starts[0], starts[-1] - starts[0])
+        columns = columns_to_python(table, self._input_schema)
+        rows = iter_rows(columns, self._input_schema.names)
+        key_columns = [columns[position] for position in self._key_positions]
+        cursor, writer = self._cursor, self._writer
+        cursor.load(groups.key_groups[first:last], groups.keys[first:last])
+        base = starts[0]
+        key: tuple[Any, ...] = ()
+        try:
+            for index in range(last - first):
+                offset = starts[index] - base
+                key = tuple([column[offset] for column in key_columns])
+                # A list of this key's rows: an iterator that is kept, or not used up, must not
+                # eat into the next key's.
+                own = list(islice(rows, starts[index + 1] - starts[index]))
+                cursor.index = index
+                output = call(key, iter(own))
+                if output is not None:
+                    writer.extend(output)
+                cursor.index = -1
+                if writer.full:
+                    yield writer.take()
+        except StateBackendError:
+            raise
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            raise processor_failed(self._uid, key, error) from error
+        finally:
+            cursor.index = -1
+
+
+def processor_failed(uid: str, key: tuple[Any, ...], error: Exception) -> ProcessorError:
+    """The typed error around whatever the user's code raised."""
+    return ProcessorError(
+        f"The processor of operator {uid!r} raised {type(error).__name__}: {error} "
+        f"for key {key!r}.",
+        todo="Mend the processor (its traceback is the cause above); nothing of this epoch was "
+        "kept, the query goes on from the last checkpoint.",
+    )
+
+
+def call_once(uid: str, what: str, function: Callable[[], None]) -> None:
+    """Run ``init`` or ``close`` of a processor, typing what it raises."""
+    try:
+        function()
+    except StateBackendError:
+        raise
+    except Exception as error:
+        raise ProcessorError(
+            f"{what}() of operator {uid!r}'s processor raised {type(error).__name__}: {error}.",
+            todo="Mend the processor (its traceback is the cause above).",
+        ) from error

@@ -1,0 +1,1 @@
+"""The one place that touches rocksdict: its traps are handled here, once."""

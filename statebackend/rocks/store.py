@@ -1,0 +1,238 @@
+"""One RocksDB per subtask, in raw mode with one column family.
+
+What is handled here so that nobody else has to know it (each was reproduced on rocksdict 0.3.29):
+
+* every RocksDB error is a plain ``Exception``: :func:`classify` types it by its prefix;
+* high-level iterators swallow corruption: scans use ``RdictIter`` and ask for its status at the end;
+* the upper bound of ``ReadOptions`` is a use-after-free: scans compare keys themselves;
+* any open rewrites ``rocksdict-config.json``: options are always passed, never loaded;
+* ``close()`` keeps the lock while an iterator lives: iterators never leave this module;
+* ``repair`` loses whole files: it is never called, a damaged store is thrown away and restored;
+* a process that ever opened a database must not fork: open in the worker, never in Spark's daemon.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
+
+from statebackend.errors import LocalCopyError, StateBackendError, StoreBusyError
+
+__all__ = ["Marker", "RocksSettings", "RocksStore"]
+
+# Key groups end at 32767, so a first byte of 0xff never belongs to a state.
+_MARKER_KEY: Final = b"\xff\xffmarker"
+META_PREFIX: Final = b"\xff\xff"
+
+_BATCH_ROWS: Final = 50_000
+_L0_FILES_BEFORE_COMPACTION: Final = 8
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store holds: the state of one subtask after ``epoch``.
+
+    ``chain`` is the lineage digest (hex): equal digests mean equal content. ``applying`` is the
+    digest of the epoch that a crash may have left half applied on top: such a store is good for
+    that epoch only, never again for ``epoch`` itself.
+    """
+
+    job_id: str
+    operator: str
+    key_group_start: int
+    key_group_end: int
+    epoch: int
+    chain: str
+    applying: str = ""
+
+
+@dataclass(frozen=True)
+class RocksSettings:
+    """Memory of one open store, in bytes."""
+
+    block_cache_bytes: int = 64 << 20
+    write_buffer_bytes: int = 32 << 20
+
+
+def _options(settings: RocksSettings) -> Any:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())
+    # A store is opened and closed often: few, small side files.
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 << 20)
+    options.set_stats_dump_period_sec(0)
+    options.set_level_zero_file_num_compaction_trigger(4)
+    options.set_max_background_jobs(2)
+    options.set_skip_stats_update_on_db_open(True)
+    table = BlockBasedOptions()
+    table.set_bloom_filter(10.0, False)
+    table.set_block_cache(Cache(settings.block_cache_bytes))
+    table.set_cache_index_and_filter_blocks(True)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+def classify(error: Exception, path: str) -> StateBackendError:
+    """The typed error that stands behind a RocksDB message."""
+    text = str(error)
+    if "lock hold" in text or "While lock file" in text:
+        return StoreBusyError(
+            f"The local store {path} is open in another process ({text}).",
+            todo="It is not waited for: a new incarnation is made beside it.",
+        )
+    if text.startswith(("Corruption", "Invalid argument", "Not found", "Result incomplete")):
+        return LocalCopyError(
+            f"The local store {path} is damaged ({text}).",
+            todo="It is set aside and the state is restored from the next good copy.",
+        )
+    return LocalCopyError(
+        f"The local store {path} failed ({text}).",
+        todo="Check the disk behind local_dir (space, permissions, errors in the kernel log).",
+    )
+
+
+class RocksStore:
+    """A subtask's confirmed state on local disk.
+
+    Durability: :meth:`apply` is atomic towards a crash of the process (the marker is in the last
+    batch, and memtables are flushed in order); it reaches the disk when the store is closed or
+    flushed. A delta that was applied but not flushed is simply applied again: deltas hold absolute
+    values. No write-ahead log is kept, because the delta itself is one.
+    """
+
+    def __init__(self, db: Any, path: str) -> None:
+        self._db = db
+        self.path = path
+        self._unlogged = WriteOptions()
+        self._unlogged.disable_wal = True
+
+    @classmethod
+    def open(cls, path: str, settings: RocksSettings | None = None) -> RocksStore:
+        """Open or make the store at ``path``.
+
+        Raises:
+            StoreBusyError: another process has it open.
+            LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
+        """
+        try:
+            return cls(Rdict(path, _options(settings or RocksSettings())), path)
+        except Exception as error:
+            raise classify(error, path) from error
+
+    def marker(self) -> Marker | None:
+        """What the store holds; None for a new or unreadable marker."""
+        raw = self.get(_MARKER_KEY)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=Marker)
+        except msgspec.MsgspecError as error:
+            raise LocalCopyError(
+                f"The marker of the local store {self.path} does not parse ({error}).",
+                todo="The store is set aside and the state is restored from the next good copy.",
+            ) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``, or None."""
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise classify(error, self.path) from error
+        return value
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of ``keys``, None where absent. Sorted keys are quicker."""
+        try:
+            values: list[bytes | None] = self._db.get(list(keys))
+        except Exception as error:
+            raise classify(error, self.path) from error
+        return values
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All entries whose key starts with ``prefix``, in key order, without the marker."""
+        iterator = self._db.iter()
+        try:
+            iterator.seek(prefix)
+            while iterator.valid():
+                key: bytes = iterator.key()
+                if not key.startswith(prefix) or key.startswith(META_PREFIX):
+                    break
+                yield key, iterator.value()
+                iterator.next()
+            iterator.status()
+        except StateBackendError:
+            raise
+        except Exception as error:
+            raise classify(error, self.path) from error
+        finally:
+            del iterator
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker) -> None:
+        """Write a confirmed delta (None deletes), ending in the batch that sets ``marker``."""
+        last = max(0, (len(keys) - 1) // _BATCH_ROWS)
+        before = self.marker() if last else None
+        if before is not None:
+            self._write_checked((), (), msgspec.structs.replace(before, applying=marker.chain))
+        for batch in range(last + 1):
+            rows = slice(batch * _BATCH_ROWS, (batch + 1) * _BATCH_ROWS)
+            self._write_checked(keys[rows], values[rows], marker if batch == last else None)
+
+    def _write_checked(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
+    ) -> None:
+        try:
+            self._write(keys, values, marker)
+        except Exception as error:
+            raise classify(error, self.path) from error
+
+    def _write(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
+    ) -> None:
+        batch = WriteBatch(raw_mode=True)
+        if None in values:
+            put, delete = batch.put, batch.delete
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    delete(key)
+                else:
+                    put(key, value)
+        else:
+            deque(map(batch.put, keys, values), maxlen=0)
+        if marker is not None:
+            batch.put(_MARKER_KEY, msgspec.json.encode(marker))
+        self._db.write(batch, self._unlogged)
+
+    def level0_files(self) -> int:
+        """Files that every point read may have to look into."""
+        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+    def compact_if_due(self) -> bool:
+        """Merge level 0 when it has grown; stores that are open shortly starve compaction."""
+        if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
+            return False
+        self._db.compact_range(None, None)
+        return True
+
+    def close(self) -> None:
+        """Flush and close; may be called twice."""
+        if self._db is None:
+            return
+        db, self._db = self._db, None
+        try:
+            db.flush()
+        finally:
+            db.close()

@@ -1,0 +1,176 @@
+"""Rows of any schema: a version byte, then one msgpack array of the fields in their wire form.
+
+The wire form of each type is said in `statebackend.schema.wire`. It is msgpack and not pickle:
+whoever can write to the bucket must not be able to run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
+from statebackend.schema.scalars import Convert, Refused, check_arity, diagnose, scalar_for
+from statebackend.schema.types import conform_all
+from statebackend.schema.wire import arrow_from_wire, from_wire, to_wire, wire_list, wire_type
+
+__all__ = ["MsgpackCodec"]
+
+# Plans are made per combination of value types; past this many, none is kept.
+_PLANS_MAX = 256
+
+Row = tuple[Any, ...]
+Plan = list[Convert | None]
+
+
+class MsgpackCodec:
+    """The `RowCodec` of schemas with strings, binaries, large decimals or nested fields."""
+
+    encode: Callable[[Row], bytes]
+    decode: Callable[[bytes], Row]
+
+    def __init__(self, schema: T.StructType, version: int = 0) -> None:
+        self.schema = schema
+        self.version = version
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._unpack: Callable[[bytes], Row] = msgspec.msgpack.Decoder(wire_type(schema)).decode
+        self.encode = _encoder(self)
+        self.decode = _decoder(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MsgpackCodec, (self.schema, self.version)
+
+    def __repr__(self) -> str:
+        return f"MsgpackCodec({self.schema.simpleString()}, version={self.version})"
+
+    def decode_many(self, rows: Sequence[bytes | None]) -> list[Row | None]:
+        """`decode` for each of many; None stays None."""
+        decode = self.decode
+        return [None if row is None else decode(row) for row in rows]
+
+    def encode_arrow(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
+        """The bytes of every row: see `RowCodec.encode_arrow`."""
+        arrays = conform_all(columns, self.schema)
+        try:
+            wires = [
+                wire_list(array, field.dataType)
+                for array, field in zip(arrays, self.schema, strict=True)
+            ]
+        except UnicodeDecodeError as error:
+            raise ValueMismatchError(
+                f"A string of {self.schema.simpleString()} is not UTF-8: {error}.",
+                todo="Declare the field binary, or clean the text up first.",
+            ) from error
+        pack, prefix = self._pack, bytes([self.version])
+        return pa.array([prefix + pack(row) for row in zip(*wires, strict=True)], pa.binary())
+
+    def decode_arrow(self, values: pa.BinaryArray) -> list[pa.Array]:
+        """One array for each field: see `RowCodec.decode_arrow`."""
+        blank = (None,) * len(self.schema.fields)
+        rows = [blank if row is None else self._wire(row) for row in values.to_pylist()]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(blank)
+        return [
+            arrow_from_wire(list(column), field.dataType)
+            for column, field in zip(columns, self.schema, strict=True)
+        ]
+
+    def _wire(self, data: bytes) -> Row:
+        """The fields of one row in wire form."""
+        if data[:1] != bytes([self.version]):
+            raise self._wrong_version(data)
+        try:
+            return self._unpack(data[1:])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CorruptionError(
+                f"{len(data)} bytes are not a row of {self.schema.simpleString()}: {error}.",
+                todo="Restore from the durable copy; the local one is damaged.",
+            ) from error
+
+    def _wrong_version(self, data: bytes) -> FormatError:
+        if not data:
+            return CorruptionError(
+                f"No bytes are no row of {self.schema.simpleString()}.",
+                todo="Restore from the durable copy; the local one is damaged.",
+            )
+        return FormatError(
+            f"A row of schema version {data[0]} was given to the codec of version {self.version}.",
+            todo="Decode it with the codec of its own version, then migrate it.",
+        )
+
+
+def _encoder(codec: MsgpackCodec) -> Callable[[Row], bytes]:
+    schema, pack, prefix = codec.schema, codec._pack, bytes([codec.version])
+    full = [to_wire(field.dataType, field.name, field.nullable) for field in schema]
+    plans: dict[tuple[type, ...], Plan] = {}
+
+    def plan_for(kinds: tuple[type, ...], values: Row) -> Plan:
+        check_arity(schema, values)
+        plan = [
+            _step(kind, field, convert)
+            for kind, field, convert in zip(kinds, schema, full, strict=True)
+        ]
+        if len(plans) < _PLANS_MAX:
+            plans[kinds] = plan
+        return plan
+
+    def encode(values: Any, /) -> bytes:
+        if not isinstance(values, tuple):
+            check_arity(schema, values)
+        kinds = tuple(map(type, values))
+        try:
+            plan = plans.get(kinds) or plan_for(kinds, values)
+            return prefix + pack(
+                [v if step is None else step(v) for step, v in zip(plan, values, strict=True)]
+            )
+        except ValueMismatchError:
+            raise
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise diagnose(schema, values, error) from None
+
+    return encode
+
+
+def _step(kind: type, field: T.StructField, convert: Convert) -> Convert | None:
+    """What is left to do for values of exactly this type; `convert` does it for any."""
+    if kind is type(None) and field.nullable:
+        return None
+    scalar = scalar_for(field.dataType)
+    if scalar is None or isinstance(field.dataType, T.DecimalType):
+        return convert
+    step = scalar.converter(kind)
+    if scalar.bounds is None or step is not None:
+        return convert if scalar.bounds is not None else step
+    low, high = scalar.bounds
+
+    def bounded(value: int) -> int:
+        if low <= value <= high:
+            return value
+        raise Refused(f"{value}, which is out of range")
+
+    return bounded
+
+
+def _decoder(codec: MsgpackCodec) -> Callable[[bytes], Row]:
+    steps = [from_wire(field.dataType) for field in codec.schema]
+    plain = all(step is None for step in steps)
+    unpack, prefix = codec._unpack, bytes([codec.version])
+
+    def decode(data: bytes, /) -> Row:
+        try:
+            wire = unpack(data[1:]) if data.startswith(prefix) else codec._wire(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            wire = codec._wire(data)  # says what is wrong
+        if plain:
+            return wire
+        return tuple(
+            [
+                v if step is None or v is None else step(v)
+                for step, v in zip(steps, wire, strict=True)
+            ]
+        )
+
+    return decode

@@ -1,0 +1,296 @@
+"""Helpers over `pyspark.sql.types.StructType`: Arrow types, JSON, checks, columns made to fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import types as T
+
+from statebackend.errors import SchemaError, UnsupportedTypeError, ValueMismatchError
+from statebackend.hashing import LONG_DIGITS
+
+__all__ = [
+    "arrow_schema",
+    "arrow_type",
+    "as_schema",
+    "check_key_schema",
+    "check_value_schema",
+    "conform",
+    "conform_all",
+    "is_fixed_width",
+    "schema_from_json",
+    "schema_to_json",
+]
+
+_LEAVES: dict[type[T.DataType], Callable[[], pa.DataType]] = {
+    T.BooleanType: pa.bool_,
+    T.ByteType: pa.int8,
+    T.ShortType: pa.int16,
+    T.IntegerType: pa.int32,
+    T.LongType: pa.int64,
+    T.FloatType: pa.float32,
+    T.DoubleType: pa.float64,
+    T.StringType: pa.string,
+    T.BinaryType: pa.binary,
+    T.DateType: pa.date32,
+    T.TimestampType: lambda: pa.timestamp("us", "UTC"),
+    T.TimestampNTZType: lambda: pa.timestamp("us"),
+    T.DayTimeIntervalType: lambda: pa.duration("us"),
+}
+
+_TODO = (
+    "Use booleans, numbers, decimals, strings, binaries, dates, timestamps, day-time intervals, "
+    "arrays, maps or structs."
+)
+
+
+def as_schema(schema: T.DataType | str, name: str = "value") -> T.StructType:
+    """A schema as a `StructType`: a bare type becomes its only field.
+
+    Args:
+        schema: a `StructType`, any other `DataType`, or Spark DDL (parsed by the JVM, so on the
+            driver only).
+        name: the field's name for a bare type.
+
+    Raises:
+        SchemaError: DDL that does not parse.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = T.DataType.fromDDL(schema)
+        except Exception as error:  # whatever the JVM's parser throws
+            raise SchemaError(
+                f"The schema {schema!r} does not parse: {error}",
+                todo="Write Spark DDL, such as 'n BIGINT, at TIMESTAMP', or pass a StructType.",
+            ) from error
+    return (
+        schema if isinstance(schema, T.StructType) else T.StructType([T.StructField(name, schema)])
+    )
+
+
+def arrow_type(dtype: T.DataType, path: str = "") -> pa.DataType:
+    """The Arrow type that stands for a Spark type here.
+
+    Timestamps are microseconds, with zone UTC for `TimestampType`. Inner fields are nullable
+    whatever Spark says, as Arrow would refuse casts that narrow them.
+
+    Raises:
+        UnsupportedTypeError: variant, null, year-month interval, time, char, user-defined types;
+            `path` names the field.
+    """
+    if isinstance(dtype, T.DecimalType):
+        return pa.decimal128(dtype.precision, dtype.scale)
+    if isinstance(dtype, T.ArrayType):
+        return pa.list_(arrow_type(dtype.elementType, f"{path}[]"))
+    if isinstance(dtype, T.MapType):
+        key = arrow_type(dtype.keyType, f"{path}.key")
+        return pa.map_(key, arrow_type(dtype.valueType, f"{path}.value"))
+    if isinstance(dtype, T.StructType):
+        fields = [
+            pa.field(f.name, arrow_type(f.dataType, f"{path}.{f.name}".lstrip("."))) for f in dtype
+        ]
+        if not fields:
+            raise UnsupportedTypeError(f"Field {path!r} is a struct without fields.", todo=_TODO)
+        return pa.struct(fields)
+    make = _LEAVES.get(type(dtype))
+    if make is None:
+        raise UnsupportedTypeError(
+            f"Field {path!r} has type {dtype.simpleString()}, which cannot be kept in state.",
+            todo=_TODO,
+        )
+    return make()
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """The Arrow schema of rows of `schema`, with Spark's nullability on the outer fields.
+
+    Raises:
+        UnsupportedTypeError: a type that has no place in state.
+    """
+    return pa.schema(
+        [pa.field(f.name, arrow_type(f.dataType, f.name), nullable=f.nullable) for f in schema]
+    )
+
+
+def is_fixed_width(dtype: T.DataType) -> bool:
+    """Whether values of the type take a fixed number of bytes in the fixed-width codec."""
+    if isinstance(dtype, T.DecimalType):
+        return dtype.precision <= LONG_DIGITS
+    return type(dtype) in _LEAVES and not isinstance(dtype, T.StringType | T.BinaryType)
+
+
+def schema_to_json(schema: T.StructType) -> str:
+    """Spark's JSON of a schema, keys sorted, so that equal schemas give equal texts."""
+    return json.dumps(schema.jsonValue(), sort_keys=True, separators=(",", ":"))
+
+
+def schema_from_json(text: str) -> T.StructType:
+    """The schema that `schema_to_json` wrote.
+
+    Raises:
+        SchemaError: not the JSON of a struct.
+    """
+    try:
+        return T.StructType.fromJson(json.loads(text))
+    except Exception as error:  # pyspark raises what it stumbles over
+        raise SchemaError(
+            f"This is not the JSON of a schema: {text[:80]!r}.",
+            todo="Pass what StructType.json() gives.",
+        ) from error
+
+
+def check_value_schema(schema: T.StructType) -> None:
+    """Refuse a schema that values cannot have.
+
+    Raises:
+        SchemaError: no fields, or two of one name.
+        UnsupportedTypeError: a type that has no place in state.
+    """
+    names = [field.name for field in schema]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not names or twice:
+        raise SchemaError(
+            f"The schema has two fields named {twice[0]!r}." if twice else "The schema is empty.",
+            todo="Give each field a name of its own." if twice else "Give it at least one field.",
+        )
+    arrow_schema(schema)
+
+
+def check_key_schema(schema: T.StructType) -> None:
+    """Refuse a schema that keys cannot have.
+
+    Raises:
+        SchemaError: no fields, or two of one name.
+        UnsupportedTypeError: a type that cannot be (part of) a key: maps, strings with a collation,
+            and all that values cannot be either.
+    """
+    check_value_schema(schema)
+    for field in schema:
+        _check_key_type(field.dataType, field.name)
+
+
+def _check_key_type(dtype: T.DataType, path: str) -> None:
+    if isinstance(dtype, T.ArrayType):
+        _check_key_type(dtype.elementType, f"{path}[]")
+    elif isinstance(dtype, T.StructType):
+        for field in dtype:
+            _check_key_type(field.dataType, f"{path}.{field.name}")
+    elif isinstance(dtype, T.MapType):
+        raise UnsupportedTypeError(
+            f"Key field {path!r} has type {dtype.simpleString()}: a map cannot be part of a key.",
+            todo="Use a sorted array of entries, or another column.",
+        )
+    elif isinstance(dtype, T.StringType) and dtype != T.StringType():
+        # Texts that are equal under a collation would need equal bytes.
+        raise UnsupportedTypeError(
+            f"Key field {path!r} has type {dtype.simpleString()}: a collated string cannot be "
+            "part of a key.",
+            todo="Cast it to a plain string, for example lower(x) COLLATE UTF8_BINARY.",
+        )
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+def conform_all(
+    columns: Sequence[pa.Array | pa.ChunkedArray], schema: T.StructType
+) -> list[pa.Array]:
+    """`conform` for each column of a schema.
+
+    Raises:
+        ValueMismatchError: a wrong number of columns, uneven lengths, or as `conform`.
+    """
+    if len(columns) != len(schema.fields):
+        raise ValueMismatchError(
+            f"{len(columns)} columns were given for the {len(schema.fields)} fields "
+            f"({', '.join(schema.names)}).",
+            todo="Pass one column for each field, in the schema's order.",
+        )
+    arrays = [conform(column, field) for column, field in zip(columns, schema, strict=True)]
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueMismatchError(
+            f"Columns have different lengths: {', '.join(str(len(array)) for array in arrays)}.",
+            todo="Pass columns of one record batch.",
+        )
+    return arrays
+
+
+def conform(column: pa.Array | pa.ChunkedArray, field: T.StructField) -> pa.Array:
+    """A column in exactly the Arrow type of its field.
+
+    Other layouts of one type (large, view, dictionary, another time unit or zone), widening
+    numbers and all-null columns are taken; nothing else is cast, and nothing is ever rounded.
+
+    Raises:
+        ValueMismatchError: another type, a value that does not fit, or a null in a field that is
+            not nullable.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    wanted = arrow_type(field.dataType, field.name)
+    if array.type != wanted:
+        try:
+            if not _fits(array.type, wanted):
+                raise pa.ArrowInvalid("the types differ")
+            if pt.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            array = array.cast(wanted)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueMismatchError(
+                f"Field {field.name!r} is {field.dataType.simpleString()}, its column is "
+                f"{column.type}: {error}.",
+                todo=f"Cast the column to {wanted} first.",
+            ) from error
+    if array.null_count and not field.nullable:
+        raise ValueMismatchError(
+            f"Field {field.name!r} ({field.dataType.simpleString()}) is not nullable, "
+            f"but its column has {array.null_count} nulls.",
+            todo="Filter the nulls out, or declare the field nullable.",
+        )
+    return array
+
+
+def _fits(have: pa.DataType, want: pa.DataType) -> bool:
+    """Whether a safe cast from `have` to `want` changes the form only, not the meaning."""
+    if have == want or pt.is_null(have):
+        return True
+    if pt.is_dictionary(have):
+        return _fits(have.value_type, want)
+    if pt.is_struct(want):
+        return (
+            pt.is_struct(have)
+            and [f.name for f in have] == [f.name for f in want]
+            and all(_fits(a.type, b.type) for a, b in zip(have, want, strict=True))
+        )
+    if pt.is_map(want):
+        return (
+            pt.is_map(have)
+            and _fits(have.key_type, want.key_type)
+            and _fits(have.item_type, want.item_type)
+        )
+    if pt.is_list(want):
+        lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list, pt.is_list_view)
+        return any(test(have) for test in lists) and _fits(have.value_type, want.value_type)
+    return _leaf_fits(have, want)
+
+
+def _leaf_fits(have: pa.DataType, want: pa.DataType) -> bool:
+    if pt.is_integer(want):
+        wider = want.bit_width - have.bit_width if pt.is_integer(have) else -1
+        return wider >= 0 if pt.is_signed_integer(have) else wider > 0
+    if pt.is_floating(want):
+        if pt.is_floating(have):
+            return bool(have.bit_width <= want.bit_width)
+        return bool(pt.is_integer(have))
+    if pt.is_timestamp(want):
+        return pt.is_timestamp(have) and (have.tz is None) == (want.tz is None)
+    families = (
+        (pt.is_string, (pt.is_large_string, pt.is_string_view)),
+        (pt.is_binary, (pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)),
+        (pt.is_date, (pt.is_date,)),
+        (pt.is_duration, (pt.is_duration,)),
+        (pt.is_decimal, (pt.is_decimal,)),
+    )
+    return any(of(want) and any(test(have) for test in tests) for of, tests in families)

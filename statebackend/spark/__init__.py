@@ -1,0 +1,1 @@
+"""Drives the operators in the micro-batches of Spark Structured Streaming."""

@@ -1,0 +1,348 @@
+"""The product's face in Spark: frames with state, and the start of their query."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from snapshot.lineage import OperatorLineage
+from snapshot.messages import RestoreReport
+from statebackend import system
+from statebackend.errors import (
+    DuplicateUidError,
+    SchemaError,
+    SettingError,
+    SparkConnectError,
+    StateBackendError,
+)
+from statebackend.keygroups import check_parallelism, default_max_parallelism
+from statebackend.ops.rowconv import arrow_schema
+from statebackend.rocks.store import RocksSettings
+from statebackend.schema.keys import KeyCodec
+from statebackend.settings import Settings
+from statebackend.spark.job import Job
+from statebackend.spark.launch import Launch, Operator
+from statebackend.spark.plan import Anchor, anchored
+from statebackend.spark.task import SubtaskTask, TaskSpec
+from statebackend.spark.tws import parse_schema, record_states
+
+__all__ = ["StateBackend"]
+
+_log = logging.getLogger("statebackend.spark")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StateBackend:
+    """Keyed state for one streaming query (one *job*), in RocksDB inside the executors.
+
+    Args:
+        spark: a classic session (not Spark Connect).
+        uri: where durable copies go: ``file:///path`` or an absolute path on a file system that
+            driver and executors share.
+        job: a name under it; one job is one streaming query.
+        local_dir: directory for task-local copies on each executor's host.
+        parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
+        max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
+        commit: ``"sync"``: what Spark has committed is durable.
+        allow_dropped_state: start although the checkpoint holds operators or states that the query
+            no longer has; their state is dropped.
+        settings: further settings by name (see docs/settings.md); an argument beats a
+            ``spark.statebackend.*`` key, a key beats the default.
+
+    Nothing is opened or written before the first frame is made.
+
+    Raises:
+        SparkConnectError, SettingError: at once.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        uri: str,
+        job: str | None = None,
+        local_dir: str | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        commit: str = "sync",
+        allow_dropped_state: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if type(spark).__module__.startswith("pyspark.sql.connect"):
+            raise SparkConnectError(
+                "The session is a Spark Connect session; the backend needs the driver's JVM.",
+                todo="Run the driver with a classic session: "
+                "SparkSession.builder.config('spark.api.mode', 'classic').",
+            )
+        self._spark = spark
+        given = {
+            "local_dir": local_dir,
+            "parallelism": parallelism,
+            "max_parallelism": max_parallelism,
+            "commit": commit,
+            **(settings or {}),
+        }
+        self._settings = Settings.resolve(given, lambda key: spark.conf.get(key, None))
+        self._job = Job(uri, job or "default")
+        self._allow_dropped_state = allow_dropped_state
+        self._local_dir = self._settings.local_dir or _fallback_local_dir()
+        self._operators: dict[str, Operator] = {}
+        self._anchor: Anchor | None = None
+        self._launch: Launch | None = None
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._job.name
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def transform_with_state(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: StatefulProcessor,
+        output_schema: StructType | str,
+        uid: str,
+    ) -> DataFrame:
+        """Spark's ``transformWithState`` (row flavour) with state kept here.
+
+        Args:
+            df: a streaming frame.
+            keys: names of the key columns.
+            processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
+            output_schema: of the rows that it returns.
+            uid: the operator's name for the life of the job: state is found by it.
+
+        Returns:
+            a streaming frame; start its query with :meth:`start`.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+            StorageError: the store at ``uri`` cannot be reached or written.
+        """
+        names = _key_names(df, keys)
+        self._check_uid(uid)
+        output = parse_schema(output_schema, f"the output of operator {uid!r}")
+        key_schema = StructType([df.schema[name] for name in names])
+        KeyCodec(key_schema)
+        arrow_schema(df.schema)
+        states = {d.name: d for d in record_states(processor, uid)}
+        parallelism, max_parallelism = self._parallelism()
+        spec = TaskSpec(
+            job=self._job.name,
+            uid=uid,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            input_schema=df.schema,
+            key_positions=tuple(df.columns.index(name) for name in names),
+            output_schema=output,
+            states=states,
+            uri=self._job.store_uri,
+            local_dir=self._local_dir,
+            lease_timeout_s=self._settings.lease_timeout_s,
+            commit_timeout_s=self._settings.commit_timeout_s,
+            rocks=RocksSettings(
+                block_cache_bytes=self._settings.block_cache_bytes,
+                write_buffer_bytes=self._settings.write_buffer_bytes,
+            ),
+        )
+        if self._anchor is None:
+            self._check_locality()
+            self._anchor = Anchor(self._spark, parallelism)
+        frame = anchored(df, names, self._anchor, max_parallelism)
+        result = frame.mapInArrow(SubtaskTask(spec, processor), output)
+        self._operators[uid] = Operator(
+            uid=uid,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            key_schema=key_schema,
+            states=states,
+        )
+        return result
+
+    def _check_uid(self, uid: str) -> None:
+        if not isinstance(uid, str) or not uid:
+            raise SettingError(
+                f"An operator was given the uid {uid!r}.",
+                todo="Give uid= a name that stays the same for the life of the job.",
+            )
+        if uid in self._operators:
+            raise DuplicateUidError(
+                f"Job {self._job.name!r} has an operator {uid!r} already.",
+                todo="Give each operator a uid of its own; to build a query anew, make a new "
+                "StateBackend.",
+            )
+
+    def _parallelism(self) -> tuple[int, int]:
+        """Given, else the checkpoint's, else the defaults."""
+        lineages = self._job.lineages()
+        known = next(iter(lineages.values()), None)
+        parallelism = self._settings.parallelism or (
+            known.parallelism
+            if known
+            else int(self._spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        )
+        max_parallelism = self._settings.max_parallelism or (
+            known.max_parallelism if known else default_max_parallelism(parallelism)
+        )
+        check_parallelism(parallelism, max_parallelism)
+        if known is not None:
+            self._job.check_parallelism(known, parallelism, max_parallelism)
+        return parallelism, max_parallelism
+
+    def _check_locality(self) -> None:
+        conf = self._spark.sparkContext.getConf()
+        if conf.get("spark.shuffle.reduceLocality.enabled", "true") != "false":
+            message = (
+                "spark.shuffle.reduceLocality.enabled is not false: subtasks may move between "
+                "executors, and local copies be used less. Set it when the session is built."
+            )
+            if not (conf.get("spark.master") or "").startswith("local["):
+                warnings.warn(message, stacklevel=4)
+            _log.info(message)
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start a query over frames of this backend.
+
+        Checks what must hold, goes back by a batch if one is due, and takes over the job: a driver
+        that ran it before is fenced.
+
+        Args:
+            writer: ``frame.writeStream...``, not started.
+
+        Raises:
+            CheckpointLocationError, MissingUidError, StateMismatchError, MaxParallelismChangedError,
+            UnsupportedQueryError, JobRunningError, RewindError: before anything was changed.
+        """
+        launch = self._new_launch()
+        launch.prepare(writer)
+        with launch.armed():
+            query = writer.start()
+        launch.bind(query)
+        return query
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """For the other ways to start: ``with backend.starting(): query = writer.toTable("t")``.
+
+        Exactly one query must be started inside, and the block be left at once: its tasks wait for
+        the checks that are made then.
+
+        Raises:
+            as :meth:`start`; the query is stopped then.
+        """
+        launch = self._new_launch()
+        launch.prepare(None)
+        before = {query.id for query in self._spark.streams.active}
+        with launch.armed():
+            yield
+        started = [q for q in self._spark.streams.active if q.id not in before]
+        launch.bind_one(started)
+
+    def _new_launch(self) -> Launch:
+        if not self._operators:
+            raise SettingError(
+                f"Job {self._job.name!r} has no operator yet.",
+                todo="Make a frame with transform_with_state() first.",
+            )
+        self._launch = Launch(
+            self._spark,
+            self._job,
+            operators=self._operators,
+            settings=self._settings,
+            allow_dropped_state=self._allow_dropped_state,
+        )
+        return self._launch
+
+    def checked(self, function: F) -> F:
+        """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
+
+        Without it, a function that reads only part of its frame fails the query in the *next*
+        batch, which then goes back by one.
+        """
+
+        @functools.wraps(function)
+        def checked_function(frame: DataFrame, batch_id: int, *rest: Any) -> Any:
+            result = function(frame, batch_id, *rest)
+            if self._launch is not None:
+                self._launch.session.check_finished(batch_id)
+            return result
+
+        return checked_function  # type: ignore[return-value]
+
+    # --- what is going on ----------------------------------------------------------------------
+
+    def restores(self) -> list[RestoreReport]:
+        """How each subtask got its state back since the query was started last."""
+        return list(self._launch.session.restores) if self._launch else []
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that is running; None before the first."""
+        return self._launch.session.epoch if self._launch else None
+
+    @property
+    def failure(self) -> StateBackendError | None:
+        """The typed error that made the coordinator stop, for example after being fenced."""
+        return self._launch.session.failure if self._launch else None
+
+    def lineages(self) -> dict[str, OperatorLineage]:
+        """What the job's log holds now, by operator uid."""
+        return self._job.lineages()
+
+    def rebalance(self) -> None:
+        """Spread subtasks over the executors that are there now; a running query follows."""
+        if self._anchor is not None:
+            self._anchor.place_again()
+
+    def close(self) -> None:
+        """Let the cached anchor go; a running query goes on, less well placed."""
+        if self._anchor is not None:
+            self._anchor.release()
+            self._anchor = None
+
+
+def _key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SchemaError(
+            f"The keys are {keys!r}.", todo="Give the names of one or more columns of the frame."
+        )
+    for name in names:
+        if df.columns.count(name) != 1:
+            raise SchemaError(
+                f"The frame has {df.columns.count(name)} columns named {name!r} "
+                f"({', '.join(df.columns)}).",
+                todo="Name existing columns; give an expression a name with withColumn() first.",
+            )
+    if len(set(names)) != len(names):
+        raise SchemaError(f"The keys {names} name a column twice.", todo="Name each once.")
+    if not df.isStreaming:
+        raise SchemaError(
+            "The frame is not a streaming frame.", todo="Read it with spark.readStream."
+        )
+    return names
+
+
+def _fallback_local_dir() -> str:
+    path = system.default_local_dir()
+    warnings.warn(
+        f"local_dir is not set: task-local copies go to {path} on each executor's host. Set "
+        f"local_dir= (or spark.statebackend.localDir) to a local disk that survives restarts.",
+        stacklevel=3,
+    )
+    return path

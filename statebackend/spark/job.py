@@ -1,0 +1,92 @@
+"""A job in its store: a folder with a commit log and the objects that it names."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from recovery.rewind import LogProgress
+from snapshot.lineage import OperatorLineage, resolve
+from snapshot.log import CommitLog
+from snapshot.record import Manifest
+from snapshot.storage.base import ObjectStore
+from snapshot.storage.open import open_store, probe
+from statebackend import system
+from statebackend.errors import MaxParallelismChangedError, ParallelismError, SettingError
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A named job under a URI; opened (and the store probed) when it is first asked for anything.
+
+    Args:
+        uri: the folder of all jobs. name: this one.
+    """
+
+    def __init__(self, uri: str, name: str) -> None:
+        if not isinstance(uri, str) or not uri:
+            raise SettingError(f"The uri is {uri!r}.", todo="Give a file:/// URI.")
+        if not name or not isinstance(name, str):
+            raise SettingError(f"The job's name is {name!r}.", todo="Give job= a name.")
+        self.uri, self.name = uri, name
+        self.store_uri = f"{uri.rstrip('/')}/{quote(name, safe='')}"
+        self._store: ObjectStore | None = None
+        open_store(self.store_uri, new_id=system.new_id)  # refuses a URI that cannot be one
+
+    @property
+    def store(self) -> ObjectStore:
+        """The job's folder.
+
+        Raises:
+            StoreUnreachableError, StoreCapabilityError: it cannot be used, and why.
+        """
+        if self._store is None:
+            store = open_store(self.store_uri, new_id=system.new_id)
+            probe(store, new_id=system.new_id)
+            self._store = store
+        return self._store
+
+    def log(self) -> CommitLog:
+        """The job's commit log, to be read or claimed by this driver."""
+        return CommitLog(
+            self.store, job=self.name, writer=system.process_name(), new_id=system.new_id
+        )
+
+    def manifests(self) -> list[Manifest]:
+        """What the log holds now."""
+        return self.log().manifests()
+
+    def lineages(self) -> dict[str, OperatorLineage]:
+        """Every operator's lineage as the log has it now."""
+        return resolve(self.manifests())
+
+    def progress(self, manifests: list[Manifest]) -> LogProgress:
+        """How far the log goes, for the decision at start."""
+        ids = [m.query_id for m in manifests if m.query_id]
+        return LogProgress(
+            job=self.name,
+            uri=self.uri,
+            query_id=ids[-1] if ids else None,
+            last_epochs={uid: l.last_epoch for uid, l in resolve(manifests).items()},
+        )
+
+    def check_parallelism(
+        self, known: OperatorLineage, parallelism: int, max_parallelism: int
+    ) -> None:
+        """Refuse what the checkpoint does not allow.
+
+        Raises:
+            MaxParallelismChangedError, ParallelismError: naming both.
+        """
+        if known.max_parallelism != max_parallelism:
+            raise MaxParallelismChangedError(
+                f"Job {self.name!r} has max_parallelism {known.max_parallelism}, but "
+                f"{max_parallelism} was asked for; it is fixed for the job's life.",
+                todo=f"Give max_parallelism={known.max_parallelism}, or leave it out.",
+            )
+        if known.parallelism != parallelism:
+            raise ParallelismError(
+                f"Job {self.name!r} was run with parallelism {known.parallelism}, but "
+                f"{parallelism} was asked for; this release does not rescale.",
+                todo=f"Give parallelism={known.parallelism}, or leave it out.",
+            )

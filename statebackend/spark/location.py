@@ -1,0 +1,82 @@
+"""Spark's checkpoint location, through Spark's own file-system layer (any Hadoop file system)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from recovery.rewind import LocationProgress
+from statebackend.errors import CheckpointLocationError
+
+__all__ = ["CheckpointLocation"]
+
+_log = logging.getLogger("statebackend.spark")
+
+
+class CheckpointLocation:
+    """One query's checkpoint location."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path
+        jvm: Any = spark._jvm
+        self._Path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._Path(path)
+        self._utils = jvm.org.apache.commons.io.IOUtils
+        self._fs = self._root.getFileSystem(spark._jsc.sc().hadoopConfiguration())  # type: ignore[attr-defined]
+
+    def progress(self) -> LocationProgress:
+        """What Spark has planned and committed.
+
+        Raises:
+            CheckpointLocationError: the location cannot be read.
+        """
+        try:
+            return LocationProgress(
+                path=self.path,
+                query_id=self._query_id(),
+                last_offset=self._last("offsets"),
+                last_commit=self._last("commits"),
+            )
+        except Exception as error:
+            raise CheckpointLocationError(
+                f"The checkpoint location {self.path} cannot be read ({str(error)[:300]}).",
+                todo="Check the path and Spark's access to it.",
+            ) from error
+
+    def _query_id(self) -> str | None:
+        path = self._Path(self._root, "metadata")
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            text = self._utils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return str(json.loads(text)["id"])
+
+    def _last(self, folder: str) -> int:
+        path = self._Path(self._root, folder)
+        if not self._fs.exists(path):
+            return -1
+        names = (status.getPath().getName() for status in self._fs.listStatus(path))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def rewind(self, batch: int) -> None:
+        """Make Spark repeat ``batch``: its planned successor goes first, then its commit.
+
+        The order matters: with the successor's offsets still there, deleting the commit alone
+        makes Spark skip the batch. Safe to repeat after a crash between the two.
+        """
+        successor = self._Path(self._root, f"offsets/{batch + 1}")
+        if self._fs.exists(successor):
+            self._fs.delete(successor, False)
+        self._fs.delete(self._Path(self._root, f"commits/{batch}"), False)
+        _log.warning(
+            "went back by one batch: %s will repeat batch %d, which Spark had committed before "
+            "every operator had finished it",
+            self.path,
+            batch,
+        )

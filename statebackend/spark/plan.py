@@ -1,0 +1,83 @@
+"""The anchor: what gives a stateful ``mapInArrow`` its place, its identity and its barrier.
+
+A small cached frame of two rows per subtask stands at the right of a right outer shuffle hash join:
+
+* *locality*: its cached blocks pin subtask p to one executor;
+* *identity*: the row that joins the stream says which subtask this is, never the partition id;
+* *barrier*: the row that nothing joins is emitted last, and only when the stream side ended well.
+
+Surrogates are ints that Spark's hash partitioning sends to partition p: one (data) that rows of
+subtask p carry, and one (barrier) that no row carries.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from statebackend.keygroups import check_parallelism
+from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.keyhash import key_group_expression, surrogates
+
+__all__ = ["Anchor", "anchored"]
+
+_SURROGATE = "__statebackend_surrogate"
+_KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
+
+
+class Anchor:
+    """The cached frame for one parallelism; made when first needed, shared by operators."""
+
+    def __init__(self, spark: SparkSession, parallelism: int) -> None:
+        self.parallelism = parallelism
+        self.data_values, barrier_values = surrogates(parallelism)
+        rows = [(value, subtask) for subtask, value in enumerate(self.data_values)]
+        rows += [(value, ~subtask) for subtask, value in enumerate(barrier_values)]
+        schema = StructType(
+            [
+                StructField(_SURROGATE, IntegerType(), False),
+                StructField(_SUBTASK, IntegerType(), False),
+            ]
+        )
+        self.frame = (
+            spark.createDataFrame(rows, schema).repartition(parallelism, _SURROGATE).cache()
+        )
+        self.frame.count()
+
+    def place_again(self) -> None:
+        """Cache the frame anew, spread over the executors that are there now."""
+        self.frame.unpersist(True)
+        self.frame.cache()
+        self.frame.count()
+
+    def release(self) -> None:
+        """Let the cached blocks go."""
+        self.frame.unpersist()
+
+
+def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: int) -> DataFrame:
+    """``df`` with each row at its subtask, and our control columns at the end.
+
+    Args:
+        keys: names of key columns of ``df``.
+    """
+    parallelism = anchor.parallelism
+    check_parallelism(parallelism, max_parallelism)
+    columns = [F.col(_quoted(name)) for name in df.columns]
+    # Not foldable, whatever the key: a constant one would let Catalyst turn the join into a
+    # nested loop, and several tasks would own one subtask.
+    unfoldable = F.spark_partition_id() * F.lit(0)
+    group = key_group_expression([F.col(_quoted(name)) for name in keys], max_parallelism)
+    routed = df.select(*columns, (group + unfoldable).alias(_KEY_GROUP))
+    subtask = F.floor(F.col(_KEY_GROUP) * F.lit(parallelism) / F.lit(max_parallelism))
+    values = F.array(*[F.lit(value) for value in anchor.data_values])
+    routed = routed.withColumn(_SURROGATE, F.element_at(values, subtask.cast("int") + F.lit(1)))
+    joined = routed.join(anchor.frame.hint("shuffle_hash"), _SURROGATE, "right_outer")
+    # The stamp is the batch's logged time: a frame of another batch carries another one.
+    stamp = F.when(F.col(_SUBTASK) < 0, F.current_timestamp())
+    return joined.select(*columns, F.col(_KEY_GROUP), F.col(_SUBTASK), stamp.alias(_STAMP))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

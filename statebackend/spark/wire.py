@@ -1,0 +1,220 @@
+"""The coordinator's door: Arrow Flight actions with MessagePack bodies, and a token per session.
+
+``begin`` and ``ack`` are requests of :mod:`snapshot.messages`. A refusal travels as a typed error
+inside a normal answer, so that the worker raises what the coordinator raised.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from snapshot.messages import (
+    PROTOCOL,
+    AckReply,
+    AckRequest,
+    BeginReply,
+    BeginRequest,
+    ErrorReply,
+)
+from statebackend.errors import (
+    CoordinatorUnreachableError,
+    ProtocolError,
+    StateBackendError,
+    error_for_code,
+)
+
+__all__ = ["Client", "Endpoint", "Handler", "Server", "client_for"]
+
+T = TypeVar("T")
+# What an honest worker may send: its inline budget and some room, never gigabytes.
+_MAX_REQUEST_BYTES: Final = 64 << 20
+_TOKEN_HEADER: Final = "x-statebackend-token"
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a session's coordinator answers. Travels as a Spark local property, never in a closure;
+    the property's name makes Spark redact it in event logs and pages.
+    """
+
+    location: str
+    session: str
+    token: str
+
+    def to_property(self) -> str:
+        """As one local property."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_property(cls, text: str) -> Endpoint:
+        """Back from :meth:`to_property`."""
+        return msgspec.json.decode(text, type=cls)
+
+    def __repr__(self) -> str:  # the token stays out of logs and tracebacks
+        return f"Endpoint(location={self.location!r}, session={self.session!r})"
+
+
+class Handler(Protocol):
+    """What answers the requests of one session."""
+
+    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]: ...
+    def ack(self, request: AckRequest) -> AckReply: ...
+
+
+class _TokenMiddleware(flight.ServerMiddleware):
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+class _TokenFactory(flight.ServerMiddlewareFactory):
+    """Puts the caller's token where the action finds it."""
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _TokenMiddleware:
+        given = headers.get(_TOKEN_HEADER) or [""]
+        return _TokenMiddleware(given[0])
+
+
+class Server(flight.FlightServerBase):
+    """One per driver process; sessions (one per started query) come and go.
+
+    Args:
+        bind: address to listen on. port: 0 for any free one.
+        advertised: the name that executors use to reach it.
+    """
+
+    def __init__(self, *, bind: str, advertised: str, port: int = 0) -> None:
+        super().__init__(f"grpc://{_bracketed(bind)}:{port}", middleware={"token": _TokenFactory()})
+        self.location = f"grpc://{_bracketed(advertised)}:{self.port}"
+        self._sessions: dict[str, tuple[str, Handler]] = {}
+        self._sessions_lock = threading.Lock()
+
+    def add(self, session: str, token: str, handler: Handler) -> Endpoint:
+        """Answer a session's requests from now on."""
+        with self._sessions_lock:
+            self._sessions[session] = (token, handler)
+        return Endpoint(location=self.location, session=session, token=token)
+
+    def remove(self, session: str) -> None:
+        """Refuse a session's requests from now on."""
+        with self._sessions_lock:
+            self._sessions.pop(session, None)
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        """Flight's entry; answers (ok, body), then raw slices."""
+        try:
+            body = action.body
+            if body is not None and body.size > _MAX_REQUEST_BYTES:
+                raise ProtocolError(f"A request of {body.size} bytes is over the limit.")
+            yield from self._answer(context, action.type, body)
+        except StateBackendError as error:
+            reply = ErrorReply(code=error.code, what=error.what, todo=error.todo)
+            yield msgspec.msgpack.encode([False, reply])
+        except Exception as error:  # never a hang, never a bare stack trace without a name
+            reply = ErrorReply(
+                code=ProtocolError.code,
+                what=f"The coordinator failed on {action.type!r}: {type(error).__name__}: {error}.",
+                todo="See the driver's log.",
+            )
+            yield msgspec.msgpack.encode([False, reply])
+
+    def _answer(self, context: Any, kind: str, body: Any) -> Iterator[bytes]:
+        if kind == "begin":
+            request = _decode(body, BeginRequest)
+            reply, slices = self._handler(context, request).begin(request)
+            yield msgspec.msgpack.encode([True, reply])
+            yield from slices
+        elif kind == "ack":
+            ack = _decode(body, AckRequest)
+            yield msgspec.msgpack.encode([True, self._handler(context, ack).ack(ack)])
+        else:
+            raise ProtocolError(f"The coordinator knows no request {kind!r}.")
+
+    def _handler(self, context: Any, request: BeginRequest | AckRequest) -> Handler:
+        if request.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"The executor speaks protocol {request.protocol}, the driver {PROTOCOL}.",
+                todo="Install the same statebackend release on driver and executors.",
+            )
+        with self._sessions_lock:
+            known = self._sessions.get(request.session)
+        token = context.get_middleware("token").token
+        if known is None or not hmac.compare_digest(known[0].encode(), token.encode()):
+            raise error_for_code(
+                "SB5005",
+                f"A request for a session of job {request.job!r} that is not running here.",
+                "Nothing to do if its query was stopped; else start it with backend.start().",
+            )
+        return known[1]
+
+
+def _decode(body: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(memoryview(body) if body is not None else b"", type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(
+            f"A malformed {kind.__name__} was refused ({error}).",
+            todo="Install the same statebackend release on driver and executors.",
+        ) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+class Client:
+    """A worker's connection to the coordinator; kept for the life of the process."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._client = flight.connect(location)
+
+    def begin(
+        self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
+    ) -> tuple[BeginReply, list[bytes]]:
+        """Ask to begin an epoch; the reply and the slices that come with it."""
+        return self._call(endpoint, "begin", request, BeginReply, timeout_s)
+
+    def ack(self, endpoint: Endpoint, request: AckRequest, *, timeout_s: float) -> AckReply:
+        """Report a snapshot; may take as long as a commit takes."""
+        return self._call(endpoint, "ack", request, AckReply, timeout_s)[0]
+
+    def _call(
+        self, endpoint: Endpoint, kind: str, request: Any, reply: type[T], timeout_s: float
+    ) -> tuple[T, list[bytes]]:
+        options = flight.FlightCallOptions(
+            timeout=timeout_s, headers=[(_TOKEN_HEADER.encode(), endpoint.token.encode())]
+        )
+        try:
+            action = flight.Action(kind, pa.py_buffer(msgspec.msgpack.encode(request)))
+            bodies = [r.body for r in self._client.do_action(action, options)]
+        except (pa.ArrowException, flight.FlightError, OSError) as error:
+            raise CoordinatorUnreachableError(
+                f"The coordinator at {self._location} did not answer {kind!r} ({error}).",
+                todo="Check that executors reach the driver (spark.statebackend.driver.host and "
+                ".port, firewalls); the task is tried again.",
+            ) from error
+        ok, answer = msgspec.msgpack.decode(memoryview(bodies[0]))
+        if not ok:
+            failure = msgspec.convert(answer, ErrorReply)
+            raise error_for_code(failure.code, failure.what, failure.todo)
+        return msgspec.convert(answer, reply), [b.to_pybytes() for b in bodies[1:]]
+
+
+_clients: dict[tuple[int, str], Client] = {}
+
+
+def client_for(location: str) -> Client:
+    """This process's connection to ``location``; never one inherited over a fork."""
+    key = (os.getpid(), location)
+    client = _clients.get(key)
+    if client is None:
+        _clients.clear()
+        client = _clients[key] = Client(location)
+    return client

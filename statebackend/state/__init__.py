@@ -1,0 +1,1 @@
+"""Keyed state over a confirmed base: the overlay, its freeze, and the kinds of state."""
