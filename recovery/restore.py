@@ -7,28 +7,34 @@ left out, and the coordinator is asked again: always for the same epoch, never f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from recovery.local import Incarnation, LocalSubtask
 from snapshot.delta import decode_delta
 from snapshot.messages import BeginReply, LocalCopy, RestoreReport, RestoreStep
-from statebackend.errors import CorruptionError, LocalCopyError, StoreBusyError
+from statebackend.errors import CorruptionError, LocalCopyError, LocalDeltaError, StoreBusyError
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 
-__all__ = ["OpenSubtask", "open_subtask"]
+__all__ = ["OpenSubtask", "Restorer", "Site"]
 
 _log = logging.getLogger("statebackend.recovery")
+# A damaged store, then a damaged local delta on its successor, and two to spare.
 _ATTEMPTS: Final = 4
 
 Ask = Callable[[LocalCopy], tuple[BeginReply, list[bytes]]]
 
 
-class LocalDeltaError(LocalCopyError):
-    """A local delta is damaged; the store beside it need not be."""
+@dataclass(frozen=True)
+class Site:
+    """Which subtask of what job, and where it is being opened."""
 
-    code = "SB6004"
+    job_id: str
+    operator: str
+    subtask: int
+    host: str
+    executor: str
 
 
 @dataclass
@@ -51,165 +57,166 @@ class OpenSubtask:
     report: RestoreReport | None
 
 
-def open_subtask(
-    local: LocalSubtask,
-    *,
-    ask: Ask,
-    fetch: Callable[[str], bytes],
-    job_id: str,
-    operator: str,
-    subtask: int,
-    host: str,
-    executor: str,
-    now_s: Callable[[], float],
-    lease_timeout_s: float,
-    settings: RocksSettings,
-) -> OpenSubtask:
-    """Lease a local store and bring it to the epoch that the coordinator names.
+class Restorer:
+    """Leases a local store and brings it to the epoch that the coordinator names.
 
     Args:
         ask: sends ``begin`` with what is here; the reply, and the bytes of its record steps.
         fetch: reads an object of the durable store, whole.
-
-    Raises:
-        CorruptionError: a durable slice is damaged (and no local copy makes it unnecessary).
-        LocalDirError: the local directory cannot be used.
+        lease_timeout_s: how long a store that another process holds is waited for.
     """
-    started_s = now_s()
-    tally = _Tally()
-    held, reason = local.acquire(lease_timeout_s)
-    new = bool(reason)
-    # "No copy yet" is what every first start says; anything else is worth telling.
-    for attempt in range(_ATTEMPTS):
-        try:
+
+    def __init__(
+        self,
+        local: LocalSubtask,
+        site: Site,
+        *,
+        ask: Ask,
+        fetch: Callable[[str], bytes],
+        now_s: Callable[[], float],
+        lease_timeout_s: float,
+        settings: RocksSettings,
+    ) -> None:
+        self._local, self._site = local, site
+        self._ask, self._fetch = ask, fetch
+        self._now_s = now_s
+        self._lease_timeout_s = lease_timeout_s
+        self._settings = settings
+        self._tally = _Tally()
+
+    def open(self) -> OpenSubtask:
+        """Do it.
+
+        Raises:
+            CorruptionError: a durable slice is damaged (and no local copy makes it unnecessary).
+            LocalDirError: the local directory cannot be used.
+            LocalCopyError: one local store after the other could not be used.
+        """
+        started_s = self._now_s()
+        held, reason = self._local.acquire(self._lease_timeout_s)
+        new = bool(reason)
+        for _ in range(_ATTEMPTS):
             if reason:
-                tally.reasons.append(reason)
-            store = held.open_store(settings)
+                self._tally.reasons.append(reason)
+            try:
+                held, reply = self._bring(held, new=new)
+            except _Unusable as unusable:
+                held, reason = unusable.held, unusable.reason
+                if unusable.replace:
+                    held.release()
+                    held, new = self._local.create(), True
+                continue
+            self._local.sweep(held)
+            assert held.store is not None
+            report = self._report(reply, self._now_s() - started_s)
+            return OpenSubtask(held, held.store, reply, report)
+        held.release()
+        raise LocalCopyError(
+            f"Operator {self._site.operator!r}, subtask {self._site.subtask}: {_ATTEMPTS} local "
+            f"stores in a row could not be used ({reason}).",
+            todo="Check the disk behind local_dir.",
+        )
+
+    def _bring(self, held: Incarnation, *, new: bool) -> tuple[Incarnation, BeginReply]:
+        """One try; a new incarnation may have taken the place of ``held``."""
+        try:
+            store = held.open_store(self._settings)
             copy = LocalCopy() if new else held.describe()
             if copy.epoch is not None:
                 held.drop_deltas(copy.epoch)
-            reply, bodies = ask(copy)
+            reply, bodies = self._ask(copy)
             if reply.fresh and not new:
-                tally.reasons.append(reply.reason)
+                # The old one was not what the log names; it is left as it is, and swept.
+                self._tally.reasons.append(reply.reason)
                 held.release()
-                held, new, reason = local.create(), True, ""
-                store = held.open_store(settings)
-            _apply(held, store, reply, bodies, fetch, tally, job_id, operator)
+                held = self._local.create()
+                store = held.open_store(self._settings)
+            self._apply(held, store, reply, iter(bodies))
             store.compact_if_due()
-            break
         except StoreBusyError as error:
-            reason = error.what
+            raise _Unusable(held, error.what, replace=True) from error
         except LocalDeltaError as error:
-            tally.reasons.append(error.what)  # the file is gone: ask again with what is left
-            continue
+            raise _Unusable(held, error.what, replace=False) from error
         except LocalCopyError as error:
-            reason = error.what
             held.mark_bad(error.what)
+            raise _Unusable(held, error.what, replace=True) from error
         except BaseException:
             held.release()
             raise
-        held.release()
-        if attempt == _ATTEMPTS - 1:
-            raise LocalCopyError(
-                f"Operator {operator!r}, subtask {subtask}: {_ATTEMPTS} local stores in a row "
-                f"could not be used ({reason}).",
-                todo="Check the disk behind local_dir.",
-            )
-        held, new = local.create(), True
-    local.sweep(held)
-    report = None
-    if reply.restoring or tally.reasons:
-        report = _report(reply, tally, operator, subtask, host, executor, now_s() - started_s)
-        _log.info("restored %s", report)
-    return OpenSubtask(held, store, reply, report)
+        return held, reply
 
+    def _apply(
+        self, held: Incarnation, store: RocksStore, reply: BeginReply, bodies: Iterator[bytes]
+    ) -> None:
+        if reply.fresh and not reply.steps:
+            # An empty store stands somewhere too: the next epoch's local delta goes on top of it.
+            store.apply((), (), self._marker(reply, reply.base_epoch, reply.chain))
+        for step in reply.steps:
+            marker = self._marker(reply, step.epoch, step.chain)
+            if not step.size_bytes:
+                store.apply((), (), marker)
+                continue
+            data = self._read(held, step, bodies)
+            try:
+                rows = decode_delta(data, digest=bytes.fromhex(step.digest), name=step.name)
+            except CorruptionError as error:
+                if step.source != "local":
+                    raise
+                held.forget_delta(step.epoch, step.digest)
+                raise LocalDeltaError(error.what, todo=error.todo) from error
+            store.apply(rows.keys.to_pylist(), rows.values.to_pylist(), marker)
 
-def _apply(
-    held: Incarnation,
-    store: RocksStore,
-    reply: BeginReply,
-    bodies: Sequence[bytes],
-    fetch: Callable[[str], bytes],
-    tally: _Tally,
-    job_id: str,
-    operator: str,
-) -> None:
-    inline = iter(bodies)
-
-    def marker(epoch: int, chain: str) -> Marker:
+    def _marker(self, reply: BeginReply, epoch: int, chain: str) -> Marker:
         return Marker(
-            job_id=job_id,
-            operator=operator,
+            job_id=self._site.job_id,
+            operator=self._site.operator,
             key_group_start=reply.key_group_start,
             key_group_end=reply.key_group_end,
             epoch=epoch,
             chain=chain,
         )
 
-    if reply.fresh and not reply.steps:
-        # An empty store stands somewhere too: the next epoch's local delta goes on top of it.
-        store.apply((), (), marker(reply.base_epoch, reply.chain))
-    for step in reply.steps:
-        data = _read(held, step, inline, fetch, tally)
-        if not data:
-            store.apply((), (), marker(step.epoch, step.chain))
-            continue
-        try:
-            rows = decode_delta(data, digest=bytes.fromhex(step.digest), name=step.name)
-        except CorruptionError as error:
-            if step.source != "local":
-                raise
-            held.forget_delta(step.epoch, step.digest)
-            raise LocalDeltaError(error.what, todo=error.todo) from error
-        at = marker(step.epoch, step.chain)
-        store.apply(rows.keys.to_pylist(), rows.values.to_pylist(), at)
-
-
-def _read(
-    held: Incarnation,
-    step: RestoreStep,
-    inline: object,
-    fetch: Callable[[str], bytes],
-    tally: _Tally,
-) -> bytes:
-    if step.rows == 0 and step.size_bytes == 0:
-        return b""
-    if step.source == "local":
-        data = held.read_delta(step.epoch, step.digest)
-        tally.local_bytes += len(data)
+    def _read(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
+        tally = self._tally
+        if step.source == "local":
+            data = held.read_delta(step.epoch, step.digest)
+            tally.local_bytes += len(data)
+            return data
+        data = next(bodies) if step.source == "record" else self._fetch(step.name)
+        tally.durable_bytes += len(data)
+        tally.durable_reads += 1
         return data
-    data = next(inline) if step.source == "record" else fetch(step.name)  # type: ignore[call-overload]
-    tally.durable_bytes += len(data)
-    tally.durable_reads += 1
-    return data
+
+    def _report(self, reply: BeginReply, seconds: float) -> RestoreReport | None:
+        """What to say of this opening; None for the ordinary one of a running subtask."""
+        tally, site = self._tally, self._site
+        moved = bool(tally.reasons) or tally.durable_reads > 0
+        if not reply.restoring and not moved:
+            return None
+        if reply.fresh:
+            source = "durable" if reply.steps else "empty"
+        else:
+            source = "mixed" if tally.durable_reads else "local"
+        report = RestoreReport(
+            operator=site.operator,
+            subtask=site.subtask,
+            epoch=reply.base_epoch,
+            source=source,
+            local_bytes=tally.local_bytes,
+            durable_bytes=tally.durable_bytes,
+            durable_reads=tally.durable_reads,
+            seconds=seconds,
+            host=site.host,
+            executor=site.executor,
+            reason="" if source == "empty" else "; ".join(dict.fromkeys(tally.reasons)),
+        )
+        _log.info("restored %s", report)
+        return report
 
 
-def _report(
-    reply: BeginReply,
-    tally: _Tally,
-    operator: str,
-    subtask: int,
-    host: str,
-    executor: str,
-    seconds: float,
-) -> RestoreReport:
-    if reply.base_epoch < 0 or (reply.fresh and not reply.steps):
-        source = "empty"
-    elif reply.fresh:
-        source = "durable"
-    else:
-        source = "mixed" if tally.durable_reads else "local"
-    reasons = [r for r in tally.reasons if r]
-    return RestoreReport(
-        operator=operator,
-        subtask=subtask,
-        epoch=reply.base_epoch,
-        source=source,
-        local_bytes=tally.local_bytes,
-        durable_bytes=tally.durable_bytes,
-        durable_reads=tally.durable_reads,
-        seconds=seconds,
-        host=host,
-        executor=executor,
-        reason="" if source in ("empty", "local") else "; ".join(dict.fromkeys(reasons)),
-    )
+class _Unusable(Exception):
+    """A local copy failed; ``replace`` says whether a new incarnation is wanted."""
+
+    def __init__(self, held: Incarnation, reason: str, *, replace: bool) -> None:
+        super().__init__(reason)
+        self.held, self.reason, self.replace = held, reason, replace

@@ -30,8 +30,10 @@ class LocationProgress:
 
 @dataclass(frozen=True)
 class LogProgress:
-    """A job's log. ``query_ids``: of the query that ran it last, None if it never ran.
-    ``last_epochs``: newest complete epoch by operator.
+    """A job's log.
+
+    ``query_id`` is of the query that ran it last, None if it never ran; ``last_epochs`` is the
+    newest complete epoch by operator.
     """
 
     job: str

@@ -2,7 +2,8 @@
 
 Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 
-* an epoch begins only when the one before is durable in every operator: ``begin(n + 1)`` confirms n;
+* an epoch begins only when the one before is durable in every operator: ``begin(n + 1)``
+  confirms n;
 * a stamp belongs to one epoch: a frame of another batch is refused;
 * the newest attempt that acked wins, and only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;

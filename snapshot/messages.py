@@ -41,8 +41,10 @@ class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice to apply, in order. ``source``: local (a local delta file), record (its bytes come
-    with the reply) or object (``name`` in the store).
+    """One slice to apply, in order.
+
+    ``source``: local (a local delta file), record (its bytes come with the reply) or object
+    (``name`` in the store).
     """
 
     epoch: int

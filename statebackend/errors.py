@@ -12,8 +12,8 @@ __all__ = [
     "BarrierMissingError",
     "CheckpointLocationError",
     "CommitUnknownError",
-    "CorruptionError",
     "CoordinatorUnreachableError",
+    "CorruptionError",
     "DuplicateUidError",
     "EnvironmentMissingError",
     "FencedError",
@@ -24,6 +24,7 @@ __all__ = [
     "JobRunningError",
     "KeyContextError",
     "LocalCopyError",
+    "LocalDeltaError",
     "LocalDirError",
     "MaxParallelismChangedError",
     "MissingUidError",
@@ -334,6 +335,12 @@ class StoreBusyError(LocalCopyError):
     """A local store is held by another process that does not answer."""
 
     code = "SB6003"
+
+
+class LocalDeltaError(LocalCopyError):
+    """A local delta is damaged; the store beside it need not be."""
+
+    code = "SB6004"
 
 
 # --- 7: recovery -----------------------------------------------------------------------------

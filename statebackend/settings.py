@@ -59,7 +59,11 @@ def _not_negative(value: Any) -> bool:
 
 SETTINGS: Final[dict[str, Setting]] = {
     "local_dir": Setting(
-        "localDir", "", str, "directory for task-local copies on each executor's host"
+        "localDir",
+        "",
+        str,
+        "directory for task-local copies on each executor's host; "
+        "environment variables of the executor are filled in",
     ),
     "parallelism": Setting(
         "parallelism",

@@ -12,6 +12,7 @@ import uuid
 __all__ = [
     "default_local_dir",
     "executor_name",
+    "expanded",
     "host_name",
     "monotonic_s",
     "new_id",
@@ -38,6 +39,11 @@ def new_id() -> str:
 def host_name() -> str:
     """This host, as Spark names it where it says so."""
     return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
+
+
+def expanded(path: str) -> str:
+    """``path`` with this host's environment variables filled in (``$TMPDIR/state``)."""
+    return os.path.expandvars(path)
 
 
 def executor_name() -> str:

@@ -27,7 +27,8 @@ _CHUNK_KEYS = 1024
 class RowCalls(Protocol):
     """What the operator calls for a key: returns an iterable of output rows, or None."""
 
-    def __call__(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
+    def __call__(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None:
+        """One key's rows in, its output rows out."""
 
 
 class RowOperator:

@@ -3,7 +3,7 @@
 What is handled here so that nobody else has to know it (each was reproduced on rocksdict 0.3.29):
 
 * every RocksDB error is a plain ``Exception``: :func:`classify` types it by its prefix;
-* high-level iterators swallow corruption: scans use ``RdictIter`` and ask for its status at the end;
+* high-level iterators swallow corruption: scans use ``RdictIter`` and ask its status at the end;
 * the upper bound of ``ReadOptions`` is a use-after-free: scans compare keys themselves;
 * any open rewrites ``rocksdict-config.json``: options are always passed, never loaded;
 * ``close()`` keeps the lock while an iterator lives: iterators never leave this module;
@@ -79,7 +79,7 @@ def _options(settings: RocksSettings) -> Any:
     options.set_max_background_jobs(2)
     options.set_skip_stats_update_on_db_open(True)
     table = BlockBasedOptions()
-    table.set_bloom_filter(10.0, False)
+    table.set_bloom_filter(10, False)
     table.set_block_cache(Cache(settings.block_cache_bytes))
     table.set_cache_index_and_filter_blocks(True)
     options.set_block_based_table_factory(table)
@@ -118,7 +118,7 @@ class RocksStore:
         self._db = db
         self.path = path
         self._unlogged = WriteOptions()
-        self._unlogged.disable_wal = True
+        self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment] # wrong stub
 
     @classmethod
     def open(cls, path: str, settings: RocksSettings | None = None) -> RocksStore:

@@ -198,7 +198,7 @@ def _content_decoder(dtype: T.DataType, restore: Convert | None) -> Decode:
     if isinstance(dtype, T.DecimalType):
         return _decimal_decoder(restore)
     if isinstance(dtype, T.BooleanType):
-        return lambda data, at: (bool(data[at + 1]) if _present(data[at]) else None, at + 2)
+        return _boolean
     if isinstance(dtype, T.FloatType | T.DoubleType):
         return _float_decoder(isinstance(dtype, T.DoubleType))
     unpacker = struct.Struct(f">B{_INTEGERS[type(dtype)]}")
@@ -213,6 +213,11 @@ def _content_decoder(dtype: T.DataType, restore: Convert | None) -> Decode:
         return plain if restore is None else restore(plain), at + size
 
     return decode
+
+
+def _boolean(data: bytes, at: int) -> tuple[Any, int]:
+    tag, content = data[at], data[at + 1]
+    return (content == 1 if _present(tag) else None), at + 2
 
 
 def _decimal_decoder(restore: Convert | None) -> Decode:

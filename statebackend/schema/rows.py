@@ -14,7 +14,14 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
-from statebackend.schema.scalars import Convert, Refused, check_arity, diagnose, scalar_for
+from statebackend.schema.scalars import (
+    Convert,
+    Refused,
+    check_arity,
+    diagnose,
+    mismatch,
+    scalar_for,
+)
 from statebackend.schema.types import conform_all
 from statebackend.schema.wire import arrow_from_wire, from_wire, to_wire, wire_list, wire_type
 
@@ -128,10 +135,24 @@ def _encoder(codec: MsgpackCodec) -> Callable[[Row], bytes]:
             )
         except ValueMismatchError:
             raise
+        except UnicodeEncodeError as error:
+            raise _not_unicode(codec, full, values, error) from None
         except (ValueError, TypeError, ArithmeticError) as error:
             raise diagnose(schema, values, error) from None
 
     return encode
+
+
+def _not_unicode(
+    codec: MsgpackCodec, full: list[Convert], values: Row, error: UnicodeEncodeError
+) -> ValueMismatchError:
+    """The error for a lone surrogate somewhere in a row."""
+    for field, convert, value in zip(codec.schema, full, values, strict=True):
+        try:
+            codec._pack(convert(value))
+        except UnicodeEncodeError:
+            return mismatch(field.name, field.dataType, value, f"{value!r}: {error}")
+    return diagnose(codec.schema, values, error)
 
 
 def _step(kind: type, field: T.StructField, convert: Convert) -> Convert | None:

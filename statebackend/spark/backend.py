@@ -50,7 +50,8 @@ class StateBackend:
         uri: where durable copies go: ``file:///path`` or an absolute path on a file system that
             driver and executors share.
         job: a name under it; one job is one streaming query.
-        local_dir: directory for task-local copies on each executor's host.
+        local_dir: directory for task-local copies on each executor's host; may name environment
+            variables of the executor (``$TMPDIR/state``).
         parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
         max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
         commit: ``"sync"``: what Spark has committed is durable.
@@ -151,17 +152,9 @@ class StateBackend:
             states=states,
             uri=self._job.store_uri,
             local_dir=self._local_dir,
-            lease_timeout_s=self._settings.lease_timeout_s,
-            commit_timeout_s=self._settings.commit_timeout_s,
-            rocks=RocksSettings(
-                block_cache_bytes=self._settings.block_cache_bytes,
-                write_buffer_bytes=self._settings.write_buffer_bytes,
-            ),
+            **self._task_settings(),
         )
-        if self._anchor is None:
-            self._check_locality()
-            self._anchor = Anchor(self._spark, parallelism)
-        frame = anchored(df, names, self._anchor, max_parallelism)
+        frame = anchored(df, names, self._anchored_at(parallelism), max_parallelism)
         result = frame.mapInArrow(SubtaskTask(spec, processor), output)
         self._operators[uid] = Operator(
             uid=uid,
@@ -171,6 +164,23 @@ class StateBackend:
             states=states,
         )
         return result
+
+    def _task_settings(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "lease_timeout_s": settings.lease_timeout_s,
+            "commit_timeout_s": settings.commit_timeout_s,
+            "rocks": RocksSettings(
+                block_cache_bytes=settings.block_cache_bytes,
+                write_buffer_bytes=settings.write_buffer_bytes,
+            ),
+        }
+
+    def _anchored_at(self, parallelism: int) -> Anchor:
+        if self._anchor is None:
+            self._check_locality()
+            self._anchor = Anchor(self._spark, parallelism)
+        return self._anchor
 
     def _check_uid(self, uid: str) -> None:
         if not isinstance(uid, str) or not uid:
@@ -225,7 +235,7 @@ class StateBackend:
             writer: ``frame.writeStream...``, not started.
 
         Raises:
-            CheckpointLocationError, MissingUidError, StateMismatchError, MaxParallelismChangedError,
+            CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
             UnsupportedQueryError, JobRunningError, RewindError: before anything was changed.
         """
         launch = self._new_launch()

@@ -67,7 +67,7 @@ class Job:
             job=self.name,
             uri=self.uri,
             query_id=ids[-1] if ids else None,
-            last_epochs={uid: l.last_epoch for uid, l in resolve(manifests).items()},
+            last_epochs={uid: one.last_epoch for uid, one in resolve(manifests).items()},
         )
 
     def check_parallelism(

@@ -253,7 +253,7 @@ class Launch:
             raise
 
     def _bind(self, query: StreamingQuery) -> None:
-        stream: Any = query._jsq.streamingQuery()  # type: ignore[attr-defined]
+        stream: Any = query._jsq.streamingQuery()
         kind = stream.getClass().getSimpleName()
         if kind != "MicroBatchExecution":
             raise UnsupportedQueryError(
@@ -274,7 +274,11 @@ class Launch:
             run=self._name,
             query_id=str(query.id),
             operators=self._specs,
-            lineages={u: l for u, l in resolve(manifests).items() if u in self._operators},
+            lineages={
+                uid: lineage
+                for uid, lineage in resolve(manifests).items()
+                if uid in self._operators
+            },
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             base_every_epochs=self._settings.base_every_epochs,
         )
@@ -289,7 +293,7 @@ def _options(writer: DataStreamWriter | None) -> dict[str, str]:
     """A writer's options, keys in lower case; PySpark keeps them in the JVM only."""
     if writer is None:
         return {}
-    jwriter: Any = writer._jwrite  # type: ignore[attr-defined]
+    jwriter: Any = writer._jwrite
     field = jwriter.getClass().getDeclaredField("extraOptions")
     field.setAccessible(True)
     found: dict[str, str] = {}

@@ -25,7 +25,7 @@ class CheckpointLocation:
         self._Path = jvm.org.apache.hadoop.fs.Path
         self._root = self._Path(path)
         self._utils = jvm.org.apache.commons.io.IOUtils
-        self._fs = self._root.getFileSystem(spark._jsc.sc().hadoopConfiguration())  # type: ignore[attr-defined]
+        self._fs = self._root.getFileSystem(spark._jsc.sc().hadoopConfiguration())
 
     def progress(self) -> LocationProgress:
         """What Spark has planned and committed.

@@ -96,7 +96,8 @@ class RunSession:
             )
         if self._refusal is not None:
             raise self._refusal
-        assert self._coordinator is not None and self._tenure is not None
+        assert self._coordinator is not None
+        assert self._tenure is not None
         return self._coordinator, self._tenure
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -18,14 +18,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from recovery.local import Clock, LocalSubtask
-from recovery.restore import OpenSubtask, open_subtask
+from recovery.restore import OpenSubtask, Restorer, Site
 from snapshot.delta import chain, encode_delta
 from snapshot.messages import PROTOCOL, AckRequest, BeginReply, BeginRequest, LocalCopy, SlicePart
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.errors import LocalCopyError
-from statebackend.ops.grouping import group_rows
+from statebackend.ops.grouping import Groups, group_rows
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.rows import RowOperator
 from statebackend.rocks.store import RocksSettings
@@ -83,6 +83,7 @@ class SubtaskTask:
         self.processor = processor
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One epoch of one subtask."""
         spec = self.spec
         context = EpochContext.current(spec.uid)
         timings = _Timings()
@@ -100,28 +101,11 @@ class SubtaskTask:
         groups = group_rows(taken.rows, key_codec.encode_arrow(key_columns), taken.key_groups)
         timings.mark("group")
         store = _durable_store(spec.uri)
-        opened = self._open(context, taken, store)
+        opened = self._restorer(context, taken, store).open()
         timings.mark("restore")
         try:
             table = StateTable(opened.store)
-            cursor = KeyCursor()
-            calls = TwsCalls(
-                self.processor,
-                spec.uid,
-                cursor=cursor,
-                table=table,
-                declared=spec.states,
-                ids=opened.reply.states,
-            )
-            operator = RowOperator(
-                uid=spec.uid,
-                cursor=cursor,
-                input_schema=spec.input_schema,
-                key_positions=spec.key_positions,
-                output_schema=spec.output_schema,
-            )
-            yield from operator.run(groups, calls)
-            calls.close()
+            yield from self._process(groups, table, opened.reply.states)
             timings.mark("process")
             request = self._snapshot(context, taken, opened, table, store, timings)
         except LocalCopyError as error:
@@ -135,10 +119,38 @@ class SubtaskTask:
         endpoint = context.endpoint
         client_for(endpoint.location).ack(endpoint, request, timeout_s=spec.commit_timeout_s)
 
-    def _open(self, context: EpochContext, taken: EpochInput, store: ObjectStore) -> OpenSubtask:
+    def _process(
+        self, groups: Groups, table: StateTable, state_ids: dict[str, int]
+    ) -> Iterator[pa.RecordBatch]:
+        spec, cursor = self.spec, KeyCursor()
+        calls = TwsCalls(
+            self.processor,
+            spec.uid,
+            cursor=cursor,
+            table=table,
+            declared=spec.states,
+            ids=state_ids,
+        )
+        operator = RowOperator(
+            uid=spec.uid,
+            cursor=cursor,
+            input_schema=spec.input_schema,
+            key_positions=spec.key_positions,
+            output_schema=spec.output_schema,
+        )
+        yield from operator.run(groups, calls)
+        calls.close()
+
+    def _restorer(self, context: EpochContext, taken: EpochInput, store: ObjectStore) -> Restorer:
         spec, endpoint = self.spec, context.endpoint
         client = client_for(endpoint.location)
-        host, executor = system.host_name(), system.executor_name()
+        site = Site(
+            job_id=endpoint.session.partition("/")[0],
+            operator=spec.uid,
+            subtask=taken.subtask,
+            host=system.host_name(),
+            executor=system.executor_name(),
+        )
 
         def ask(copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
             request = BeginRequest(
@@ -151,30 +163,25 @@ class SubtaskTask:
                 stamp_ms=taken.stamp_ms,
                 query_id=context.query_id,
                 attempt=context.attempt,
-                host=host,
-                executor=executor,
+                host=site.host,
+                executor=site.executor,
                 copy=copy,
             )
             return client.begin(endpoint, request, timeout_s=_BEGIN_TIMEOUT_S)
 
-        job_id = endpoint.session.partition("/")[0]
         local = LocalSubtask(
-            spec.local_dir,
-            job_id=job_id,
+            system.expanded(spec.local_dir),
+            job_id=site.job_id,
             operator=spec.uid,
             subtask=taken.subtask,
             new_id=system.new_id,
             clock=Clock(system.monotonic_s, system.sleep_s),
         )
-        return open_subtask(
+        return Restorer(
             local,
+            site,
             ask=ask,
             fetch=store.get,
-            job_id=job_id,
-            operator=spec.uid,
-            subtask=taken.subtask,
-            host=host,
-            executor=executor,
             now_s=system.monotonic_s,
             lease_timeout_s=spec.lease_timeout_s,
             settings=spec.rocks,
@@ -232,11 +239,11 @@ def _part(data: bytes, rows: int, budget_bytes: int, store: ObjectStore) -> Slic
     return SlicePart(digest=digest, size_bytes=len(data), rows=rows, name=name)
 
 
-_stores: dict[str, Any] = {}
+_stores: dict[str, ObjectStore] = {}
 
 
 def _durable_store(uri: str) -> ObjectStore:
     store = _stores.get(uri)
     if store is None:
         store = _stores[uri] = open_store(uri, new_id=system.new_id)
-    return store  # type: ignore[no-any-return]
+    return store

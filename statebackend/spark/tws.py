@@ -193,7 +193,7 @@ def record_states(processor: StatefulProcessor, uid: str) -> list[StateDeclarati
         SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
     """
     try:
-        pickler = CloudPickleSerializer()
+        pickler: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
         copy = pickler.loads(pickler.dumps(processor))  # our own bytes, of a moment ago
     except Exception as error:
         raise ProcessorError(
@@ -285,6 +285,7 @@ class TwsCalls:
         self._handle_rows = processor.handleInputRows
 
     def __call__(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None:
+        """One key's rows, through the processor."""
         return self._handle_rows(key, rows, _NO_TIME)
 
     def close(self) -> None:

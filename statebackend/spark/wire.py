@@ -40,8 +40,10 @@ _TOKEN_HEADER: Final = "x-statebackend-token"
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a session's coordinator answers. Travels as a Spark local property, never in a closure;
-    the property's name makes Spark redact it in event logs and pages.
+    """Where a session's coordinator answers.
+
+    Travels as a Spark local property, never in a closure; the property's name makes Spark redact
+    it in event logs and pages.
     """
 
     location: str
@@ -64,16 +66,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class Handler(Protocol):
     """What answers the requests of one session."""
 
-    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]: ...
-    def ack(self, request: AckRequest) -> AckReply: ...
+    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
+        """Admit an attempt; the reply and the slices that come with it."""
+
+    def ack(self, request: AckRequest) -> AckReply:
+        """Take in a snapshot."""
 
 
-class _TokenMiddleware(flight.ServerMiddleware):
+class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         self.token = token
 
 
-class _TokenFactory(flight.ServerMiddlewareFactory):
+class _TokenFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Puts the caller's token where the action finds it."""
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _TokenMiddleware:
@@ -81,7 +86,7 @@ class _TokenFactory(flight.ServerMiddlewareFactory):
         return _TokenMiddleware(given[0])
 
 
-class Server(flight.FlightServerBase):
+class Server(flight.FlightServerBase):  # type: ignore[misc]
     """One per driver process; sessions (one per started query) come and go.
 
     Args:

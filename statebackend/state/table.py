@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]
 
-_ABSENT: Final = object()
+_ABSENT: Final[Any] = object()
 
 
 def state_prefix(key_group: int, state_id: int) -> bytes:
@@ -26,9 +26,14 @@ def state_prefix(key_group: int, state_id: int) -> bytes:
 class ReadableBase(Protocol):
     """What a table reads confirmed state from (RocksDB, or a dict in tests)."""
 
-    def get(self, key: bytes) -> bytes | None: ...
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+    def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``, or None."""
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of ``keys``, None where absent."""
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All entries under ``prefix``, in key order."""
 
 
 @dataclass
@@ -87,7 +92,7 @@ class StateTable:
                     break
             else:
                 return self.base.get(key)
-        return found  # type: ignore[return-value]
+        return found  # type: ignore[no-any-return]
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys`` in their order; one call into the base for those not overlaid."""
@@ -101,7 +106,7 @@ class StateTable:
             for layer in layers:
                 found = layer.get(key, _ABSENT)
                 if found is not _ABSENT:
-                    values[i] = found  # type: ignore[assignment]
+                    values[i] = found
                     break
             else:
                 missing.append(i)
@@ -176,12 +181,15 @@ class MemoryBase:
         self.entries: dict[bytes, bytes] = {}
 
     def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``, or None."""
         return self.entries.get(key)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of ``keys``, None where absent."""
         return [self.entries.get(key) for key in keys]
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All entries under ``prefix``, in key order."""
         for key in sorted(self.entries):
             if key.startswith(prefix):
                 yield key, self.entries[key]

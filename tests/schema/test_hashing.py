@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.schema.key_vectors import MAX_PARALLELISMS, Case, load
 
 from statebackend.errors import ParallelismError, UnsupportedTypeError, UsageError
 from statebackend.hashing import hash_columns, key_groups, murmur_mix
@@ -17,6 +16,7 @@ from statebackend.keygroups import (
     key_group_range,
     subtask_of,
 )
+from tests.schema.key_vectors import MAX_PARALLELISMS, Case, load
 
 CASES = load()
 

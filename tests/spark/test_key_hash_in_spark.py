@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.schema.key_vectors import load
 
 from statebackend.hashing import hash_columns, key_groups
 from statebackend.spark.keyhash import key_group_expression, surrogates
+from tests.schema.key_vectors import load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,118 @@
+"""The command line: `python -m bench [throughput|epochs|takeover|profile|all]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.machine import ROOT, busy_share, describe
+from bench.sizes import FULL, QUICK, Sizes
+
+_BENCHMARKS = ("throughput", "epochs", "takeover", "profile")
+_NOISY = 0.15
+
+
+def main() -> int:
+    arguments = _arguments()
+    sizes = (QUICK if arguments.quick else FULL).with_rounds(arguments.rounds)
+    if arguments.partitions:
+        sizes = Sizes(**{**sizes.to_json(), "partitions": tuple(arguments.partitions)})
+    wanted = _BENCHMARKS if arguments.benchmark == "all" else (arguments.benchmark,)
+    machine = describe()
+    machine["busy_share_at_start"] = busy = busy_share(2.0)
+    if busy > _NOISY:
+        _say(f"the machine is {busy:.0%} busy with other things: absolute figures mean little")
+    results: dict[str, Any] = {"machine": machine, "sizes": sizes.to_json()}
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir=arguments.work))
+    started_s = time.monotonic()
+    try:
+        texts = [_run(name, sizes, work, arguments, results) for name in wanted]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    results["seconds"] = round(time.monotonic() - started_s, 1)
+    results["busy_share_at_end"] = busy_share(2.0)
+    path = _written(results, arguments, wanted)
+    print(_header(machine), *texts, sep="\n\n")
+    _say(f"written to {path}")
+    return 0
+
+
+def _run(
+    name: str, sizes: Sizes, work: Path, arguments: argparse.Namespace, results: dict[str, Any]
+) -> str:
+    # Imported when asked for: each brings in a part of the product, which may be under the knife.
+    if name == "throughput":
+        from bench.throughput import throughput, throughput_text
+
+        found = throughput(sizes, work=work, floor=arguments.floor, progress=_say)
+        text = throughput_text(found, layers=arguments.profile)
+    elif name == "epochs":
+        from bench.epochs import epochs, epochs_text
+
+        found = epochs(sizes, work=work, progress=_say)
+        text = epochs_text(found)
+    elif name == "takeover":
+        from bench.takeover import takeover, takeover_text
+
+        found = takeover(keys=sizes.keys, changed=sizes.changed_keys, repeats=sizes.repeats)
+        text = takeover_text(found)
+    else:
+        from bench.profile_task import profile, profile_text
+
+        top = arguments.top if arguments.profile else 0
+        found = profile(keys=sizes.changed_keys, repeats=sizes.repeats, top=top)
+        text = profile_text(found)
+    results[name] = found
+    return text
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks.")
+    parser.add_argument("benchmark", nargs="?", choices=(*_BENCHMARKS, "all"), default="all")
+    parser.add_argument("--quick", action="store_true", help="small sizes: is the harness right?")
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison")
+    parser.add_argument("--partitions", type=int, nargs="+", help="configurations to compare in")
+    parser.add_argument("--floor", action="store_true", help="also a stateless query's throughput")
+    parser.add_argument(
+        "--profile", action="store_true", help="layers of our side; cProfile in `profile`"
+    )
+    parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
+    parser.add_argument("--work", help="where input, checkpoints and state go (default: /tmp)")
+    parser.add_argument("--out", help="the JSON file (default: bench/results/<time>.json)")
+    return parser.parse_args()
+
+
+def _written(results: dict[str, Any], arguments: argparse.Namespace, wanted: Any) -> Path:
+    if arguments.out:
+        path = Path(arguments.out)
+    else:
+        stamp = results["machine"]["time_utc"].replace(":", "").replace("-", "")
+        name = f"{stamp}-{results['sizes']['name']}-{'-'.join(wanted)}.json"
+        path = ROOT / "bench" / "results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _header(machine: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{machine['os']}\npython {machine['python']}, {machine['java']}, {packages}\n"
+        f"commit {machine['git_commit'][:12]}, {machine['git_changed_files']} changed files, "
+        f"{machine['busy_share_at_start']:.0%} busy at the start, {machine['time_utc']}"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

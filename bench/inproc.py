@@ -1,0 +1,178 @@
+"""The product's own task without Spark: one subtask after the other in this process.
+
+``SubtaskTask`` runs unmodified. What Spark would give it (the task's context, the rows) and the way
+to the driver (Arrow Flight) are replaced; the session, the coordinator, the commit log and the
+stores behind them are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import LongType, StructField, StructType
+
+from bench.processor import Counter
+from snapshot.coordinator import Coordinator, OperatorSpec
+from snapshot.log import CommitLog
+from snapshot.storage.open import open_store
+from statebackend import system
+from statebackend.hashing import key_groups
+from statebackend.rocks.store import RocksSettings
+from statebackend.settings import Settings
+from statebackend.spark import task as task_module
+from statebackend.spark.context import EpochContext
+from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.session import RunSession
+from statebackend.spark.task import SubtaskTask, TaskSpec
+from statebackend.spark.tws import StateDeclaration
+from statebackend.spark.wire import Endpoint
+
+__all__ = ["INPUT", "MAX_PARALLELISM", "OUTPUT", "STATE", "Harness", "spark_batches"]
+
+UID = "counter"
+MAX_PARALLELISM = 128
+_ARROW_ROWS = 10_000  # spark.sql.execution.arrow.maxRecordsPerBatch
+INPUT = StructType([StructField("k", LongType()), StructField("v", LongType())])
+OUTPUT = StructType([StructField("k", LongType()), StructField("n", LongType())])
+STATE = StructType([StructField("n", LongType())])
+_CONTROL = [
+    pa.field(CONTROL_COLUMNS[0], pa.int32()),
+    pa.field(CONTROL_COLUMNS[1], pa.int32()),
+    pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
+]
+_SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), *_CONTROL])
+
+
+def spark_batches(keys: np.ndarray, epoch: int, subtask: int = 0) -> list[pa.RecordBatch]:
+    """``keys`` as the operator gets them from Spark: our control columns, the barrier last."""
+    values = np.arange(len(keys), dtype=np.int64) + epoch
+    groups = key_groups([pa.array(keys)], MAX_PARALLELISM).astype(np.int32)
+    owner = np.full(len(keys), subtask, dtype=np.int32)
+    stamps = pa.nulls(len(keys), _CONTROL[2].type)
+    columns = [pa.array(keys), pa.array(values), pa.array(groups), pa.array(owner), stamps]
+    rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    barrier = [[None], [None], [None], [~subtask], [1_700_000_000_000_000 + epoch * 1_000_000]]
+    last = pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(barrier, _SCHEMA, strict=True)],
+        schema=_SCHEMA,
+    )
+    whole = pa.Table.from_batches([rows, last]).combine_chunks()
+    return whole.to_batches(max_chunksize=_ARROW_ROWS)
+
+
+class _Client:
+    """The door to the driver, without a wire."""
+
+    def __init__(self, session: RunSession) -> None:
+        self._session = session
+
+    def begin(self, endpoint: Any, request: Any, *, timeout_s: float) -> Any:
+        return self._session.begin(request)
+
+    def ack(self, endpoint: Any, request: Any, *, timeout_s: float) -> Any:
+        return self._session.ack(request)
+
+
+class Harness:
+    """One job of one subtask, epoch by epoch.
+
+    Args:
+        folder: for the store and the local copy.
+        keys: how many keys there are; each epoch brings each once, in another order.
+        processor: what runs over them.
+        overrides: settings by name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keys: int,
+        processor: StatefulProcessor | None = None,
+        overrides: dict[str, Any] | None = None,
+    ) -> None:
+        settings = Settings.resolve(overrides or {}, lambda key: None)
+        uri = f"file://{folder}/store"
+        store = open_store(uri, new_id=system.new_id)
+        log = CommitLog(store, job="bench", writer="bench", new_id=system.new_id)
+        tenure = log.claim()
+        declared = StateDeclaration(name="count", kind="value", value_schema=STATE.json())
+        operator = OperatorSpec(
+            uid=UID,
+            parallelism=1,
+            max_parallelism=MAX_PARALLELISM,
+            states={"count": 1},
+            schemas={"count": declared.to_json()},
+        )
+        self.session = RunSession(store=store, log=log, gate_timeout_s=10.0)
+        coordinator = Coordinator(
+            job="bench",
+            job_id=tenure.job_id,
+            run="run",
+            query_id="query",
+            operators={UID: operator},
+            lineages={},
+            inline_budget_bytes=settings.inline_budget_bytes(1),
+            base_every_epochs=settings.base_every_epochs,
+        )
+        self.session.open(coordinator, tenure)
+        self.job_id = tenure.job_id
+        self.log = log
+        self.spec = TaskSpec(
+            job="bench",
+            uid=UID,
+            parallelism=1,
+            max_parallelism=MAX_PARALLELISM,
+            input_schema=INPUT,
+            key_positions=(0,),
+            output_schema=OUTPUT,
+            states={"count": declared},
+            uri=uri,
+            local_dir=str(folder / "local"),
+            lease_timeout_s=settings.lease_timeout_s,
+            commit_timeout_s=settings.commit_timeout_s,
+            rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
+        )
+        self.task = SubtaskTask(self.spec, processor or Counter())
+        self.epoch = 0
+        self._keys = np.arange(keys, dtype=np.int64)
+        self._random = np.random.default_rng(7)
+
+    def rows(self) -> list[pa.RecordBatch]:
+        """The next epoch's input."""
+        self._random.shuffle(self._keys)
+        return spark_batches(self._keys.copy(), self.epoch)
+
+    def run(self, batches: list[pa.RecordBatch]) -> int:
+        """One epoch, begin to ack; how many rows came out."""
+        context = EpochContext(
+            epoch=self.epoch,
+            query_id="query",
+            attempt=self.epoch,
+            endpoint=Endpoint(location="", session=f"{self.job_id}/run", token=""),
+        )
+        client = _Client(self.session)
+        current = SimpleNamespace(current=lambda uid: context)
+        with (
+            mock.patch.object(task_module, "EpochContext", current),
+            mock.patch.object(task_module, "client_for", return_value=client),
+        ):
+            out = sum(batch.num_rows for batch in self._through(iter(batches)))
+        self.epoch += 1
+        return out
+
+    def _through(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from self.task(batches)
+
+    def timings_ms(self) -> dict[str, float]:
+        """The phases of the last epoch, as the task told the driver."""
+        sequence = self.log.sequences()[-1]
+        (entry,) = (s for s in self.log.read(sequence).slices if s.kind == "delta")
+        return dict(entry.timings_ms)

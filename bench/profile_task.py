@@ -1,0 +1,351 @@
+"""Where a row's nanoseconds go in our task, without Spark: `python -m bench profile`.
+
+Three looks at the same work, the counter over keys that are all there already:
+
+* *phases*: what the task itself reports with its ack;
+* *points*: every function that runs once an epoch, a chunk or a batch, traced where it is called;
+* *ladder*: the loop that calls the processor, taken apart by processors that each do one thing more
+  than the one before. A profiler's own cost would drown calls this small.
+
+Processor time is the figure to compare by: it hardly depends on what else the machine does. Work on
+other threads (RocksDB's flush) and waiting are in the wall time only.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import io
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row
+
+from bench.inproc import INPUT, OUTPUT, STATE, UID, Harness, spark_batches
+from bench.layers import PHASES
+from bench.processor import Counter
+from bench.trace import Tracer
+from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.rows import RowOperator
+from statebackend.rocks.store import Marker, RocksStore
+from statebackend.schema.codec import codec_for
+from statebackend.schema.keys import KeyCodec
+from statebackend.spark.intake import read_epoch
+from statebackend.spark.tws import StateDeclaration, TwsCalls
+from statebackend.state.cells import KeyCursor
+from statebackend.state.table import StateTable
+
+__all__ = ["ladder", "profile", "profile_text"]
+
+TARGETS = (
+    "statebackend.spark.task:read_epoch",
+    "statebackend.spark.intake:_check_hash",
+    "statebackend.schema.keys:KeyCodec.encode_arrow",
+    "statebackend.spark.task:group_rows",
+    "statebackend.spark.task:open_subtask",
+    "recovery.local:LocalSubtask.acquire",
+    "recovery.local:LocalSubtask.sweep",
+    "recovery.local:Incarnation.describe",
+    "recovery.local:Incarnation.drop_deltas",
+    "recovery.local:Incarnation.read_delta",
+    "recovery.local:Incarnation.write_delta",
+    "recovery.restore:_apply",
+    "recovery.restore:decode_delta",
+    "statebackend.rocks.store:RocksStore.open",
+    "statebackend.rocks.store:RocksStore.multi_get",
+    "statebackend.rocks.store:RocksStore.apply",
+    "statebackend.rocks.store:RocksStore.compact_if_due",
+    "statebackend.rocks.store:RocksStore.close",
+    "statebackend.ops.rows:columns_to_python",
+    "statebackend.state.cells:KeyCursor.load",
+    "statebackend.ops.rowconv:RowWriter.take",
+    "statebackend.state.table:FrozenOverlay.sorted",
+    "statebackend.spark.task:encode_delta",
+    "statebackend.spark.task:_part",
+    "snapshot.storage.local:LocalStore.put",
+    "snapshot.log:CommitLog.append",
+    "bench.inproc:_Client.begin",
+    "bench.inproc:_Client.ack",
+)
+_WARM_EPOCHS = 3
+
+
+def profile(*, keys: int, repeats: int, top: int = 0) -> dict[str, Any]:
+    """All three looks at epochs of ``keys`` keys, one row each.
+
+    Args:
+        top: also the ``top`` functions by their own time, of one epoch under cProfile.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-profile-") as name:
+        folder = Path(name)
+        plain = _epochs(folder / "plain", keys, repeats)
+        traced = _traced_epochs(folder / "traced", keys, repeats)
+        rungs = ladder(folder / "ladder", keys=keys, repeats=repeats)
+        found = {"keys": keys, "repeats": repeats, **plain, **traced, "ladder": rungs}
+        if top:
+            found["cprofile"] = _cprofile(folder / "cprofile", keys, top)
+    return found
+
+
+def _harness(folder: Path, keys: int) -> Harness:
+    folder.mkdir()
+    harness = Harness(folder, keys=keys)
+    for _ in range(_WARM_EPOCHS):
+        harness.run(harness.rows())
+    return harness
+
+
+def _epochs(folder: Path, keys: int, repeats: int) -> dict[str, Any]:
+    harness = _harness(folder, keys)
+    phases: dict[str, list[float]] = {}
+    wall, cpu = [], []
+    for _ in range(repeats):
+        batches = harness.rows()
+        gc.collect()
+        start, start_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        rows = harness.run(batches)
+        cpu.append(time.thread_time_ns() - start_cpu)
+        wall.append(time.perf_counter_ns() - start)
+        assert rows == keys, rows
+        for phase, took_ms in harness.timings_ms().items():
+            phases.setdefault(phase, []).append(took_ms)
+    order = [phase for phase in PHASES if phase in phases]
+    order += sorted(set(phases) - set(order))
+    return {
+        "epoch_ns_per_row": round(statistics.median(wall) / keys, 1),
+        "epoch_cpu_ns_per_row": round(statistics.median(cpu) / keys, 1),
+        "phases_ms": {phase: round(statistics.median(phases[phase]), 3) for phase in order},
+    }
+
+
+def _traced_epochs(folder: Path, keys: int, repeats: int) -> dict[str, Any]:
+    harness = _harness(folder, keys)
+    runs: list[Tracer] = []
+    for _ in range(repeats):
+        batches = harness.rows()
+        gc.collect()
+        tracer = Tracer()
+        with tracer.patched(TARGETS), tracer.span("(the task itself)"):
+            harness.run(batches)
+        runs.append(tracer)
+    names = {name for run in runs for name in run.points}
+    points = []
+    for name in names:
+        seen = [run.points[name] for run in runs if name in run.points]
+        points.append(
+            {
+                "name": name,
+                "calls": statistics.median(p.calls for p in seen),
+                "own_ns_per_row": round(statistics.median(p.own_wall for p in seen) / keys, 1),
+                "own_cpu_ns_per_row": round(statistics.median(p.own_cpu for p in seen) / keys, 1),
+                "ns_per_row": round(statistics.median(p.wall for p in seen) / keys, 1),
+            }
+        )
+    points.sort(key=lambda point: -float(str(point["own_ns_per_row"])))
+    return {"points": points, "not_found": runs[0].missing}
+
+
+# --- the ladder --------------------------------------------------------------------------------
+
+
+class _Rung(StatefulProcessor):
+    """The counter, up to a certain step."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", STATE)
+
+    def close(self) -> None:
+        pass
+
+
+class _Consumes(_Rung):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        sum(1 for _ in rows)
+        yield from ()
+
+
+class _Gets(_Rung):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = sum(1 for _ in rows)
+        old = self._count.get()
+        if old is not None:
+            count += old[0]
+        yield from ()
+
+
+class _Updates(_Rung):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = sum(1 for _ in rows)
+        old = self._count.get()
+        if old is not None:
+            count += old[0]
+        self._count.update((count,))
+        yield from ()
+
+
+class _NoState:
+    """State that costs nothing, for what the processor costs by itself."""
+
+    def getValueState(self, name: str, schema: Any) -> _NoState:
+        return self
+
+    def get(self) -> tuple[int]:
+        return (1,)
+
+    def update(self, row: tuple[int]) -> None:
+        pass
+
+
+def ladder(folder: Path, *, keys: int, repeats: int) -> list[dict[str, Any]]:
+    """The loop over keys, step by step; each rung's cost is what it adds to the one before.
+
+    The fastest of the repeats counts: whatever disturbs a run only ever adds.
+    """
+    folder.mkdir()
+    groups, store = _prepare(folder, keys)
+    rungs: list[tuple[str, Callable[[], None]]] = [
+        ("loop: Arrow to rows, one call that does nothing", lambda: _bare(groups)),
+        ("state loaded by the chunk (multi-get)", lambda: _loaded(groups, store)),
+        ("processor called, consumes its rows", lambda: _driven(groups, store, _Consumes())),
+        ("ValueState.get", lambda: _driven(groups, store, _Gets())),
+        ("ValueState.update", lambda: _driven(groups, store, _Updates())),
+        ("output: Row made, rows to Arrow", lambda: _driven(groups, store, Counter())),
+    ]
+    alone = ("(of it the user's own code, on state that costs nothing)", lambda: _alone(groups))
+    best: dict[str, int] = {}
+    for _ in range(repeats):
+        for name, run in [*rungs, alone]:
+            gc.collect()
+            start = time.thread_time_ns()
+            run()
+            best[name] = min(best.get(name, 1 << 62), time.thread_time_ns() - start)
+    store.close()
+    found, below = [], 0
+    for name, _ in rungs:
+        found.append({"step": name, "cpu_ns_per_row": round((best[name] - below) / keys, 1)})
+        below = best[name]
+    found.append({"step": "sum", "cpu_ns_per_row": round(below / keys, 1)})
+    found.append({"step": alone[0], "cpu_ns_per_row": round(best[alone[0]] / keys, 1)})
+    return found
+
+
+def _prepare(folder: Path, keys: int) -> tuple[Groups, RocksStore]:
+    harness = Harness(folder, keys=keys)
+    codec = KeyCodec(INPUT[:1])
+    taken = read_epoch(
+        harness.rows(),
+        uid=UID,
+        schema=pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64())]),
+        key_positions=(0,),
+        parallelism=1,
+        max_parallelism=harness.spec.max_parallelism,
+    )
+    encoded = codec.encode_arrow([taken.rows.column(0).combine_chunks()])
+    groups = group_rows(taken.rows, encoded, taken.key_groups)
+    value = codec_for(STATE).encode((7,))
+    full = [
+        group + b"\x00\x01" + key for group, key in zip(groups.key_groups, groups.keys, strict=True)
+    ]
+    marker = Marker(
+        job_id="", operator=UID, key_group_start=0, key_group_end=127, epoch=0, chain=""
+    )
+    store = RocksStore.open(str(folder / "db"))
+    store.apply(full, [value] * len(full), marker)
+    store.close()
+    return groups, RocksStore.open(str(folder / "db"))
+
+
+def _operator(cursor: KeyCursor) -> RowOperator:
+    return RowOperator(
+        uid=UID, cursor=cursor, input_schema=INPUT, key_positions=(0,), output_schema=OUTPUT
+    )
+
+
+def _bare(groups: Groups) -> None:
+    for _ in _operator(KeyCursor()).run(groups, lambda key, rows: None):
+        pass
+
+
+def _calls(cursor: KeyCursor, store: RocksStore, processor: StatefulProcessor) -> TwsCalls:
+    declared = StateDeclaration(name="count", kind="value", value_schema=STATE.json())
+    return TwsCalls(
+        processor,
+        UID,
+        cursor=cursor,
+        table=StateTable(store),
+        declared={"count": declared},
+        ids={"count": 1},
+    )
+
+
+def _loaded(groups: Groups, store: RocksStore) -> None:
+    cursor = KeyCursor()
+    _calls(cursor, store, _Consumes())
+    for _ in _operator(cursor).run(groups, lambda key, rows: None):
+        pass
+
+
+def _driven(groups: Groups, store: RocksStore, processor: StatefulProcessor) -> None:
+    cursor = KeyCursor()
+    for _ in _operator(cursor).run(groups, _calls(cursor, store, processor)):
+        pass
+
+
+def _alone(groups: Groups) -> None:
+    processor = Counter()
+    processor.init(_NoState())  # type: ignore[arg-type]
+    handle, row = processor.handleInputRows, Row(k=1, v=1)
+    out: list[Row] = []
+    for key in range(len(groups)):
+        out.extend(handle((key,), iter((row,)), None))
+
+
+# --- the interpreter's own profiler ------------------------------------------------------------
+
+
+def _cprofile(folder: Path, keys: int, top: int) -> str:
+    harness = _harness(folder, keys)
+    batches = spark_batches(harness._keys.copy(), harness.epoch)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    harness.run(batches)
+    profiler.disable()
+    text = io.StringIO()
+    pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(top)
+    return text.getvalue()
+
+
+def profile_text(found: dict[str, Any]) -> str:
+    """The profile as a table to read."""
+    keys = found["keys"]
+    lines = [
+        f"One epoch of {keys:,} keys, one row each, one subtask, no Spark "
+        f"({found['repeats']} repeats, medians):",
+        f"  {found['epoch_ns_per_row']:,.0f} ns a row wall, "
+        f"{found['epoch_cpu_ns_per_row']:,.0f} ns of it on the task's own thread",
+        "",
+        f"{'phase':<58}{'ms':>9}{'ns/row':>9}",
+    ]
+    for phase, took_ms in found["phases_ms"].items():
+        lines.append(f"{phase:<58}{took_ms:>9.1f}{took_ms * 1e6 / keys:>9.0f}")
+    lines += ["", f"{'point (own time)':<49}{'calls':>9}{'ns/row':>9}{'cpu':>9}"]
+    for point in found["points"]:
+        if point["own_ns_per_row"] >= 1:
+            lines.append(
+                f"{point['name']:<49}{point['calls']:>9.0f}"
+                f"{point['own_ns_per_row']:>9.0f}{point['own_cpu_ns_per_row']:>9.0f}"
+            )
+    lines += ["", f"{'loop over keys, step by step':<67}{'cpu ns/row':>10}"]
+    lines += [f"{rung['step']:<67}{rung['cpu_ns_per_row']:>10.0f}" for rung in found["ladder"]]
+    if found["not_found"]:
+        lines += ["", f"not traced (not there any more): {', '.join(found['not_found'])}"]
+    if "cprofile" in found:
+        lines += ["", found["cprofile"]]
+    return "\n".join(lines)

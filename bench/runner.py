@@ -1,0 +1,165 @@
+"""Starting sides, one at a time, each in a process of its own, and reading what they report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.machine import ROOT, busy_share
+
+__all__ = ["SideFailed", "batch_stats", "check_output", "run_side"]
+
+_LOG_LINES = 40
+_STOP_S = 30.0
+
+
+class SideFailed(RuntimeError):
+    """A side did not come to its end, or said something wrong."""
+
+
+def run_side(
+    side: str,
+    *,
+    work: Path,
+    source: Path,
+    partitions: int,
+    timeout_s: float,
+    settings: dict[str, Any] | None = None,
+    conf: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run one side to its end in a new folder under ``work``, which is removed.
+
+    Raises:
+        SideFailed: with the end of its log.
+    """
+    folder = work / side
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    result, log = folder / "result.json", folder / "log"
+    task = {
+        "side": side,
+        "work": str(folder),
+        "input": str(source),
+        "partitions": partitions,
+        "timeout_s": timeout_s,
+        "settings": settings or {},
+        "conf": conf or {},
+        "result": str(result),
+    }
+    (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
+    busy = busy_share()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "bench.side", str(folder / "task.json")],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(timeout_s + 120)
+        finally:
+            _end(child)
+    if code or not result.exists():
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        raise SideFailed(f"side {side!r} ended with {code}:\n" + "\n".join(tail))
+    report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    report["busy_before"] = busy
+    shutil.rmtree(folder)
+    return report
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Wait until nothing of a side runs any more: a JVM that still stops would disturb the next."""
+    deadline_s = time.monotonic() + _STOP_S
+    while (left := _session_of(child.pid)) and time.monotonic() < deadline_s:
+        if child.poll() is None:  # we were interrupted
+            break
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    child.wait()
+
+
+def _session_of(leader: int) -> list[int]:
+    """The processes of the session that a side was started in: its own, its JVM's, its workers'."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                state, _, _, session = _stat_fields(entry)
+                if int(session) == leader and state != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def _stat_fields(entry: Path) -> list[str]:
+    # After the name, which may hold anything but ends the last parenthesis: state, parent, group,
+    # session.
+    return (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+
+
+def batch_stats(report: dict[str, Any], first: int, last: int, rows: int) -> dict[str, Any]:
+    """What the counted batches ``first`` to ``last`` took.
+
+    ``total_s`` is from the start of the first to the commit file of the last: everything between
+    is in it. ``batch_s`` is Spark's own figure for each.
+
+    Raises:
+        SideFailed: a counted batch is missing.
+    """
+    batches = {b["batch"]: b for b in report["batches"]}
+    missing = [n for n in range(first, last + 1) if n not in batches]
+    if missing:
+        raise SideFailed(f"side {report['side']!r} has no figures for batches {missing}")
+    counted = [batches[n] for n in range(first, last + 1)]
+    total_s = counted[-1]["committed_s"] - counted[0]["start_s"]
+    batch_s = [b["duration_ms"]["triggerExecution"] / 1000 for b in counted]
+    phases = sorted({name for b in counted for name in b["duration_ms"]})
+    return {
+        "batches": len(counted),
+        "total_s": round(total_s, 3),
+        "rows_per_s": round(rows * len(counted) / total_s, 1),
+        "batch_s": batch_s,
+        "batch_median_s": round(statistics.median(batch_s), 4),
+        "phases_ms": {
+            name: statistics.median(b["duration_ms"].get(name, 0) for b in counted)
+            for name in phases
+        },
+        "busy_before": report["busy_before"],
+    }
+
+
+def check_output(report: dict[str, Any], *, keys: int, rows: int, full: int) -> None:
+    """Whether the counter said after each full batch what it must.
+
+    Raises:
+        SideFailed: naming side, batch and both figures. A side that is wrong is not fast.
+    """
+    stateful = report["side"] != "stateless"
+    for batch in report["batches"]:
+        number = batch["batch"]
+        expected = {"input_rows": rows, "output_rows": keys if stateful else rows}
+        if stateful:
+            expected["output_total"] = rows * (number + 1)
+        if number >= full:
+            expected = dict.fromkeys(expected, 0)
+        for name, value in expected.items():
+            found = batch[name]
+            if found is None and not value:  # Spark may leave out what nothing was observed of
+                continue
+            if found != value:
+                raise SideFailed(
+                    f"side {report['side']!r}, batch {number}: {name} is {found}, not {value}"
+                )

@@ -1,0 +1,190 @@
+"""One side of a comparison in a process of its own: `python -m bench.side TASK.json`.
+
+It runs one query over prepared files to their end, with a fresh JVM, and writes what it saw to the
+file that the task names. Sides differ in the operator and in nothing else: same source, session,
+partitions, sink, and the same observation of the output, which is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from bench.data import FILES_PER_BATCH, INPUT_SCHEMA
+from bench.layers import task_layers, watch_session
+from bench.processor import OUTPUT_SCHEMA, Counter
+
+__all__ = ["SIDES", "run"]
+
+SIDES = ("spark", "ours", "stateless")
+_UID = "counter"
+
+
+def session(task: dict[str, Any]) -> SparkSession:
+    """The same session for every side: two slots, Spark's RocksDB with its changelog."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    state = "spark.sql.streaming.stateStore"
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName(f"bench-{task['side']}")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "4g")
+        .config("spark.local.dir", f"{task['work']}/spark-local")
+        .config("spark.log.level", "ERROR")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.shuffle.reduceLocality.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", str(task["partitions"]))
+        .config("spark.sql.streaming.numRecentProgressUpdates", "10000")
+        .config(f"{state}.providerClass", store)
+        .config(f"{state}.rocksdb.changelogCheckpointing.enabled", "true")
+        .config("spark.sql.warehouse.dir", f"{task['work']}/warehouse")
+    )
+    for key, value in task.get("conf", {}).items():
+        spark = spark.config(key, value)
+    return spark.getOrCreate()
+
+
+def _passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a stateless operator in Python costs at the least: rows in, rows out."""
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(batch.columns[:2], names=["k", "n"])
+
+
+def _spark_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
+    result = frame.groupBy("k").transformWithState(
+        statefulProcessor=Counter(),
+        outputStructType=OUTPUT_SCHEMA,
+        outputMode="update",
+        timeMode="none",
+    )
+    return result, None
+
+
+def _our_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
+    from statebackend import StateBackend
+
+    backend = StateBackend(
+        frame.sparkSession,
+        uri=f"file://{task['work']}/store",
+        job="bench",
+        local_dir=f"{task['work']}/local",
+        parallelism=task["partitions"],
+        settings=task.get("settings"),
+    )
+    result = backend.transform_with_state(
+        frame, keys="k", processor=Counter(), output_schema=OUTPUT_SCHEMA, uid=_UID
+    )
+    return result, backend
+
+
+def _stateless_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
+    shuffled = frame.repartition(task["partitions"], "k")
+    return shuffled.mapInArrow(_passed_on, OUTPUT_SCHEMA), None
+
+
+_MAKERS: dict[str, Callable[[DataFrame, dict[str, Any]], tuple[DataFrame, Any]]] = {
+    "spark": _spark_side,
+    "ours": _our_side,
+    "stateless": _stateless_side,
+}
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
+    """Run the query to the end of its input; times and observations by batch."""
+    spark = session(task)
+    frame = (
+        spark.readStream.schema(INPUT_SCHEMA)
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .parquet(task["input"])
+    )
+    result, backend = _MAKERS[task["side"]](frame, task)
+    observed = result.observe(
+        "output", F.count(F.lit(1)).alias("rows"), F.coalesce(F.sum("n"), F.lit(0)).alias("total")
+    )
+    checkpoint = f"{task['work']}/checkpoint"
+    writer: DataStreamWriter = (
+        observed.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+    )
+    started_s = time.time()
+    calls: dict[str, list[float]] = {}
+    if backend is None:
+        query = writer.start()
+    else:
+        with watch_session() as calls:
+            query = backend.start(writer)
+    finished = query.awaitTermination(task["timeout_s"])
+    if not finished:
+        query.stop()
+        raise TimeoutError(f"side {task['side']!r} took over {task['timeout_s']} s")
+    if query.exception() is not None:
+        raise query.exception()  # type: ignore[misc]
+    time.sleep(0.5)  # the last progress event comes after the query has ended
+    report = {
+        "side": task["side"],
+        "java": spark._jvm.java.lang.System.getProperty("java.runtime.version"),  # type: ignore[union-attr]
+        "spark": spark.version,
+        "seconds": round(time.time() - started_s, 3),
+        "batches": _batches(query, Path(checkpoint)),
+    }
+    if backend is not None:
+        report["layers"] = task_layers(f"file://{task['work']}/store/bench", "bench")
+        report["driver_ms"] = calls
+        backend.close()
+    spark.stop()
+    return report
+
+
+def _batches(query: Any, checkpoint: Path) -> list[dict[str, Any]]:
+    """Per batch: when it started, when its commit file was there, what Spark says it did."""
+    found = []
+    for progress in query.recentProgress:
+        commit = checkpoint / "commits" / str(progress["batchId"])
+        if not progress["durationMs"].get("addBatch") or not commit.exists():
+            continue
+        output = (progress.get("observedMetrics") or {}).get("output")
+        found.append(
+            {
+                "batch": progress["batchId"],
+                "start_s": _epoch_s(progress["timestamp"]),
+                "committed_s": commit.stat().st_mtime,
+                "input_rows": progress["numInputRows"],
+                "output_rows": int(output["rows"]) if output is not None else None,
+                "output_total": int(output["total"]) if output is not None else None,
+                "duration_ms": dict(progress["durationMs"]),
+            }
+        )
+    return sorted(found, key=lambda batch: int(batch["batch"]))
+
+
+def _epoch_s(timestamp: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+
+
+def main() -> None:
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    report = run(task)
+    Path(task["result"]).write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

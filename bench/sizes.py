@@ -1,0 +1,64 @@
+"""How much is measured: the sizes of the issue, and small ones that show the harness to work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+__all__ = ["FULL", "QUICK", "Sizes"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts, not durations. ``partitions``: one configuration of the comparison each."""
+
+    name: str
+    keys: int
+    rows: int
+    warm_batches: int
+    counted_batches: int
+    rounds: int
+    partitions: tuple[int, ...]
+    changed_keys: int
+    empty_warm_batches: int
+    empty_counted_batches: int
+    empty_rounds: int
+    repeats: int
+
+    def with_rounds(self, rounds: int | None) -> Sizes:
+        """The same with another number of rounds, where one is given."""
+        return self if rounds is None else replace(self, rounds=rounds, empty_rounds=rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As kept in the results."""
+        return asdict(self)
+
+
+FULL = Sizes(
+    name="full",
+    keys=100_000,
+    rows=100_000,
+    warm_batches=4,
+    counted_batches=6,
+    rounds=3,
+    partitions=(2, 4),
+    changed_keys=50_000,
+    empty_warm_batches=8,
+    empty_counted_batches=30,
+    empty_rounds=3,
+    repeats=15,
+)
+QUICK = Sizes(
+    name="quick",
+    keys=20_000,
+    rows=20_000,
+    warm_batches=2,
+    counted_batches=5,
+    rounds=1,
+    partitions=(2,),
+    changed_keys=10_000,
+    empty_warm_batches=3,
+    empty_counted_batches=10,
+    empty_rounds=1,
+    repeats=5,
+)

@@ -1,0 +1,81 @@
+"""What must be on the machine before Spark is started, asked early and answered in one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import Final
+
+from statebackend.errors import EnvironmentMissingError
+
+__all__ = ["java_major_version", "require_java"]
+
+OLDEST_JAVA: Final = 17
+_TODO: Final = (
+    "Install a Java runtime of version 17 or 21 (Debian and Ubuntu: apt install "
+    "openjdk-17-jre-headless; macOS: brew install openjdk@17), and put it on PATH or into "
+    "JAVA_HOME."
+)
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_TIMEOUT_S: Final = 60.0
+
+
+def require_java() -> None:
+    """Make sure that Spark will find a Java that can run it.
+
+    Raises:
+        EnvironmentMissingError: there is none, or it is older than 17.
+    """
+    command, where = _java()
+    try:
+        done = subprocess.run(
+            [command, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentMissingError(
+            f"Spark needs Java, and {command} ({where}) cannot be run ({error}).", todo=_TODO
+        ) from error
+    version = java_major_version(done.stderr + done.stdout)
+    if done.returncode != 0 or version is None:
+        said = (done.stderr + done.stdout).strip().splitlines()
+        raise EnvironmentMissingError(
+            f"Spark needs Java, and {command} ({where}) does not say its version "
+            f"({said[-1] if said else 'it says nothing'}).",
+            todo=_TODO,
+        )
+    if version < OLDEST_JAVA:
+        raise EnvironmentMissingError(
+            f"Spark needs Java {OLDEST_JAVA} or later, and {command} ({where}) is version "
+            f"{version}.",
+            todo=_TODO,
+        )
+
+
+def java_major_version(text: str) -> int | None:
+    """The major version in what ``java -version`` prints; None if it is not there."""
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    first, second = found.groups()
+    return int(second) if first == "1" and second else int(first)  # "1.8.0" is version 8
+
+
+def _java() -> tuple[str, str]:
+    """The Java that Spark's own launcher would take, and where that was said."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return os.path.join(home, "bin", "java"), f"JAVA_HOME is {home}"
+    command = shutil.which("java")
+    if command is None:
+        raise EnvironmentMissingError(
+            "Spark needs Java, and there is neither a java on PATH nor a JAVA_HOME.", todo=_TODO
+        )
+    return command, "found on PATH"

@@ -1,0 +1,138 @@
+"""Processes of a real cluster are killed; the results are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from tests.spark.cluster.trial import FILES, Trial, executors, kill, python_workers, until
+
+pytestmark = pytest.mark.cluster
+
+
+def sources(result: dict, epoch: int | None = None) -> set[str]:
+    """Where subtasks got their state from."""
+    return {r["source"] for r in result["restores"] if epoch is None or r["epoch"] == epoch}
+
+
+def test_a_killed_python_worker_and_a_killed_executor_lose_and_repeat_nothing(local_cluster: Trial):
+    local_cluster.write_input()
+    driver = local_cluster.start("a")
+    local_cluster.wait_for_batch(1)
+    kill(until(lambda: python_workers(local_cluster.token), "a Python worker"))
+    local_cluster.wait_for_batch(4)
+    kill(executors(local_cluster.token)[:1])
+    local_cluster.finish(driver, "a")
+    local_cluster.check()
+
+
+def test_a_killed_driver_comes_back_from_local_copies_without_reading_the_store(
+    local_cluster: Trial,
+):
+    local_cluster.write_input()
+    driver = local_cluster.start("a")
+    local_cluster.wait_for_batch(3)
+    driver.kill()
+    driver.wait()
+    until(lambda: not executors(local_cluster.token), "the executors' end")
+    result = local_cluster.finish(local_cluster.start("b"), "b")
+    local_cluster.check()
+    first = [r for r in result["restores"]][:4]
+    assert {r["source"] for r in first} == {"local"}
+    assert sum(r["durable_bytes"] + r["durable_reads"] for r in first) == 0
+
+
+def test_a_killed_driver_comes_back_from_the_store_when_the_local_copies_are_gone(
+    local_cluster: Trial,
+):
+    local_cluster.write_input()
+    driver = local_cluster.start("a")
+    local_cluster.wait_for_batch(3)
+    driver.kill()
+    driver.wait()
+    until(lambda: not executors(local_cluster.token), "the executors' end")
+    shutil.rmtree(local_cluster.root / "local")
+    result = local_cluster.finish(local_cluster.start("b"), "b")
+    local_cluster.check()
+    assert {r["source"] for r in result["restores"][:4]} == {"durable"}
+
+
+def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(
+    local_cluster: Trial,
+):
+    local_cluster.write_input(flag_in_file=4)
+    dawdle = local_cluster.root / "dawdle"
+    driver = local_cluster.start("a", dawdle=str(dawdle), settings={"lease_timeout_s": 1.0})
+    frozen = int(until(lambda: dawdle.exists() and dawdle.read_text(), "a dawdling task"))
+    kill([frozen], signal.SIGSTOP)
+    # Its executor goes, as one that froze is given up; the worker itself still holds its store.
+    kill(executors(local_cluster.token)[:1])
+    kill(executors(local_cluster.token)[:1])
+    local_cluster.wait_for_batch(5)
+    dawdle.unlink()
+    kill([frozen], signal.SIGCONT)
+    result = local_cluster.finish(driver, "a")
+    local_cluster.check()
+    held = [r for r in result["restores"] if "held by another process" in r["reason"]]
+    assert [r["epoch"] for r in held] == [3]
+    assert held[0]["source"] == "durable"
+
+
+def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(local_cluster: Trial):
+    local_cluster.write_input(flag_in_file=4)
+    dawdle = local_cluster.root / "dawdle"
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.multiplier": "1.5",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.interval": "200ms",
+    }
+    driver = local_cluster.start(
+        "a", dawdle=str(dawdle), conf=conf, settings={"lease_timeout_s": 1.0}
+    )
+    until(dawdle.exists, "a dawdling task")
+    local_cluster.wait_for_batch(4)  # the twin finished it
+    dawdle.unlink()
+    local_cluster.finish(driver, "a")
+    local_cluster.check()
+
+
+def test_subtasks_stay_on_their_host_and_move_when_it_is_lost(two_hosts: Trial):
+    two_hosts.write_input()
+    driver = two_hosts.start("a", local_dir="$SB_HOST_DISK/state")
+    two_hosts.wait_for_batch(3)
+    lost = executors(two_hosts.token)[0]
+    disk = next(
+        part.partition(b"=")[2].decode()
+        for part in open(f"/proc/{lost}/environ", "rb").read().split(b"\0")
+        if part.startswith(b"SB_HOST_DISK=")
+    )
+    kill([lost])
+    shutil.rmtree(f"{disk}/state", ignore_errors=True)
+    result = two_hosts.finish(driver, "a")
+    two_hosts.check()
+    starts, moves = result["restores"][:4], result["restores"][4:]
+    assert {r["source"] for r in starts} == {"empty"}
+    hosts = {r["subtask"]: r["host"] for r in starts}
+    assert set(hosts.values()) == {"127.0.0.2", "127.0.0.3"}
+    # Only what was on the lost host moved (a restore elsewhere would be a subtask that hopped).
+    assert moves
+    assert {r["source"] for r in moves} <= {"durable", "mixed"}
+    assert two_hosts.committed() == FILES - 1
+
+
+def test_two_drivers_on_one_job_leave_one_and_exact_results(local_cluster: Trial):
+    local_cluster.write_input(flag_in_file=4)
+    dawdle = local_cluster.root / "dawdle"
+    first = local_cluster.start("a", dawdle=str(dawdle))
+    until(dawdle.exists, "a dawdling task")
+    second = local_cluster.start("b", settings={"lease_timeout_s": 1.0})
+    local_cluster.wait_for_batch(5)
+    dawdle.unlink()
+    result = local_cluster.finish(second, "b")
+    lost = local_cluster.finish(first, "a", ok=False)
+    local_cluster.check()
+    assert result["failed"] == ""
+    assert lost["failed"]

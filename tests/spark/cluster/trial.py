@@ -1,0 +1,205 @@
+"""A job on a real cluster of processes, its kills, and the check of its results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+FILES = 10
+KEYS = 40
+ROWS = 300
+_JOB = Path(__file__).with_name("job.py")
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
+    """Poll until ``condition`` gives something true; the test fails where it does not."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {timeout_s} s for {what}")
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+    return {k.decode(errors="replace"): v.decode(errors="replace") for k, _, v in pairs}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def processes(token: str) -> list[int]:
+    """Live processes of one test, by a variable that all of them inherit."""
+    own = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
+    return [pid for pid in own if _environment(pid).get("SB_TEST") == token]
+
+
+def executors(token: str) -> list[int]:
+    """JVMs that run executors."""
+    return [p for p in processes(token) if "CoarseGrainedExecutorBackend" in _command(p)]
+
+
+def python_workers(token: str) -> list[int]:
+    """Python processes that run tasks (children of a daemon)."""
+    daemons = [p for p in processes(token) if "pyspark.daemon" in _command(p)]
+    return [p for p in daemons if _parent(p) in daemons]
+
+
+def kill(pids: list[int], how: int = signal.SIGKILL) -> None:
+    """Signal processes of this test; one that has ended is no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+
+
+@dataclass
+class Trial:
+    """One job in a directory of its own: its input, its drivers, and the truth."""
+
+    root: Path
+    token: str
+    master: str
+    drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def write_input(self, *, flag_in_file: int = -1) -> None:
+        """Files of rows, in order of their modification times."""
+        rng = random.Random(7)
+        folder = self.root / "in"
+        folder.mkdir(parents=True)
+        for number in range(FILES):
+            rows = [
+                {
+                    "k": rng.randrange(KEYS),
+                    "v": rng.randrange(1000),
+                    "file": number,
+                    "flag": number == flag_in_file and i == 0,
+                }
+                for i in range(ROWS)
+            ]
+            path = folder / f"{number:03}.json"
+            path.write_text("\n".join(map(json.dumps, rows)))
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def start(self, name: str, **told: Any) -> subprocess.Popen[bytes]:
+        """Start a driver."""
+        told = {"name": name, "root": str(self.root), "master": self.master, **told}
+        with (self.root / f"driver-{name}.log").open("wb") as log:
+            driver = subprocess.Popen(
+                [sys.executable, str(_JOB), json.dumps(told)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "SB_TEST": self.token,
+                    "SPARK_LOCAL_IP": "127.0.0.1",
+                    "PYSPARK_PYTHON": sys.executable,
+                },
+                cwd=self.root,
+                start_new_session=True,
+            )
+        self.drivers.append(driver)
+        return driver
+
+    def committed(self) -> int:
+        """The last batch that Spark committed."""
+        folder = self.root / "checkpoint" / "commits"
+        names = folder.iterdir() if folder.exists() else ()
+        return max((int(p.name) for p in names if p.name.isdigit()), default=-1)
+
+    def wait_for_batch(self, batch: int) -> None:
+        """Wait until Spark has committed ``batch``."""
+
+        def reached() -> bool:
+            self._still_running()
+            return self.committed() >= batch
+
+        until(reached, f"batch {batch} of {self.root}")
+
+    def _still_running(self) -> None:
+        code = self.drivers[-1].poll()
+        if code not in (None, 0):
+            raise AssertionError(f"the driver ended with {code}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of the newest driver's log."""
+        log = max(self.root.glob("driver-*.log"), key=lambda p: p.stat().st_mtime)
+        return log.read_text(errors="replace")[-6000:]
+
+    def finish(self, driver: subprocess.Popen[bytes], name: str, *, ok: bool = True) -> dict:
+        """Wait for a driver's own end; what it reports."""
+        code = driver.wait(timeout=150)
+        assert (code == 0) == ok, f"the driver ended with {code}:\n{self.log_tail()}"
+        return json.loads((self.root / f"result-{name}.json").read_text())
+
+    def check(self) -> None:
+        """Compare the sink with a count made from the input files alone."""
+        n: Counter[int] = Counter()
+        total: Counter[int] = Counter()
+        files: dict[int, set[int]] = {}
+        expected = []
+        for path in sorted((self.root / "in").iterdir()):
+            touched = set()
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                n[row["k"]] += 1
+                total[row["k"]] += row["v"]
+                files.setdefault(row["k"], set()).add(row["file"])
+                touched.add(row["k"])
+            expected += [(k, n[k], total[k], len(files[k])) for k in touched]
+        found = [
+            (row["k"], row["n"], row["total"], row["files"])
+            for row in pq.ParquetDataset(self._sink_files()).read().to_pylist()
+        ]
+        assert sorted(found) == sorted(expected)
+        assert self.committed() == FILES - 1
+
+    def _sink_files(self) -> list[str]:
+        # What the sink's own log lists: files of failed attempts are not part of the output.
+        names = set()
+        for path in (self.root / "out" / "_spark_metadata").iterdir():
+            if path.name.startswith("."):
+                continue
+            for line in path.read_text().splitlines()[1:]:
+                entry = json.loads(line)
+                if entry["action"] == "add":
+                    names.add(entry["path"].removeprefix("file://").removeprefix("file:"))
+        return sorted(names)
+
+    def end(self) -> None:
+        """End every process of this test, frozen ones too."""
+        for driver in self.drivers:
+            if driver.poll() is None:
+                driver.kill()
+            driver.wait(timeout=30)
+        kill(processes(self.token))

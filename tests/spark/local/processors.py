@@ -1,0 +1,168 @@
+"""Processors that the tests run. Workers get them by value (see conftest): none needs this file.
+
+Each says in its output what it saw and what its state then was, so that every row can be checked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEDGER_OUTPUT = "k string, ids array<bigint>, n bigint, total bigint"
+
+
+class Ledger(StatefulProcessor):
+    """Counts and sums the ids of each key; yields the ids of this call, and both afterwards."""
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("acc", "n bigint, total bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        ids = [row["id"] for row in rows]
+        n, total = self.state.get() or (0, 0)
+        n, total = n + len(ids), total + sum(ids)
+        self.state.update((n, total))
+        yield Row(k=None if key[0] is None else str(key[0]), ids=ids, n=n, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+def once(flag: str) -> bool:
+    """Whether the flag file was there; it is gone afterwards."""
+    try:
+        os.unlink(flag)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class FailingLedger(Ledger):
+    """Raises for one key while the flag file is there, and removes it."""
+
+    def __init__(self, flag: str, key: str) -> None:
+        self.flag, self.key = flag, key
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        if key[0] == self.key and once(self.flag):
+            raise RuntimeError("the user's own mistake")  # the user's line
+
+
+class StuckLedger(Ledger):
+    """Says that it has begun, and stays in a call, while the gate file is there."""
+
+    def __init__(self, gate: str, begun: str) -> None:
+        self.gate, self.begun = gate, begun
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        while os.path.exists(self.gate):
+            open(self.begun, "w").close()
+            time.sleep(0.02)
+
+
+class Everything(StatefulProcessor):
+    """Value, list and map state at once, with every way to take things out of them again.
+
+    Rows are (id, op). ``add``: into all three. ``drop``: clears list and value. ``unmap``: removes
+    from the map what ``id`` maps to. ``put``: the list becomes this id alone.
+    """
+
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", "id bigint, text string")
+        self.ids = handle.getListState("ids", "id bigint")
+        self.by_op = handle.getMapState("by_op", "slot string, half bigint", "n bigint, last bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self._one(row["id"], row["op"])
+        last = self.last.get()
+        ids = [i for (i,) in self.ids.get()] if self.ids.exists() else []
+        entries = sorted((*k, *v) for k, v in self.by_op.iterator())
+        yield Row(k=key[0], text=repr((tuple(last) if last else None, ids, entries)))
+
+    def _one(self, number: int, op: str) -> None:
+        slot = (op[:1], number % 2)
+        if op == "drop":
+            self.last.clear()
+            self.ids.clear()
+        elif op == "unmap":
+            self.by_op.removeKey(("a", number % 2))
+        elif op == "put":
+            self.ids.put([(number,)])
+        else:
+            self.last.update((number, f"{op}{number}"))
+            self.ids.appendValue((number,))
+            old = self.by_op.getValue(slot) if self.by_op.containsKey(slot) else (0, 0)
+            self.by_op.updateValue(slot, (old[0] + 1, number))
+
+    def close(self) -> None:
+        pass
+
+
+class Composite(StatefulProcessor):
+    """Counts per key of several columns, nulls included."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n = (self.n.get() or (0,))[0] + sum(1 for _ in rows)
+        self.n.update((n,))
+        yield Row(key=repr(tuple(key)), n=n)
+
+    def close(self) -> None:
+        pass
+
+
+class Noisy(Ledger):
+    """Keeps in its state something that differs in every evaluation."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.noise = handle.getValueState("noise", "at bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.noise.update((int.from_bytes(os.urandom(7), "big"),))
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+class Stateless(StatefulProcessor):
+    """Declares what it is told to and passes keys on: for refusals at the call and at the start."""
+
+    def __init__(self, **states: str) -> None:
+        self.states = states
+
+    def init(self, handle: Any) -> None:
+        self.cells = {n: handle.getValueState(n, schema) for n, schema in self.states.items()}
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=str(key[0]), ids=[row["id"] for row in rows], n=0, total=0)
+
+    def close(self) -> None:
+        pass
+
+
+class Misfit(Ledger):
+    """Puts a text where its schema has a number."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.state.update(("three", 3))  # the user's misfit
+        yield from ()
+
+
+class Flood(Ledger):
+    """Yields so much after its first row that nobody who stops early has seen the end."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        for i in range(60_000):
+            yield Row(k=f"{'flood ' * 20}{i}", ids=[], n=0, total=0)

@@ -1,0 +1,270 @@
+"""A foreachBatch function may use its frame as often as it likes, but whole, and in its own batch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from tests.spark.local.processors import Flood, Noisy
+from tests.spark.local.world import checkpoints, durable_state, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from statebackend import StateBackend
+    from tests.spark.local.world import World
+
+PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
+    "take": lambda frame: frame.take(1),
+    "limit": lambda frame: frame.limit(2).collect(),
+    "isEmpty": lambda frame: frame.isEmpty(),
+    "ignore": lambda frame: None,
+}
+
+
+def _processor(how: str) -> Any:
+    """For what stops at the first row: a small output could have been made whole by then."""
+    return Flood() if how == "isEmpty" else None
+
+
+def _in_part(world: World, batch: int, use: Callable[[DataFrame], Any]) -> Any:
+    """A sink that uses its frame in part in one batch, the first time."""
+    done: list[int] = []
+
+    def function(frame: DataFrame, number: int) -> None:
+        if number == batch and not done:
+            use(frame)
+        else:
+            world.sink(frame.where("k not like 'flood%'"), number)
+        done.extend([number] * (number == batch))
+        function.calls.append(number)  # type: ignore[attr-defined]
+
+    function.calls = []  # type: ignore[attr-defined]
+    return function
+
+
+# --- more than once ------------------------------------------------------------------------------
+
+
+def test_a_frame_that_is_counted_and_written_is_one_epoch(world: World) -> None:
+    counted: list[int] = []
+
+    def twice(frame: DataFrame, batch: int) -> None:
+        counted.append(frame.count())
+        world.sink(frame.orderBy("k"), batch)  # sampled first, then evaluated again
+
+    world.input.add_batches(2)
+    backend = world.run_ledger(twice)
+    world.check(backend)
+    assert checkpoints(backend) == [("ledger", 0), ("ledger", 1)], "no record twice"
+    assert counted == [len(rows) for rows in world.sink.batches().values()]
+
+
+def test_a_persisted_frame_is_evaluated_once(world: World) -> None:
+    def persisted(frame: DataFrame, batch: int) -> None:
+        frame.persist()
+        assert not frame.isEmpty()
+        assert frame.count() > 0
+        world.sink(frame, batch)
+        frame.unpersist()
+
+    world.input.add_batches(2)
+    backend = world.run_ledger(persisted)
+    world.check(backend)
+    assert checkpoints(backend) == [("ledger", 0), ("ledger", 1)]
+
+
+def test_evaluations_that_differ_leave_one_of_them_whole(world: World) -> None:
+    def twice(frame: DataFrame, batch: int) -> None:
+        assert frame.count() > 0
+        world.sink(frame, batch)
+
+    world.input.add_batches(2)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend, processor=Noisy()), twice)
+    world.check(backend)
+    assert set(durable_state(backend, "ledger")["noise"]) == {(k,) for k in world.input.ids()}
+    assert len(checkpoints(backend)) > 2, "the second evaluation superseded the first"
+
+
+# --- in part -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", PARTIAL)
+def test_a_batch_that_was_used_in_part_is_found_out_and_repeated(world: World, how: str) -> None:
+    world.input.add_batches(3, keys=4 if how == "isEmpty" else 7)
+    backend = world.backend()
+    frame = world.ledger(backend, processor=_processor(how))
+    sink = _in_part(world, 1, PARTIAL[how])
+    text = world.fail(backend, frame, sink)
+    assert world.committed() == [0, 1]
+    assert backend.lineages()["ledger"].last_epoch == 0
+    sink.calls.clear()
+    world.run(backend, frame, sink)
+    assert sink.calls[0] == 1, "back by exactly one batch"
+    world.check(backend)
+    assert set(sources(backend).values()) == {"local"}
+
+    assert "SB5001" in text
+    assert "Spark committed batch 1, but operator 'ledger' did not finish it" in text
+    assert "isEmpty(), take(), first(), limit()" in text
+
+
+@pytest.mark.parametrize("how", ["take", "ignore"])
+def test_the_first_batch_of_all_may_be_repeated_too(world: World, how: str) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    sink = _in_part(world, 0, PARTIAL[how])
+    query = world.start(backend, world.ledger(backend), sink)
+    if how == "take":
+        with pytest.raises(Exception, match="SB5001"):
+            query.awaitTermination(60)
+    else:
+        # Nobody ever began batch 0, so batch 1 looks like the job's first.
+        query.awaitTermination(60)
+    sink.calls.clear()
+    again = world.backend()
+    world.run(again, world.ledger(again), sink)
+    world.check(again)
+
+
+def test_a_partial_read_that_nobody_noticed_before_the_end_is_repeated_at_the_next_start(
+    world: World,
+) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.run(backend, frame, _in_part(world, 1, PARTIAL["ignore"]))
+    assert world.committed() == [0, 1]
+    world.input.add_batches(1)
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_no_operator_loses_a_first_batch_that_only_another_one_finished(world: World) -> None:
+    def sides(backend: StateBackend) -> DataFrame:
+        left = world.ledger(backend, uid="left").withColumn("side", F.lit("left"))
+        right = world.ledger(backend, uid="right").withColumn("side", F.lit("right"))
+        return left.union(right)
+
+    def left_only(frame: DataFrame, batch: int) -> None:
+        if batch == 0:
+            frame.take(1)  # the first partition, which is all of the operator on the left
+        else:
+            world.sink(frame, batch)
+
+    world.input.add_batches(2)
+    backend = world.backend(parallelism=1)
+    assert "SB5001" in world.fail(backend, sides(backend), left_only)
+    backend = world.backend(parallelism=1)
+    world.run(backend, sides(backend))
+    truth = {(k,): (len(ids), sum(ids)) for k, ids in world.input.ids().items()}
+    assert durable_state(backend, "left")["acc"] == truth
+    assert durable_state(backend, "right")["acc"] == truth
+
+
+@pytest.mark.parametrize("how", ["isEmpty", "ignore"])
+def test_checked_finds_it_out_within_the_batch(world: World, how: str) -> None:
+    world.input.add_batches(2, keys=4 if how == "isEmpty" else 7)
+    backend = world.backend()
+    frame = world.ledger(backend, processor=_processor(how))
+    sink = backend.checked(_in_part(world, 1, PARTIAL[how]))
+    text = world.fail(backend, frame, sink)
+    assert "SB5001" in text
+    assert world.committed() == [0], "Spark has not committed the batch"
+    world.run(backend, frame, sink)
+    world.check(backend)
+
+
+def test_checked_finds_it_out_in_the_first_batch_too(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    sink = backend.checked(_in_part(world, 0, PARTIAL["ignore"]))
+    assert "did not use its frame" in world.fail(backend, frame, sink)
+    assert world.committed() == []
+    world.run(backend, frame, sink)
+    world.check(backend)
+
+
+# --- in another batch ----------------------------------------------------------------------------
+
+
+def _kept(world: World, kept_in: int, used_in: int, *, own: bool) -> Callable[..., None]:
+    """A sink that evaluates, once, the frame of another batch, and then its own or not."""
+    kept: list[DataFrame] = []
+
+    def function(frame: DataFrame, batch: int) -> None:
+        if batch == kept_in:
+            kept.append(frame)
+        if batch == used_in and kept:
+            rows = kept.pop().collect()
+            if not own:
+                world.sink.write(rows, batch)
+                return
+        world.sink(frame, batch)
+
+    return function
+
+
+@pytest.mark.parametrize("used_in", [1, 2, 3, 4])
+def test_a_kept_frame_is_refused_in_every_later_batch(world: World, used_in: int) -> None:
+    world.input.add_batches(used_in + 1)
+    backend = world.backend(parallelism=1)
+    frame = world.ledger(backend)
+    text = world.fail(backend, frame, _kept(world, 0, used_in, own=False))
+    assert "SB5002" in text
+    assert f"belongs to another batch was evaluated in batch {used_in}" in text
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_kept_frame_is_refused_after_the_right_one_too(world: World) -> None:
+    kept: list[DataFrame] = []
+
+    def function(frame: DataFrame, batch: int) -> None:
+        world.sink(frame, batch)
+        for other in kept:
+            other.collect()
+        kept.append(frame)
+
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    assert "SB5002" in world.fail(backend, frame, function)
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_thread_of_a_pool_has_no_batch_and_is_told_so(world: World) -> None:
+    def pooled(frame: DataFrame, batch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            world.sink.write(pool.submit(frame.collect).result(), batch)
+
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    text = world.fail(backend, frame, pooled)
+    assert "SB5002" in text
+    assert "in a thread that Spark gave no batch id" in text
+    assert "inheritable_thread_target" in text
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_thread_that_inherits_the_batch_may_evaluate_it(world: World) -> None:
+    from pyspark import inheritable_thread_target
+
+    def pooled(frame: DataFrame, batch: int) -> None:
+        collect = inheritable_thread_target(world.spark)(frame.collect)
+        with ThreadPoolExecutor(1) as pool:
+            world.sink.write(pool.submit(collect).result(), batch)
+
+    world.input.add_batches(2)
+    world.check(world.run_ledger(pooled))
+

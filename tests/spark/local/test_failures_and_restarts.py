@@ -1,0 +1,143 @@
+"""Whatever fails, and wherever: the query that is started again applies each row once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.spark.local.processors import FailingLedger, StuckLedger, once
+from tests.spark.local.world import checkpoints, sources, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from tests.spark.local.world import World
+
+
+def _flag(world: World) -> Path:
+    flag = world.root / "flag"
+    flag.touch()
+    return flag
+
+
+def test_a_processor_that_raises_once_costs_a_restart_and_nothing_else(world: World) -> None:
+    world.input.add_keys("a", "b", "c", "d")
+    world.input.add_keys("a", "a", "b", "bad", "c", "d")
+    world.input.add_keys("a", "bad")
+    processor = FailingLedger(str(_flag(world)), "bad")
+    backend = world.backend()
+    frame = world.ledger(backend, processor=processor)
+    text = world.fail(backend, frame)
+    assert "SB1014" in text
+    assert "RuntimeError: the user's own mistake" in text
+    assert "'bad'" in text, "the key is named"
+    assert world.committed() == [0]
+    assert backend.lineages()["ledger"].last_epoch == 0
+
+    world.run(backend, frame)
+    world.check(backend)
+    assert set(sources(backend).values()) == {"local"}
+
+
+def test_the_error_of_a_processor_shows_the_users_line(world: World) -> None:
+    world.input.add_keys("bad")
+    backend = world.backend(parallelism=1)
+    frame = world.ledger(backend, processor=FailingLedger(str(_flag(world)), "bad"))
+    text = world.fail(backend, frame)
+    assert "the user's own mistake" in text
+    assert "processors.py" in text
+    assert "# the user's line" in text
+
+
+def _breaking(flag: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Passes a few rows on, and raises in their midst while the flag file is there."""
+
+    def some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, 3)
+            if batch.num_rows > 3 and once(flag):
+                raise RuntimeError("the line broke")
+            yield batch.slice(3)
+
+    return some
+
+
+def test_an_upstream_that_dies_in_mid_input_leaves_no_trace(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    flag = world.root / "flag"
+    df = world.input.stream(world.spark).mapInArrow(_breaking(str(flag)), world.input.schema)
+    frame = world.ledger(backend, df)
+    world.run(backend, frame)
+    flag.touch()
+    world.input.add_batches(2)
+    text = world.fail(backend, frame)
+    assert "the line broke" in text
+    assert backend.lineages()["ledger"].last_epoch == 0
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_downstream_that_dies_in_mid_output_costs_a_restart_and_nothing_else(
+    world: World,
+) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    flag = world.root / "flag"
+    ledger = world.ledger(backend)
+    frame = ledger.mapInArrow(_breaking(str(flag)), ledger.schema)
+    world.run(backend, frame)
+    flag.touch()
+    world.input.add_batches(2)
+    assert "the line broke" in world.fail(backend, frame)
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_query_that_is_stopped_in_mid_batch_repeats_that_batch(world: World) -> None:
+    gate, begun = world.root / "gate", world.root / "begun"
+    world.input.add_batches(1)
+    backend = world.backend(settings={"lease_timeout_s": 1.0})
+    frame = world.ledger(backend, processor=StuckLedger(str(gate), str(begun)))
+    world.run(backend, frame)
+    world.input.add_batches(2)
+    gate.touch()
+    query = world.start(backend, frame)
+    until(begun.exists, "a key's call has begun")
+    query.stop()
+    assert not query.isActive
+    gate.unlink()
+    assert world.committed() == [0]
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_sink_that_fails_after_the_epoch_was_durable_is_given_the_same_batch_again(
+    world: World,
+) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def failing(frame: DataFrame, batch: int) -> None:
+        rows = frame.collect()
+        calls.append((batch, len(rows)))
+        world.sink.write(rows, batch)
+        if calls.count((1, len(rows))) == 1 and batch == 1:
+            raise RuntimeError("the sink is full")
+
+    world.input.add_batches(3)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    assert "the sink is full" in world.fail(backend, frame, failing)
+    assert world.committed() == [0]
+    assert backend.lineages()["ledger"].last_epoch == 1, "durable, and not committed by Spark"
+    first = world.sink.batches()[1]
+
+    again = world.backend()
+    world.run(again, world.ledger(again), failing)
+    assert [batch for batch, _ in calls] == [0, 1, 1, 2]
+    assert sorted(map(str, world.sink.batches()[1])) == sorted(map(str, first))
+    world.check(again)
+    assert [epoch for _, epoch in checkpoints(again)] == [0, 1, 1, 2]

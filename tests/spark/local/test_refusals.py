@@ -1,0 +1,549 @@
+"""A wrong use is refused where it is made, with its own error, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.types import NullType, StringType, StructField, StructType
+
+from statebackend import StateBackend
+from statebackend.errors import (
+    CheckpointLocationError,
+    CorruptionError,
+    DuplicateUidError,
+    JobRunningError,
+    MaxParallelismChangedError,
+    MissingUidError,
+    ParallelismError,
+    ProcessorError,
+    SchemaError,
+    SettingError,
+    SparkConnectError,
+    StateMismatchError,
+    StoreUnreachableError,
+    UnsupportedQueryError,
+    UnsupportedTypeError,
+)
+from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, Misfit, Stateless, StuckLedger
+from tests.spark.local.world import World, checkpoints, failure, finish, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def old(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A job with one epoch, which no test here may change."""
+    world = World(spark, tmp_path_factory.mktemp("old") / "world")
+    world.input.add_batches(1)
+    backend = world.run_ledger(max_parallelism=64)
+    before = checkpoints(backend)
+    yield world
+    assert checkpoints(backend) == before
+    assert world.committed() == [0]
+    world.input.add_batches(1)
+    world.check(world.run_ledger(max_parallelism=64))
+    for made in world.backends:
+        made.close()
+
+
+def _frame(backend: StateBackend, df: DataFrame, processor: Any = None, **given: Any) -> DataFrame:
+    given = {"keys": "k", "output_schema": LEDGER_OUTPUT, "uid": "ledger", **given}
+    return backend.transform_with_state(df, processor=processor or Ledger(), **given)
+
+
+@pytest.fixture
+def df(old: World) -> DataFrame:
+    return old.input.stream(old.spark)
+
+
+# --- how a query is started ------------------------------------------------------------------------
+
+
+def test_a_start_by_hand_is_refused_by_spark(old: World) -> None:
+    backend = old.backend()
+    with pytest.raises(AnalysisException, match="(?i)outer"):
+        old.writer(old.ledger(backend)).start()
+
+
+def test_a_start_by_hand_past_sparks_check_is_refused_by_the_tasks(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    check = "spark.sql.streaming.unsupportedOperationCheck"
+    world.spark.conf.set(check, "false")
+    try:
+        text = failure(world.writer(frame).start())
+    finally:
+        world.spark.conf.set(check, "true")
+    assert "SB5002" in text
+    assert "backend.start(writer)" in text
+
+
+def test_the_start_leaves_sparks_check_and_the_thread_as_they_were(world: World) -> None:
+    from statebackend.spark.context import ENDPOINT_PROPERTY
+
+    world.input.add_batches(1)
+    world.run_ledger()
+    assert world.spark.conf.get("spark.sql.streaming.unsupportedOperationCheck") == "true"
+    assert world.spark.sparkContext.getLocalProperty(ENDPOINT_PROPERTY) is None
+
+
+def test_a_table_may_be_the_sink(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    table = f"ledger_{world.root.parent.name}".replace("-", "_").lower()[:60]
+
+    def writer() -> Any:
+        options = {"checkpointLocation": str(world.location)}
+        return frame.writeStream.options(**options).trigger(availableNow=True)
+
+    with backend.starting():
+        query = writer().toTable(table)
+    finish(query)
+    world.input.add_batches(1)
+    with backend.starting():
+        query = writer().toTable(table)
+    finish(query)
+    rows = world.spark.table(table).collect()
+    world.spark.sql(f"drop table {table}")
+    for batch in (0, 1):
+        world.sink.write([r for r in rows if (max(r.ids) > 20) == bool(batch)], batch)
+    world.check(backend)
+
+
+def test_a_start_without_new_data_inside_a_block_is_fine(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.run(backend, frame)
+    with backend.starting():
+        # With nothing to do such a query may have ended before the block has.
+        finish(world.writer(frame).start())
+    world.input.add_batches(1)
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def test_a_block_that_starts_nothing_is_refused(old: World) -> None:
+    backend = old.backend()
+    old.ledger(backend)
+    with pytest.raises(UnsupportedQueryError, match="0 queries were started"), backend.starting():
+        pass
+
+
+def test_a_backend_without_operators_is_refused(old: World) -> None:
+    with pytest.raises(SettingError, match="no operator yet"), old.backend().starting():
+        pass
+
+
+def test_asynchronous_progress_tracking_is_refused(old: World, df: DataFrame) -> None:
+    backend = old.backend()
+    writer = old.writer(_frame(backend, df)).option("asyncProgressTrackingEnabled", "true")
+    with pytest.raises(UnsupportedQueryError, match="Asynchronous progress tracking"):
+        backend.start(writer)
+
+
+def _stuck(world: World) -> tuple[StateBackend, DataFrame, Any]:
+    """A query that is in the midst of a batch until the gate is opened."""
+    gate, begun = world.root / "gate", world.root / "begun"
+    gate.touch()
+    backend = world.backend(settings={"start_timeout_s": 2.0})
+    frame = world.ledger(backend, processor=StuckLedger(str(gate), str(begun)))
+    query = world.start(backend, frame, backend.checked(world.sink))
+    until(begun.exists, "a key's call has begun")
+    return backend, frame, query
+
+
+def test_a_job_that_is_running_is_not_started_again(world: World) -> None:
+    world.input.add_batches(1)
+    _, _, query = _stuck(world)
+    second = world.backend()
+    with pytest.raises(JobRunningError, match="is being run by query"):
+        world.start(second, world.ledger(second))
+    (world.root / "gate").unlink()
+    finish(query)
+    world.check(second)
+
+
+def test_a_refused_second_start_leaves_the_running_query_alone(world: World) -> None:
+    world.input.add_batches(2)
+    backend, frame, query = _stuck(world)
+    with pytest.raises(JobRunningError):
+        world.start(backend, frame)
+    assert backend.epoch == 0, "what the backend tells is still about the running query"
+    (world.root / "gate").unlink()
+    finish(query)  # its sink is wrapped in checked()
+    world.check(backend)
+
+
+def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> None:
+    world.input.add_batches(1)
+    _, _, query = _stuck(world)
+    second = world.backend(uri=f"{world.store}/")
+    with pytest.raises(JobRunningError):
+        world.start(second, world.ledger(second))
+    (world.root / "gate").unlink()
+    finish(query)
+
+
+# --- what belongs together ---------------------------------------------------------------------------
+
+
+def test_a_uid_is_given_once(old: World, df: DataFrame) -> None:
+    backend = old.backend()
+    _frame(backend, df)
+    with pytest.raises(DuplicateUidError, match="'ledger'"):
+        _frame(backend, df)
+
+
+def test_a_missing_uid_is_refused_unless_its_state_may_go(world: World) -> None:
+    from pyspark.sql import functions as F
+
+    world.input.add_batches(1)
+    backend = world.backend()
+    old = world.ledger(backend, uid="old")
+    kept = world.ledger(backend, uid="ledger")
+    first = kept.union(old.withColumn("k", F.concat(F.lit("old "), F.col("k"))))
+    world.run(backend, first, lambda frame, n: world.sink(frame.where("k not like 'old %'"), n)
+              if False else world.sink.write([r for r in frame.collect() if "old" not in r.k], n))
+    world.input.add_batches(1)
+    backend = world.backend()
+    with pytest.raises(MissingUidError, match="'old'"):
+        world.run(backend, world.ledger(backend))
+    world.run_ledger(allow_dropped_state=True)
+    world.input.add_batches(1)
+    backend = world.run_ledger(allow_dropped_state=True)
+    world.check(backend)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        Stateless(acc="n bigint, total string"),
+        Stateless(acc="n bigint"),
+        Stateless(other="n bigint, total bigint"),
+    ],
+    ids=["another type", "a field less", "another name"],
+)
+def test_a_changed_state_is_refused(old: World, df: DataFrame, processor: Any) -> None:
+    backend = old.backend()
+    with pytest.raises(StateMismatchError, match="state 'acc'"):
+        old.start(backend, _frame(backend, df, processor))
+
+
+def test_a_changed_key_is_refused(old: World, df: DataFrame) -> None:
+    from pyspark.sql import functions as F
+
+    backend = old.backend()
+    frame = _frame(backend, df.withColumn("k", F.col("id")))
+    with pytest.raises(StateMismatchError, match="the key"):
+        old.start(backend, frame)
+
+
+def test_a_state_may_be_added(world: World) -> None:
+    from tests.spark.local.processors import Noisy
+    from tests.spark.local.world import durable_state
+
+    world.input.add_batches(1)
+    world.run_ledger()
+    world.input.add_batches(1)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend, processor=Noisy()))
+    world.check(backend)
+    assert durable_state(backend, "ledger")["noise"]
+
+
+def test_a_key_that_has_become_non_nullable_is_the_same_key(world: World) -> None:
+    from pyspark.sql import functions as F
+
+    world.input.add_batches(1)
+    world.run_ledger()
+    world.input.add_batches(1)
+    backend = world.backend()
+    df = world.input.stream(world.spark).withColumn("k", F.coalesce("k", F.lit("")))
+    world.run(backend, world.ledger(backend, df))
+    world.check(backend)
+
+
+def test_max_parallelism_is_fixed(old: World, df: DataFrame) -> None:
+    with pytest.raises(MaxParallelismChangedError, match="64, but 128 was asked for"):
+        _frame(old.backend(max_parallelism=128), df)
+
+
+def test_parallelism_is_kept_in_this_release(old: World, df: DataFrame) -> None:
+    with pytest.raises(ParallelismError, match="parallelism 2, but 3 was asked for"):
+        _frame(old.backend(parallelism=3), df)
+
+
+def test_a_new_checkpoint_location_on_an_old_job_is_refused(old: World) -> None:
+    backend = old.backend()
+    with pytest.raises(CheckpointLocationError, match="is new"):
+        old.start(backend, old.ledger(backend), checkpointLocation=str(old.root / "other"))
+    assert not (old.root / "other").exists()
+
+
+def test_an_old_checkpoint_location_with_a_new_job_is_refused(old: World) -> None:
+    backend = old.backend(job="another")
+    with pytest.raises(CheckpointLocationError, match="has no state at all"):
+        old.start(backend, old.ledger(backend))
+
+
+def test_a_start_without_a_location_on_an_old_job_is_refused(old: World) -> None:
+    backend = old.backend()
+    writer = old.ledger(backend).writeStream.foreachBatch(old.sink).trigger(availableNow=True)
+    with pytest.raises(CheckpointLocationError, match="belongs to query"):
+        backend.start(writer)
+
+
+def test_the_checkpoint_location_of_another_query_is_refused(old: World, world: World) -> None:
+    world.input.add_batches(1)
+    world.run_ledger()
+    backend = old.backend()
+    with pytest.raises(CheckpointLocationError, match="is of query"):
+        old.start(backend, old.ledger(backend), checkpointLocation=str(world.location))
+    with pytest.raises(CheckpointLocationError, match="is of query"), backend.starting():
+        world.writer(old.ledger(old.backend())).start()
+
+
+def test_the_default_checkpoint_location_and_the_name_of_the_query_do(world: World) -> None:
+    key = "spark.sql.streaming.checkpointLocation"
+    world.location = world.root / "all" / "named"
+    world.spark.conf.set(key, str(world.root / "all"))
+    try:
+        for _ in range(2):
+            world.input.add_batches(1)
+            backend = world.backend()
+            writer = world.ledger(backend).writeStream.queryName("named")
+            writer = writer.foreachBatch(world.sink).trigger(availableNow=True)
+            finish(backend.start(writer))
+    finally:
+        world.spark.conf.unset(key)
+    world.check(backend)
+
+
+# --- schemas, keys and values --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"output_schema": "n bigint oops int"}, SchemaError, "the output of operator 'ledger'"),
+        ({"output_schema": 7}, SchemaError, "is a int"),
+        ({"processor": Stateless(s="n bigiant")}, SchemaError, "state 's' of operator 'ledger'"),
+        ({"keys": "nobody"}, SchemaError, "0 columns named 'nobody'"),
+        ({"keys": []}, SchemaError, "The keys are"),
+        ({"keys": ["k", "k"]}, SchemaError, "name a column twice"),
+        ({"keys": ["k", 3]}, SchemaError, "The keys are"),
+        ({"uid": ""}, SettingError, "the uid ''"),
+        ({"processor": Stateless(s="v variant")}, UnsupportedTypeError, "variant"),
+        ({"processor": Stateless(s="v interval year")}, UnsupportedTypeError, "interval year"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_call(
+    old: World, df: DataFrame, given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        _frame(old.backend(), df, **given)
+
+
+@pytest.mark.parametrize("ddl", ["k map<string, int>, id bigint", "k variant, id bigint"])
+def test_a_key_of_an_unsupported_type_is_refused_at_the_call(old: World, ddl: str) -> None:
+    df = old.spark.readStream.schema(ddl).json(str(old.input.folder))
+    with pytest.raises(UnsupportedTypeError, match="'k'"):
+        _frame(old.backend(), df)
+
+
+@pytest.mark.parametrize("ddl", ["k string, id bigint, v variant"])
+def test_a_column_that_arrow_cannot_carry_is_refused_with_its_name(old: World, ddl: str) -> None:
+    df = old.spark.readStream.schema(ddl).json(str(old.input.folder))
+    try:
+        _frame(old.backend(), df)
+    except UnsupportedTypeError as error:
+        assert "'v'" in str(error)  # noqa: PT017  (either is fine, an untyped error is not)
+
+
+def test_an_output_type_that_arrow_cannot_carry_is_refused_with_a_typed_error(
+    old: World, df: DataFrame
+) -> None:
+    output = StructType([StructField("k", StringType()), StructField("nothing", NullType())])
+    try:
+        _frame(old.backend(), df, output_schema=output)
+    except SchemaError as error:
+        assert "nothing" in str(error)  # noqa: PT017
+
+
+def test_a_static_frame_is_refused(old: World) -> None:
+    with pytest.raises(SchemaError, match="not a streaming frame"):
+        _frame(old.backend(), old.spark.createDataFrame([("a", 1)], "k string, id bigint"))
+
+
+def test_a_processor_that_cannot_be_pickled_is_refused_at_the_call(
+    old: World, df: DataFrame
+) -> None:
+    processor = Ledger()
+    processor.lock = threading.Lock()
+    with pytest.raises(ProcessorError, match="cannot be shipped .*lock") as caught:
+        _frame(old.backend(), df, processor)
+    assert "in init(), not in __init__()" in str(caught.value)
+
+
+def test_a_null_key_says_how_to_filter_it_out(world: World) -> None:
+    world.input.add_keys("a", None, "b", None)
+    backend = world.backend(parallelism=1)
+    text = world.fail(backend, world.ledger(backend))
+    assert "SB1004" in text
+    assert "2 rows have a null key (column 'k')" in text
+    assert 'df.where(col("k").isNotNull())' in text
+    assert checkpoints(backend) == []
+
+
+def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world: World) -> None:
+    world.input.add_keys("a")
+    backend = world.backend(parallelism=1)
+    text = world.fail(backend, world.ledger(backend, processor=Misfit()))
+    assert "SB1005" in text
+    assert "'three'" in text
+    assert "# the user's misfit" in text
+
+
+# --- places ----------------------------------------------------------------------------------------------
+
+
+def test_an_unset_local_dir_is_worth_a_warning(world: World) -> None:
+    with pytest.warns(UserWarning, match="local_dir is not set.*survives restarts") as caught:
+        world.backend(local_dir=None)
+    assert caught[0].filename == __file__.replace("test_refusals", "world")
+
+
+def test_a_set_local_dir_is_worth_none(world: World) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.backend()
+
+
+def test_a_local_dir_that_cannot_be_used_is_named(world: World) -> None:
+    (world.root / "file").write_text("in the way")
+    world.input.add_batches(1)
+    backend = world.backend(local_dir=str(world.root / "file" / "below"))
+    text = world.fail(backend, world.ledger(backend))
+    assert "SB6001" in text
+    assert str(world.root / "file" / "below") in text
+    backend = world.run_ledger()
+    world.check(backend)
+
+
+def test_a_store_that_cannot_be_written_is_refused_at_the_call(world: World) -> None:
+    (world.root / "file").write_text("in the way")
+    backend = world.backend(uri=(world.root / "file" / "below").as_uri())
+    with pytest.raises(StoreUnreachableError, match="A part of the path is a file"):
+        world.ledger(backend)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"uri": ""}, "The uri is ''"),
+        ({"uri": "relative/path"}, "relative path"),
+        ({"uri": "gopher://host/x"}, "scheme 'gopher'"),
+        ({"commit": "never"}, "spark.statebackend.commit"),
+        ({"parallelism": "many"}, "spark.statebackend.parallelism"),
+        ({"settings": {"paralelism": 3}}, "no setting 'paralelism'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_at_once(
+    old: World, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingError, match=said):
+        old.backend(**given)
+
+
+@pytest.mark.parametrize("job", ["..", "."])
+def test_a_jobs_name_stays_below_its_uri(old: World, job: str) -> None:
+    try:
+        backend = old.backend(job=job)
+    except SettingError:
+        return
+    assert backend._job.store_uri.rstrip("/") != f"{old.store.as_uri()}/{job}"
+
+
+def test_a_spark_connect_session_is_refused(tmp_path: Any) -> None:
+    stub = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    with pytest.raises(SparkConnectError, match="classic"):
+        StateBackend(stub(), uri=tmp_path.as_uri(), local_dir=str(tmp_path))
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_record_is_named_and_nothing_is_lost_once_it_is_back(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.run(backend, frame)
+    newest = world.objects("log")[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[: len(whole) // 2])
+    world.input.add_batches(1)
+    with pytest.raises(CorruptionError, match=newest.name):
+        world.start(backend, frame)
+    with pytest.raises(CorruptionError, match=newest.name):
+        world.ledger(world.backend())
+    newest.write_bytes(whole)
+    world.run(backend, frame)
+    world.check(backend)
+
+
+def _restart_after(world: World, damage: Callable[[], None]) -> StateBackend:
+    world.input.add_batches(2)
+    world.run_ledger()
+    damage()
+    world.input.add_batches(1)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend))
+    world.check(backend)
+    return backend
+
+
+def test_a_damaged_local_store_is_made_up_for_by_the_durable_copy(world: World) -> None:
+    def flip() -> None:
+        files = sorted(world.local.glob("*/ledger/0/*/db/*.sst"))
+        assert files
+        for path in files:
+            data = bytearray(path.read_bytes())
+            for at in range(0, len(data) - 64, 7):
+                data[at] ^= 0x55
+            path.write_bytes(data)
+
+    backend = _restart_after(world, flip)
+    reports = {r.subtask: r for r in backend.restores()}
+    assert reports[0].source == "durable"
+    assert "damaged" in reports[0].reason
+    assert reports[1].source == "local"
+
+
+def test_a_local_copy_of_another_job_is_made_up_for_by_the_durable_copy(
+    make_world: Callable[..., World],
+) -> None:
+    import shutil
+
+    world, other = make_world("one"), make_world("two")
+    other.input.add_batches(2, keys=3)
+    other.run_ledger()
+
+    def swap() -> None:
+        (mine,) = world.local.iterdir()
+        (theirs,) = other.local.iterdir()
+        shutil.rmtree(mine)
+        shutil.copytree(theirs, mine)
+
+    backend = _restart_after(world, swap)
+    assert {r.source for r in backend.restores()} == {"durable"}
+    assert all("belongs to another job" in r.reason for r in backend.restores())

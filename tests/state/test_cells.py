@@ -1,0 +1,244 @@
+"""What a processor may rely on from a cell, and the table's own promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import types as T
+
+from statebackend.errors import KeyContextError
+from statebackend.schema.codec import codec_for
+from statebackend.schema.keys import KeyCodec
+from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
+from statebackend.state.table import MemoryBase, StateTable
+
+ROWS = codec_for(T.StructType([T.StructField("n", T.LongType())]))
+NAMES = KeyCodec(T.StructType([T.StructField("name", T.StringType())]))
+
+
+class Cells:
+    def __init__(self, base: MemoryBase | None = None) -> None:
+        self.base = base or MemoryBase()
+        self.table = StateTable(self.base)
+        self.cursor = KeyCursor()
+        self.value = ValueCell(self.cursor, self.table, "total", 1, ROWS)
+        self.list = ListCell(self.cursor, self.table, "seen", 2, ROWS)
+        self.map = MapCell(self.cursor, self.table, "by name", 3, NAMES, ROWS)
+
+    def at(self, *names: str) -> None:
+        """Load these keys and stand at the first."""
+        self.cursor.load([b"\0\5"] * len(names), [NAMES.encode((name,)) for name in names])
+        self.cursor.index = 0
+
+
+CALLS: dict[str, Callable[[Cells], Any]] = {
+    "value.exists": lambda c: c.value.exists(),
+    "value.get": lambda c: c.value.get(),
+    "value.update": lambda c: c.value.update((1,)),
+    "value.clear": lambda c: c.value.clear(),
+    "list.exists": lambda c: c.list.exists(),
+    "list.get": lambda c: c.list.get(),
+    "list.put": lambda c: c.list.put([(1,)]),
+    "list.append": lambda c: c.list.append((1,)),
+    "list.extend": lambda c: c.list.extend([(1,)]),
+    "list.clear": lambda c: c.list.clear(),
+    "map.exists": lambda c: c.map.exists(),
+    "map.get_value": lambda c: c.map.get_value(("x",)),
+    "map.contains_key": lambda c: c.map.contains_key(("x",)),
+    "map.update_value": lambda c: c.map.update_value(("x",), (1,)),
+    "map.iterator": lambda c: c.map.iterator(),
+    "map.keys": lambda c: c.map.keys(),
+    "map.values": lambda c: c.map.values(),
+    "map.remove_key": lambda c: c.map.remove_key(("x",)),
+    "map.clear": lambda c: c.map.clear(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_state_outside_the_call_for_a_key_is_refused_by_name(call: str) -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.cursor.index = -1
+    name = {"value": "total", "list": "seen", "map": "by name"}[call.partition(".")[0]]
+    with pytest.raises(KeyContextError, match=repr(name)):
+        CALLS[call](cells)
+    assert len(cells.table.freeze(0)) == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_loading_a_chunk_makes_no_key_current(call: str) -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.cursor.load([b"\0\5"], [NAMES.encode(("b",))])
+    with pytest.raises(KeyContextError):
+        CALLS[call](cells)
+
+
+def test_an_iterator_does_not_show_later_changes() -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.list.put([(1,), (2,)])
+    cells.map.update_value(("x",), (1,))
+    rows, entries, keys, values = (
+        cells.list.get(),
+        cells.map.iterator(),
+        cells.map.keys(),
+        cells.map.values(),
+    )
+    cells.list.put([(9,)])
+    cells.map.clear()
+    cells.map.update_value(("y",), (9,))
+    assert list(rows) == [(1,), (2,)]
+    assert list(entries) == [(("x",), (1,))]
+    assert list(keys) == [("x",)]
+    assert list(values) == [(1,)]
+
+
+def test_a_value_changed_after_it_was_written_does_not_show_in_the_snapshot() -> None:
+    schema = T.StructType([T.StructField("many", T.ArrayType(T.LongType()))])
+    cells = Cells()
+    value = ValueCell(cells.cursor, cells.table, "many", 4, codec_for(schema))
+    cells.at("a")
+    many = [1, 2]
+    value.update((many,))
+    many.append(3)
+    assert value.get() == ([1, 2],)
+    read = value.get()
+    assert read is not None
+    read[0].append(4)
+    assert value.get() == ([1, 2],)
+
+
+def test_what_is_frozen_does_not_change_while_the_next_epoch_writes() -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.value.update((1,))
+    cells.map.update_value(("x",), (1,))
+    frozen = cells.table.freeze(0)
+    before = frozen.sorted()
+    cells.value.update((2,))
+    cells.map.clear()
+    cells.list.append((3,))
+    assert frozen.sorted() == before
+    assert cells.value.get() == (2,)
+    assert not cells.map.exists()
+
+
+def test_reads_see_through_every_frozen_epoch_newest_first() -> None:
+    cells = Cells()
+    for n in range(3):
+        cells.at("a", "b")
+        cells.value.update((n,))
+        cells.map.update_value((f"x{n}",), (n,))
+        cells.table.freeze(n)
+    cells.at("a", "b")
+    assert cells.value.get() == (2,)
+    assert [key for key, _ in cells.map.iterator()] == [("x0",), ("x1",), ("x2",)]
+    cells.cursor.index = 1
+    assert cells.value.get() is None
+
+
+def test_frozen_epochs_are_applied_in_their_order() -> None:
+    cells = Cells()
+    first, second = cells.table.freeze(0), cells.table.freeze(1)
+    with pytest.raises(AssertionError, match="order"):
+        cells.table.applied(second)
+    cells.table.applied(first)
+    cells.table.applied(second)
+    with pytest.raises(AssertionError):
+        cells.table.applied(second)
+
+
+def test_clearing_what_is_not_there_writes_nothing() -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.value.clear()
+    cells.list.clear()
+    cells.map.clear()
+    cells.map.remove_key(("x",))
+    assert len(cells.table.freeze(0)) == 0
+
+
+def test_a_chunk_of_point_states_costs_one_read_of_the_base_per_state() -> None:
+    class Counting(MemoryBase):
+        reads = 0
+
+        def get(self, key: bytes) -> bytes | None:
+            raise AssertionError("a point read")
+
+        def multi_get(self, keys: Any) -> list[bytes | None]:
+            self.reads += 1
+            return super().multi_get(keys)
+
+    base = Counting()
+    cells = Cells(base)
+    cells.at(*(f"k{i:04}" for i in range(1000)))
+    assert base.reads == 2  # the value, and the list's count
+    for index in range(1000):
+        cells.cursor.index = index
+        assert cells.value.get() is None
+        cells.value.update((index,))
+    assert base.reads == 2
+
+
+def test_a_map_entry_is_read_without_the_others() -> None:
+    class NoScans(MemoryBase):
+        def scan(self, prefix: bytes = b"") -> Any:
+            raise AssertionError("a scan")
+
+    cells = Cells(NoScans())
+    cells.at("a")
+    cells.map.update_value(("x",), (1,))
+    assert cells.map.get_value(("x",)) == (1,)
+    assert cells.map.contains_key(("x",))
+    cells.map.remove_key(("x",))
+    assert cells.map.get_value(("x",)) is None
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="TimestampType.toInternal is time.mktime, whose answer for the hour that a clock "
+    "repeats depends on what it was asked before: one key has two encodings (in time zones with "
+    "summer time, in KeyCodec.encode and in both value codecs)",
+)
+def test_a_map_key_in_the_repeated_hour_of_a_time_zone_is_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = KeyCodec(T.StructType([T.StructField("at", T.TimestampType())]))
+    cells = Cells()
+    by_time = MapCell(cells.cursor, cells.table, "by time", 4, moments, ROWS)
+    cells.at("a")
+    twice, summer, winter = datetime(2020, 11, 1, 1, 30), datetime(2020, 7, 1), datetime(2020, 12, 1)
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        try:
+            by_time.update_value((summer,), (1,))
+            by_time.update_value((twice,), (2,))
+            by_time.update_value((winter,), (3,))
+            found = by_time.get_value((twice,))
+        finally:
+            patched.undo()
+            time.tzset()
+    assert found == (2,)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="ListCell.get drops an element that is not there: the list is silently short",
+)
+def test_a_list_with_a_missing_element_is_not_silently_shorter() -> None:
+    cells = Cells()
+    cells.at("a")
+    cells.list.put([(1,), (2,), (3,)])
+    keys, values = cells.table.freeze(0).sorted()
+    cells.base.apply(keys, values)
+    del cells.base.entries[keys[2]]
+    damaged = Cells(cells.base)
+    damaged.at("a")
+    with pytest.raises(Exception, match="list state 'seen'"):
+        list(damaged.list.get())
