@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes: is the harness right?")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument("--partitions", type=int, nargs="+", help="configurations to compare in")
-    parser.add_argument("--floor", action="store_true", help="also a stateless query's throughput")
+    parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
         "--profile", action="store_true", help="layers of our side; cProfile in `profile`"
     )

@@ -137,6 +137,7 @@ def batch_stats(report: dict[str, Any], first: int, last: int, rows: int) -> dic
             name: statistics.median(b["duration_ms"].get(name, 0) for b in counted)
             for name in phases
         },
+        "compilations": report["compilations"],
         "busy_before": report["busy_before"],
     }
 
@@ -147,7 +148,7 @@ def check_output(report: dict[str, Any], *, keys: int, rows: int, full: int) -> 
     Raises:
         SideFailed: naming side, batch and both figures. A side that is wrong is not fast.
     """
-    stateful = report["side"] != "stateless"
+    stateful = report["side"] in ("spark", "ours")
     for batch in report["batches"]:
         number = batch["batch"]
         expected = {"input_rows": rows, "output_rows": keys if stateful else rows}

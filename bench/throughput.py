@@ -19,18 +19,20 @@ from bench.sizes import Sizes
 __all__ = ["throughput", "throughput_text"]
 
 _TIMEOUT_S = 1800.0
+_FLOOR = ("stateless", "anchored")
 
 
 def throughput(sizes: Sizes, *, work: Path, floor: bool = False, progress: Any) -> dict[str, Any]:
     """All configurations, all rounds.
 
     Args:
-        floor: also a stateless operator in Python over the same input and shuffle.
+        floor: also what lies beneath: a stateless operator in Python over the same input and
+            shuffle, and the same under our plan.
         progress: called with a line when a run has ended.
     """
     full = sizes.warm_batches + sizes.counted_batches
     source = write_batches(work / "input", keys=sizes.keys, rows=sizes.rows, full=full)
-    sides = ("spark", "ours", "stateless") if floor else ("spark", "ours")
+    sides = ("spark", "ours", *_FLOOR) if floor else ("spark", "ours")
     found: dict[str, Any] = {"what": _what(sizes), "configurations": []}
     for partitions in sizes.partitions:
         rounds: list[dict[str, Any]] = []
@@ -134,7 +136,7 @@ def _layer_lines(configuration: dict[str, Any]) -> list[str]:
         lines.append(f"{label:<24}{layers[name]:>9.1f}{layers[name] * 1e6 / keys:>9.0f}")
     lines.append(f"the driver's answers, median ms: {_pairs(run['driver_ms'])}")
     lines.append(f"Spark's phases, median ms: {_pairs(phases)}")
-    for side in ("spark", "stateless"):
+    for side in ("spark", *_FLOOR):
         if side in configuration["rounds"][-1]:
             other = configuration["rounds"][-1][side]["phases_ms"]
             lines.append(f"  the same, side {side}: {_pairs(other)}")

@@ -26,7 +26,7 @@ from typing import Final
 from urllib.parse import quote
 
 from snapshot.messages import LocalCopy
-from statebackend.errors import LocalCopyError, LocalDirError
+from statebackend.errors import LocalDeltaError, LocalDirError
 from statebackend.rocks.store import RocksSettings, RocksStore
 
 __all__ = ["Clock", "Incarnation", "LocalSubtask"]
@@ -95,7 +95,7 @@ class Incarnation:
         try:
             return (self.path / "deltas" / f"{epoch}-{digest}").read_bytes()
         except OSError as error:
-            raise LocalCopyError(f"A local delta cannot be read ({error}).") from error
+            raise LocalDeltaError(f"A local delta cannot be read ({error}).") from error
 
     def write_delta(self, epoch: int, digest: str, data: bytes) -> None:
         """Keep a delta next to the store, until the store holds it.
@@ -103,10 +103,13 @@ class Incarnation:
         Complete or absent after a crash of the process; a torn one (power loss) has another digest.
         """
         folder = self.path / "deltas"
-        folder.mkdir(exist_ok=True)
-        temporary = folder / f".{epoch}.{os.getpid()}"
-        temporary.write_bytes(data)
-        temporary.rename(folder / f"{epoch}-{digest}")
+        try:
+            folder.mkdir(exist_ok=True)
+            temporary = folder / f".{epoch}.{os.getpid()}"
+            temporary.write_bytes(data)
+            temporary.rename(folder / f"{epoch}-{digest}")
+        except OSError as error:
+            raise unusable(str(folder), error) from error
 
     def forget_delta(self, epoch: int, digest: str) -> None:
         """Remove a delta that turned out to be damaged."""
@@ -148,7 +151,9 @@ class LocalSubtask:
         new_id: Callable[[], str],
         clock: Clock,
     ) -> None:
-        self.path = Path(local_dir) / job_id / quote(operator, safe="") / str(subtask)
+        # Quoting keeps dots, and "." and ".." would not be folders of their own.
+        folder = quote(operator, safe="").replace(".", "%2E")
+        self.path = Path(local_dir) / job_id / folder / str(subtask)
         self._new_id = new_id
         self._clock = clock
         try:
@@ -207,7 +212,7 @@ class LocalSubtask:
     def sweep(self, keep: Incarnation) -> None:
         """Remove the incarnations that nobody holds and the pointer does not name."""
         for path in self.path.iterdir():
-            if path == keep.path or not path.is_dir():
+            if path == keep.path or path.name == self._current() or not path.is_dir():
                 continue
             held = None
             with contextlib.suppress(FileNotFoundError):

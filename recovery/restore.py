@@ -179,7 +179,11 @@ class Restorer:
     def _read(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
         tally = self._tally
         if step.source == "local":
-            data = held.read_delta(step.epoch, step.digest)
+            try:
+                data = held.read_delta(step.epoch, step.digest)
+            except LocalDeltaError:
+                held.forget_delta(step.epoch, step.digest)
+                raise
             tally.local_bytes += len(data)
             return data
         data = next(bodies) if step.source == "record" else self._fetch(step.name)

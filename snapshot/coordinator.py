@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -31,6 +32,18 @@ from statebackend.errors import (
 )
 
 __all__ = ["Admitted", "CommitWork", "Coordinator", "OperatorSpec"]
+
+# Stamps of past epochs that are known again: days of batches, in a few megabytes.
+_STAMPS_KEPT: Final = 65_536
+
+
+def operators_setting(first_epochs: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """What every record says of all operators of its run: their first epochs, by uid.
+
+    An operator that has no record yet is known by it: one that never finished its first epoch must
+    not be taken for one that was added later.
+    """
+    return {"operators": dict(first_epochs)}
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +94,8 @@ class Coordinator:
         operators: by uid. lineages: by uid, as resolved from the log.
         inline_budget_bytes: what an ack may carry; more becomes an object of its own.
         base_every_epochs: a subtask sends its full state at least this often (staggered).
+        first_epoch: the batch that Spark will run first, as its checkpoint location says; None
+            where that is not known.
     """
 
     def __init__(
@@ -94,19 +109,22 @@ class Coordinator:
         lineages: Mapping[str, OperatorLineage],
         inline_budget_bytes: int,
         base_every_epochs: int,
+        first_epoch: int | None = None,
     ) -> None:
         self.job, self.job_id, self.run, self.query_id = job, job_id, run, query_id
         self.inline_budget_bytes = inline_budget_bytes
         self._base_every = base_every_epochs
+        self._expected_epoch = first_epoch
         self._specs = dict(operators)
         self._lineages = dict(lineages)
         self._operators: dict[str, _Operator] = {}
         self._failure: StateBackendError | None = None
         self.epoch: int | None = None
         self._stamp_ms: int | None = None
-        self._older_stamps: set[int] = set()
+        # In the order of their epochs; a frame may be kept for as long as the query runs.
+        self._older_stamps: dict[int, None] = {}
         for lineage in self._lineages.values():
-            self._older_stamps.update(e.stamp_ms for e in lineage.epochs.values())
+            self._older_stamps.update((e.stamp_ms, None) for e in lineage.epochs.values())
 
     # --- begin ---------------------------------------------------------------------------------
 
@@ -157,6 +175,10 @@ class Coordinator:
         return since_first > 0 and (since_first + spread) % self._base_every == 0
 
     def _first_epoch(self, request: BeginRequest) -> None:
+        if self._expected_epoch is not None and request.epoch != self._expected_epoch:
+            raise self._unfinished(
+                self._expected_epoch, {uid: [] for uid in self._specs}, request.epoch
+            )
         base_epoch = request.epoch - 1
         operators: dict[str, _Operator] = {}
         for uid, spec in self._specs.items():
@@ -178,7 +200,8 @@ class Coordinator:
             for epoch, entry in lineage.epochs.items()
             if epoch >= request.epoch
         }
-        self._older_stamps -= repeated
+        for stamp_ms in repeated:
+            self._older_stamps.pop(stamp_ms, None)
         self._bind(request)
         self._operators = operators
 
@@ -196,18 +219,30 @@ class Coordinator:
             operator.epoch = EpochState(operator.spec.parallelism)
 
     def _check_complete(self, epoch: int) -> None:
-        for uid, operator in self._operators.items():
-            if not operator.epoch.complete:
-                missing = operator.epoch.missing()
-                raise IncompleteEpochError(
-                    f"Spark committed batch {epoch}, but operator {uid!r} did not finish it "
-                    f"(subtasks without a snapshot: {_few(missing)}). The output was read in part "
-                    f"or not at all: isEmpty(), take(), first(), limit() or a foreachBatch that "
-                    f"does not use its frame.",
-                    todo="Use every row of the frame (wrap the function in backend.checked() to "
-                    "be told within the batch), then start the query again with backend.start(): "
-                    "it goes back by this one batch and repeats it exactly.",
-                )
+        unfinished = {
+            uid: operator.epoch.missing()
+            for uid, operator in self._operators.items()
+            if not operator.epoch.complete
+        }
+        if unfinished:
+            raise self._unfinished(epoch, unfinished, epoch + 1)
+
+    def _unfinished(
+        self, epoch: int, missing: Mapping[str, list[int]], following: int
+    ) -> IncompleteEpochError:
+        who = ", ".join(
+            f"{uid!r} ({_few(subtasks)})" if subtasks else repr(uid)
+            for uid, subtasks in missing.items()
+        )
+        return IncompleteEpochError(
+            f"Batch {following} followed although batch {epoch} was not finished by operator(s) "
+            f"{who} (in brackets: subtasks without a snapshot). The output was read in part or not "
+            f"at all: isEmpty(), take(), first(), limit() or a foreachBatch that does not use its "
+            f"frame.",
+            todo="Use every row of the frame (wrap the function in backend.checked() to be told "
+            "within the batch), then start the query again with backend.start(): it goes back by "
+            "this one batch and repeats it exactly.",
+        )
 
     def _bind(self, request: BeginRequest, *, confirm: bool = False) -> None:
         if request.stamp_ms in self._older_stamps or (
@@ -215,7 +250,9 @@ class Coordinator:
         ):
             raise self._wrong_batch(request.epoch)
         if self._stamp_ms is not None:
-            self._older_stamps = {self._stamp_ms}
+            self._older_stamps[self._stamp_ms] = None
+            if len(self._older_stamps) > _STAMPS_KEPT:
+                del self._older_stamps[next(iter(self._older_stamps))]
         self.epoch, self._stamp_ms = request.epoch, request.stamp_ms
 
     def _wrong_batch(self, epoch: int) -> WrongBatchError:
@@ -297,6 +334,9 @@ class Coordinator:
             states=operator.spec.states,
             slices=slices,
             oldest_needed=self._oldest_needed(),
+            settings=operators_setting(
+                {one: running.lineage.first_epoch for one, running in self._operators.items()}
+            ),
         )
         return CommitWork(uid, self.epoch, acks, manifest, bodies)
 

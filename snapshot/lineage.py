@@ -188,7 +188,7 @@ class OperatorLineage:
                 f"The state of operator {self.uid!r} after epoch {epoch} is not in the commit log "
                 f"(complete epochs: {there}).",
                 todo="An older record is never used in its place. Start from the checkpoint "
-                "location that belongs to this job, or from a savepoint.",
+                "location that belongs to this job.",
             )
 
 

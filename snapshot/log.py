@@ -384,7 +384,7 @@ class CommitLog:
     def _corrupt(self, sequence: int, reason: str) -> CorruptionError:
         return CorruptionError(
             f"The record {record_name(sequence)!r} in {self._store.uri} is wrong: {reason}.",
-            todo="Restore it from another copy; run `statebackend verify`.",
+            todo="Restore it from another copy.",
         )
 
 

@@ -366,5 +366,5 @@ def _slice_name(entry: SliceEntry) -> str:
 def _damaged(name: str, reason: str) -> CorruptionError:
     return CorruptionError(
         f"The record {name!r} is damaged or foreign: {reason}.",
-        todo="Restore it from another copy; run `statebackend verify` to see what else is hit.",
+        todo="Restore it from another copy of the store.",
     )

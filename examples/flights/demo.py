@@ -26,7 +26,7 @@ from statebackend import RestoreReport
 SUBTASKS: Final = 4
 _POLL_S: Final = 0.05
 _INTO_EPOCH_S: Final = 0.3  # how far into the next epoch a driver is killed
-_STALLED_S: Final = 180.0
+_STALLED_S: Final = 300.0
 
 
 class DemoError(Exception):

@@ -224,7 +224,10 @@ class RocksStore:
         """Merge level 0 when it has grown; stores that are open shortly starve compaction."""
         if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
             return False
-        self._db.compact_range(None, None)
+        try:
+            self._db.compact_range(None, None)
+        except Exception as error:
+            raise classify(error, self.path) from error
         return True
 
     def close(self) -> None:
@@ -233,6 +236,9 @@ class RocksStore:
             return
         db, self._db = self._db, None
         try:
-            db.flush()
-        finally:
-            db.close()
+            try:
+                db.flush()
+            finally:
+                db.close()
+        except Exception as error:
+            raise classify(error, self.path) from error

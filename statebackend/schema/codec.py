@@ -87,7 +87,7 @@ def codec_for(schema: T.StructType, version: int = 0) -> RowCodec:
     if not 0 <= version <= 255:
         raise SchemaError(
             f"Schema version {version} does not fit into one byte.",
-            todo="Take a savepoint and start a new job from it, which numbers schemas anew.",
+            todo="Start a new job, which numbers schemas anew.",
         )
     check_value_schema(schema)
     if all(is_fixed_width(field.dataType) for field in schema):

@@ -54,7 +54,7 @@ class StateBackend:
             variables of the executor (``$TMPDIR/state``).
         parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
         max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
-        commit: ``"sync"``: what Spark has committed is durable.
+        commit: ``"sync"`` (the default): what Spark has committed is durable.
         allow_dropped_state: start although the checkpoint holds operators or states that the query
             no longer has; their state is dropped.
         settings: further settings by name (see docs/settings.md); an argument beats a
@@ -75,7 +75,7 @@ class StateBackend:
         local_dir: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
-        commit: str = "sync",
+        commit: str | None = None,
         allow_dropped_state: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -169,6 +169,7 @@ class StateBackend:
         settings = self._settings
         return {
             "lease_timeout_s": settings.lease_timeout_s,
+            "begin_timeout_s": settings.start_timeout_s + 30.0,
             "commit_timeout_s": settings.commit_timeout_s,
             "rocks": RocksSettings(
                 block_cache_bytes=settings.block_cache_bytes,
@@ -236,10 +237,12 @@ class StateBackend:
 
         Raises:
             CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
-            UnsupportedQueryError, JobRunningError, RewindError: before anything was changed.
+            UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
+            driver fenced.
         """
         launch = self._new_launch()
         launch.prepare(writer)
+        self._launch = launch
         with launch.armed():
             query = writer.start()
         launch.bind(query)
@@ -257,6 +260,7 @@ class StateBackend:
         """
         launch = self._new_launch()
         launch.prepare(None)
+        self._launch = launch
         before = {query.id for query in self._spark.streams.active}
         with launch.armed():
             yield
@@ -269,14 +273,13 @@ class StateBackend:
                 f"Job {self._job.name!r} has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
             )
-        self._launch = Launch(
+        return Launch(
             self._spark,
             self._job,
             operators=self._operators,
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,
         )
-        return self._launch
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.

@@ -63,11 +63,15 @@ class Job:
     def progress(self, manifests: list[Manifest]) -> LogProgress:
         """How far the log goes, for the decision at start."""
         ids = [m.query_id for m in manifests if m.query_id]
+        last_epochs = {uid: one.last_epoch for uid, one in resolve(manifests).items()}
+        named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
+        for uid, first_epoch in (named[-1] if named else {}).items():
+            last_epochs.setdefault(uid, first_epoch - 1)
         return LogProgress(
             job=self.name,
             uri=self.uri,
             query_id=ids[-1] if ids else None,
-            last_epochs={uid: one.last_epoch for uid, one in resolve(manifests).items()},
+            last_epochs=last_epochs,
         )
 
     def check_parallelism(

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from recovery.rewind import Verdict, decide_start
-from snapshot.coordinator import Coordinator, OperatorSpec
+from snapshot.coordinator import Coordinator, OperatorSpec, operators_setting
 from snapshot.lineage import resolve
 from snapshot.record import Manifest
 from statebackend import system
@@ -69,7 +69,7 @@ class _Services:
 
     lock: ClassVar[threading.Lock] = threading.Lock()
     server: ClassVar[Server | None] = None
-    running: ClassVar[dict[tuple[str, str], StreamingQuery]] = {}
+    running: ClassVar[dict[str, tuple[str, StreamingQuery]]] = {}
 
     @classmethod
     def get(cls, spark: SparkSession, settings: Settings) -> Server:
@@ -104,6 +104,7 @@ class Launch:
         )
         self._job_id = ""
         self._name = ""
+        self._first_epoch: int | None = None
 
     # --- before Spark starts anything ----------------------------------------------------------
 
@@ -129,18 +130,22 @@ class Launch:
         if options.get("checkpointlocation") is None and path and options.get("queryname"):
             path = f"{path}/{options['queryname']}"
         if path and writer is not None:
-            self._check_location(CheckpointLocation(self._spark, path), manifests, rewind=True)
+            location = CheckpointLocation(self._spark, path)
+            self._first_epoch = self._check_location(location, manifests, rewind=True)
         # A new job is claimed before its first start, for its identity; nobody can be fenced by it.
         self._job_id = manifests[-1].job_id if manifests else self._log.claim().job_id
 
     def _refuse_running(self) -> None:
-        running = _Services.running.get((self._job.uri, self._job.name))
-        if running is not None and running.isActive:
+        session, query = _Services.running.get(self._job.store.uri, ("", None))
+        if query is None:
+            return
+        if query.isActive:
             raise JobRunningError(
                 f"Job {self._job.name!r} in {self._job.uri} is being run by query "
-                f"{running.name or running.id} of this driver.",
+                f"{query.name or query.id} of this driver.",
                 todo="Stop that query first, or give this one another job= name.",
             )
+        _Services.get(self._spark, self._settings).remove(session)
 
     def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
         newest = {m.operator: m for m in manifests if m.kind == "checkpoint"}
@@ -187,7 +192,8 @@ class Launch:
 
     def _check_location(
         self, location: CheckpointLocation, manifests: list[Manifest], *, rewind: bool
-    ) -> None:
+    ) -> int:
+        """The batch that Spark runs next, after a due rewind."""
         progress = self._job.progress(manifests)
         kept = {u: e for u, e in progress.last_epochs.items() if u in self._operators}
         progress = type(progress)(progress.job, progress.uri, progress.query_id, kept)
@@ -200,6 +206,7 @@ class Launch:
                     todo="Start it once with backend.start(writer), which goes back by that batch.",
                 )
             location.rewind(decision.batch)
+        return decision.batch
 
     # --- the start -----------------------------------------------------------------------------
 
@@ -263,8 +270,17 @@ class Launch:
             )
         manifests = self._log.manifests()
         location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot())
-        self._check_location(location, manifests, rewind=False)
-        tenure = self._log.claim(query_id=str(query.id), run=self._name)
+        batch = self._check_location(location, manifests, rewind=False)
+        # Known from before the start if possible: a batch that no operator took part in may have
+        # been committed since.
+        first_epoch = batch if self._first_epoch is None else self._first_epoch
+        known = resolve(manifests)
+        firsts = {
+            uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
+        }
+        tenure = self._log.claim(
+            query_id=str(query.id), run=self._name, settings=operators_setting(firsts)
+        )
         # Read again: what another driver had committed before the claim is part of the truth.
         manifests = self._log.manifests()
         parallelism = max(o.parallelism for o in self._operators.values())
@@ -281,8 +297,9 @@ class Launch:
             },
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             base_every_epochs=self._settings.base_every_epochs,
+            first_epoch=first_epoch,
         )
-        _Services.running[(self._job.uri, self._job.name)] = query
+        _Services.running[self._job.store.uri] = (self._name, query)
         self.session.open(coordinator, tenure)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id

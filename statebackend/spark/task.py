@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -40,7 +39,6 @@ from statebackend.state.table import StateTable
 __all__ = ["SubtaskTask", "TaskSpec"]
 
 _log = logging.getLogger("statebackend.task")
-_BEGIN_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class TaskSpec:
     uri: str
     local_dir: str
     lease_timeout_s: float
+    begin_timeout_s: float
     commit_timeout_s: float
     rocks: RocksSettings
 
@@ -167,7 +166,7 @@ class SubtaskTask:
                 executor=site.executor,
                 copy=copy,
             )
-            return client.begin(endpoint, request, timeout_s=_BEGIN_TIMEOUT_S)
+            return client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
 
         local = LocalSubtask(
             system.expanded(spec.local_dir),
@@ -210,7 +209,7 @@ class SubtaskTask:
         if reply.base_due:
             entries = list(table.snapshot())
             full = encode_delta([k for k, _ in entries], [v for _, v in entries])
-            base = _part(full.data, full.rows, budget_bytes, store)
+            base = _part(full.data, full.rows, budget_bytes - len(part.data), store)
             timings.mark("base")
         follows = chain(bytes.fromhex(reply.chain), bytes.fromhex(part.digest)).hex()
         return AckRequest(

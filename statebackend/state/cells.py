@@ -73,8 +73,7 @@ class KeyCursor:
         """Refuse an access without a current key."""
         raise KeyContextError(
             f"State {name!r} was used outside the call for a key.",
-            todo="Use state only inside handleInputRows, handleExpiredTimer or handleInitialState, "
-            "and finish with it before the next key.",
+            todo="Use state only inside handleInputRows, and finish with it before the next key.",
         )
 
 

@@ -64,7 +64,9 @@ class StuckLedger(Ledger):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         yield from super().handleInputRows(key, rows, timerValues)
-        while os.path.exists(self.gate):
+        for _ in range(1500):  # bounded: a worker that nobody lets go would keep its slot
+            if not os.path.exists(self.gate):
+                break
             open(self.begun, "w").close()
             time.sleep(0.02)
 
@@ -160,9 +162,13 @@ class Misfit(Ledger):
 
 
 class Flood(Ledger):
-    """Yields so much after its first row that nobody who stops early has seen the end."""
+    """While the flag file is there: far more output than anybody takes in who stops early."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         yield from super().handleInputRows(key, rows, timerValues)
-        for i in range(60_000):
-            yield Row(k=f"{'flood ' * 20}{i}", ids=[], n=0, total=0)
+        if os.path.exists(self.flag):
+            row = Row(k="flood " * 80, ids=[], n=0, total=0)
+            yield from [row] * 10_000

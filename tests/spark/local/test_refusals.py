@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -151,47 +152,46 @@ def test_asynchronous_progress_tracking_is_refused(old: World, df: DataFrame) ->
         backend.start(writer)
 
 
-def _stuck(world: World) -> tuple[StateBackend, DataFrame, Any]:
-    """A query that is in the midst of a batch until the gate is opened."""
+@contextlib.contextmanager
+def _running(world: World) -> Iterator[tuple[StateBackend, DataFrame]]:
+    """A query that is in the midst of a batch inside the block, and ends well after it."""
     gate, begun = world.root / "gate", world.root / "begun"
     gate.touch()
     backend = world.backend(settings={"start_timeout_s": 2.0})
     frame = world.ledger(backend, processor=StuckLedger(str(gate), str(begun)))
     query = world.start(backend, frame, backend.checked(world.sink))
-    until(begun.exists, "a key's call has begun")
-    return backend, frame, query
+    try:
+        until(begun.exists, "a key's call has begun")
+        yield backend, frame
+    finally:
+        gate.unlink()
+    finish(query)
 
 
 def test_a_job_that_is_running_is_not_started_again(world: World) -> None:
     world.input.add_batches(1)
-    _, _, query = _stuck(world)
-    second = world.backend()
-    with pytest.raises(JobRunningError, match="is being run by query"):
-        world.start(second, world.ledger(second))
-    (world.root / "gate").unlink()
-    finish(query)
+    with _running(world):
+        second = world.backend()
+        with pytest.raises(JobRunningError, match="is being run by query"):
+            world.start(second, world.ledger(second))
     world.check(second)
 
 
 def test_a_refused_second_start_leaves_the_running_query_alone(world: World) -> None:
     world.input.add_batches(2)
-    backend, frame, query = _stuck(world)
-    with pytest.raises(JobRunningError):
-        world.start(backend, frame)
-    assert backend.epoch == 0, "what the backend tells is still about the running query"
-    (world.root / "gate").unlink()
-    finish(query)  # its sink is wrapped in checked()
+    with _running(world) as (backend, frame):
+        with pytest.raises(JobRunningError):
+            world.start(backend, frame)
+        assert backend.epoch == 0, "what the backend tells is still about the running query"
     world.check(backend)
 
 
 def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> None:
     world.input.add_batches(1)
-    _, _, query = _stuck(world)
-    second = world.backend(uri=f"{world.store}/")
-    with pytest.raises(JobRunningError):
-        world.start(second, world.ledger(second))
-    (world.root / "gate").unlink()
-    finish(query)
+    with _running(world):
+        second = world.backend(uri=f"{world.store}/")
+        with pytest.raises(JobRunningError):
+            world.start(second, world.ledger(second))
 
 
 # --- what belongs together ---------------------------------------------------------------------------

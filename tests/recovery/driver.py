@@ -1,0 +1,305 @@
+"""Drivers and workers without Spark, for the tests of the protocol and of recovery.
+
+`Run` is a coordinator whose records go into a list: the pure protocol. `Started` is a run with a
+real log in an object store behind it. State is a plain dict, deltas are real.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from recovery.plan import RestorePlan
+from snapshot.coordinator import Admitted, CommitWork, Coordinator, OperatorSpec
+from snapshot.delta import chain, decode_delta, encode_delta
+from snapshot.epoch import Acked
+from snapshot.lineage import OperatorLineage, resolve
+from snapshot.log import CommitLog
+from snapshot.messages import PROTOCOL, AckRequest, BeginRequest, LocalCopy, SlicePart
+from snapshot.record import Manifest
+from snapshot.storage.base import ObjectStore
+from statebackend.spark.session import RunSession
+
+JOB, JOB_ID = "clicks", "job-0"
+MAX_PARALLELISM = 8
+Changes = Mapping[bytes, bytes | None]
+State = dict[bytes, bytes]
+
+_ids = itertools.count()
+
+
+def new_id() -> str:
+    return f"id{next(_ids):06}"
+
+
+def stamp_of(epoch: int) -> int:
+    """The stamp that Spark gives a batch, and keeps when it repeats it."""
+    return 1_700_000_000_000 + 1000 * epoch
+
+
+def spec_of(uid: str, parallelism: int) -> OperatorSpec:
+    return OperatorSpec(
+        uid=uid,
+        parallelism=parallelism,
+        max_parallelism=MAX_PARALLELISM,
+        states={"count": 1},
+        schemas={"count": "{}"},
+    )
+
+
+def part_of(changes: Changes) -> SlicePart:
+    """A slice as a task makes it: no bytes at all where nothing changed."""
+    keys = sorted(changes)
+    data = encode_delta(keys, [changes[key] for key in keys]).data if keys else b""
+    return SlicePart(digest=blake3(data).hexdigest(), size_bytes=len(data), rows=len(keys), data=data)
+
+
+def base_of(state: State) -> SlicePart:
+    keys = sorted(state)
+    full = encode_delta(keys, [state[key] for key in keys])
+    return SlicePart(
+        digest=full.digest.hex(), size_bytes=len(full.data), rows=full.rows, data=full.data
+    )
+
+
+def changed(state: State, changes: Changes) -> State:
+    """A new state; None deletes."""
+    merged = {**state, **changes}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def replayed(state: State, data: bytes, digest: str) -> State:
+    """A new state with a delta's bytes on top, digest checked."""
+    if not data:
+        assert digest == blake3(b"").hexdigest()
+        return dict(state)
+    rows = decode_delta(data, digest=bytes.fromhex(digest), name="slice")
+    return changed(state, dict(zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)))
+
+
+def follow(before: str, digest: str) -> str:
+    return chain(bytes.fromhex(before), bytes.fromhex(digest)).hex()
+
+
+def begin_of(
+    epoch: int,
+    subtask: int = 0,
+    operator: str = "op",
+    *,
+    stamp_ms: int | None = None,
+    attempt: int = 0,
+    copy: LocalCopy | None = None,
+    host: str = "host",
+) -> BeginRequest:
+    return BeginRequest(
+        protocol=PROTOCOL,
+        job=JOB,
+        session="session",
+        operator=operator,
+        subtask=subtask,
+        epoch=epoch,
+        stamp_ms=stamp_of(epoch) if stamp_ms is None else stamp_ms,
+        query_id="query",
+        attempt=attempt,
+        host=host,
+        executor="executor",
+        copy=copy or LocalCopy(),
+    )
+
+
+def ack_of(
+    before: str,
+    part: SlicePart,
+    epoch: int,
+    subtask: int = 0,
+    operator: str = "op",
+    *,
+    stamp_ms: int | None = None,
+    attempt: int = 0,
+    base: SlicePart | None = None,
+) -> AckRequest:
+    return AckRequest(
+        protocol=PROTOCOL,
+        job=JOB,
+        session="session",
+        operator=operator,
+        subtask=subtask,
+        epoch=epoch,
+        stamp_ms=stamp_of(epoch) if stamp_ms is None else stamp_ms,
+        attempt=attempt,
+        chain=follow(before, part.digest),
+        delta=part,
+        base=base,
+    )
+
+
+class Run:
+    """One run of a coordinator; `records` is its log, which may be handed to the next run."""
+
+    def __init__(
+        self,
+        parallelism: Mapping[str, int] | int = 2,
+        *,
+        records: list[Manifest] | None = None,
+        slices: dict[str, bytes] | None = None,
+        base_every_epochs: int = 64,
+    ) -> None:
+        self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
+        self.records = [] if records is None else records
+        self.slices = {} if slices is None else slices
+        self.base_every_epochs = base_every_epochs
+        resolved = resolve(self.records)
+        self.coordinator = Coordinator(
+            job=JOB,
+            job_id=JOB_ID,
+            run=new_id(),
+            query_id="query",
+            operators={uid: spec_of(uid, p) for uid, p in self.parallelism.items()},
+            lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
+            inline_budget_bytes=1 << 20,
+            base_every_epochs=base_every_epochs,
+        )
+
+    def again(self, parallelism: Mapping[str, int] | None = None) -> Run:
+        """The next run of the job, after a crash."""
+        return Run(
+            parallelism or self.parallelism,
+            records=self.records,
+            slices=self.slices,
+            base_every_epochs=self.base_every_epochs,
+        )
+
+    def lineage(self, operator: str = "op") -> OperatorLineage:
+        return self.coordinator.lineage(operator)
+
+    def begin(
+        self,
+        epoch: int,
+        subtask: int = 0,
+        operator: str = "op",
+        *,
+        stamp_ms: int | None = None,
+        attempt: int = 0,
+    ) -> Admitted:
+        request = begin_of(epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt)
+        return self.coordinator.begin(request)
+
+    def ack(
+        self,
+        epoch: int,
+        subtask: int = 0,
+        operator: str = "op",
+        *,
+        changes: Changes | None = None,
+        attempt: int = 0,
+        stamp_ms: int | None = None,
+        base: State | None = None,
+    ) -> Acked:
+        part = part_of({b"k": b"%d" % epoch} if changes is None else changes)
+        full = None if base is None else base_of(base)
+        for one in (part, full):
+            if one is not None:
+                self.slices[one.digest] = one.data
+        before = self.lineage(operator).subtasks[subtask].chain_at(epoch - 1)
+        assert before is not None
+        return self.coordinator.ack(
+            ack_of(
+                before,
+                part,
+                epoch,
+                subtask,
+                operator,
+                stamp_ms=stamp_ms,
+                attempt=attempt,
+                base=full,
+            )
+        )
+
+    def append(self, work: CommitWork) -> Manifest:
+        """The record becomes durable; the coordinator has not heard of it yet."""
+        sequence = self.records[-1].sequence + 1 if self.records else 0
+        # As the session does: what is retained never grows backwards.
+        oldest = max([work.manifest.oldest_needed, *(r.oldest_needed for r in self.records[-1:])])
+        manifest = msgspec.structs.replace(work.manifest, sequence=sequence, oldest_needed=oldest)
+        self.records.append(manifest)
+        return manifest
+
+    def commit(self, operator: str = "op") -> Manifest | None:
+        """Write the record that is due, if one is."""
+        work = self.coordinator.due_commit(operator)
+        if work is None:
+            return None
+        manifest = self.append(work)
+        self.coordinator.committed(work, manifest)
+        return manifest
+
+    def finish(
+        self,
+        epoch: int,
+        operators: Iterable[str] | None = None,
+        *,
+        changes: Changes | None = None,
+        attempt: int = 0,
+        stamp_ms: int | None = None,
+    ) -> None:
+        """A whole epoch of these operators (all of them), begun, acked and durable."""
+        for uid in operators or self.parallelism:
+            for subtask in range(self.parallelism[uid]):
+                self.begin(epoch, subtask, uid, attempt=attempt, stamp_ms=stamp_ms)
+                self.ack(
+                    epoch, subtask, uid, changes=changes, attempt=attempt, stamp_ms=stamp_ms
+                )
+            assert self.commit(uid) is not None
+
+
+def state_by(plan: RestorePlan, slices: Mapping[str, bytes]) -> State:
+    """What a plan without a local copy brings back."""
+    assert plan.fresh
+    state: State = {}
+    for step in plan.steps:
+        state = replayed(state, slices[step.ref.entry.digest], step.ref.entry.digest)
+    return state
+
+
+class Started:
+    """One start of a job on an object store: claimed, resolved and open for requests."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        parallelism: Mapping[str, int],
+        *,
+        base_every_epochs: int = 64,
+        inline_budget_bytes: int = 1 << 20,
+    ) -> None:
+        self.store = store
+        self.parallelism = dict(parallelism)
+        log = CommitLog(store, job=JOB, writer=new_id(), new_id=new_id)
+        self.tenure = log.claim(query_id="query")
+        self.coordinator = Coordinator(
+            job=JOB,
+            job_id=self.tenure.job_id,
+            run=new_id(),
+            query_id="query",
+            operators={uid: spec_of(uid, p) for uid, p in self.parallelism.items()},
+            lineages={
+                uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
+            },
+            inline_budget_bytes=inline_budget_bytes,
+            base_every_epochs=base_every_epochs,
+        )
+        self.session = RunSession(store=store, log=log, gate_timeout_s=0)
+        self.session.open(self.coordinator, self.tenure)
+
+
+def manifests_of(store: ObjectStore) -> list[Manifest]:
+    """What a reader of the log finds now."""
+    return CommitLog(store, job=JOB, writer="reader", new_id=new_id).manifests()
+
+
+def without(records: Sequence[Manifest], oldest: int) -> list[Manifest]:
+    """The records that a retention which believes `oldest_needed` would have left."""
+    return [record for record in records if record.sequence >= oldest]

@@ -1,0 +1,36 @@
+"""The pages of docs/ say what the code says, and point at files that exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GENERATOR: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))
+GENERATED: dict[str, str] = GENERATOR["pages"]()
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_what_the_generator_gives(name: str) -> None:
+    committed = (DOCS / name).read_text(encoding="utf-8")
+    assert committed == GENERATED[name], "run `python docs/generate.py`"
+
+
+def test_every_error_has_a_code_of_its_own_and_a_meaning() -> None:
+    kinds = GENERATOR["error_classes"]()
+    codes = [vars(kind).get("code") for kind in kinds]
+    assert None not in codes
+    assert len(set(codes)) == len(kinds)
+    assert all(kind.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
