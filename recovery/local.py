@@ -1,6 +1,6 @@
 """Task-local copies: where they lie on a host, and who may touch them.
 
-``<local_dir>/<job id>/<operator>/<subtask>/``
+``<local_dir>/<job>/<operator>/<subtask>/``
     ``current``              the name of the incarnation that counts (a pointer, swapped atomically)
     ``<incarnation>/lease``  locked (flock) by the process that has the store open
     ``<incarnation>/db/``    RocksDB: confirmed epochs only
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,11 +27,12 @@ from typing import Final
 from urllib.parse import quote
 
 from snapshot.messages import LocalCopy
-from statebackend.errors import LocalDeltaError, LocalDirError
+from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
 from statebackend.rocks.store import RocksSettings, RocksStore
 
 __all__ = ["Clock", "Incarnation", "LocalSubtask"]
 
+_log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
 _BAD: Final = "BAD"
 
@@ -61,7 +63,11 @@ class Incarnation:
 
     def mark_bad(self, reason: str) -> None:
         """Keep anybody from using this copy again; survives this process."""
-        (self.path / _BAD).write_text(reason)
+        try:
+            (self.path / _BAD).write_text(reason)
+        except OSError as error:
+            # The damage is found again by whoever opens it next; the first error must not be lost.
+            _log.warning("%s could not be marked bad (%s)", self.path, error)
 
     def open_store(self, settings: RocksSettings) -> RocksStore:
         """Open the store, once."""
@@ -128,6 +134,9 @@ class Incarnation:
         try:
             if store is not None:
                 store.close()
+        except LocalCopyError as error:
+            self.mark_bad(error.what)
+            raise
         finally:
             if lease is not None:
                 os.close(lease)
@@ -138,6 +147,7 @@ class LocalSubtask:
 
     Args:
         local_dir: the host's directory for copies.
+        job: a name that no other job of this host has; what a store holds is said by its marker.
         new_id: unique names for incarnations.
     """
 
@@ -145,15 +155,15 @@ class LocalSubtask:
         self,
         local_dir: str,
         *,
-        job_id: str,
+        job: str,
         operator: str,
         subtask: int,
         new_id: Callable[[], str],
         clock: Clock,
     ) -> None:
         # Quoting keeps dots, and "." and ".." would not be folders of their own.
-        folder = quote(operator, safe="").replace(".", "%2E")
-        self.path = Path(local_dir) / job_id / folder / str(subtask)
+        folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
+        self.path = Path(local_dir, *folders, str(subtask))
         self._new_id = new_id
         self._clock = clock
         try:
@@ -211,6 +221,8 @@ class LocalSubtask:
 
     def sweep(self, keep: Incarnation) -> None:
         """Remove the incarnations that nobody holds and the pointer does not name."""
+        if self._current() != keep.path.name:
+            return  # another has taken over: what is left behind is its business
         for path in self.path.iterdir():
             if path == keep.path or path.name == self._current() or not path.is_dir():
                 continue

@@ -28,9 +28,8 @@ Ask = Callable[[LocalCopy], tuple[BeginReply, list[bytes]]]
 
 @dataclass(frozen=True)
 class Site:
-    """Which subtask of what job, and where it is being opened."""
+    """Which subtask, and where it is being opened."""
 
-    job_id: str
     operator: str
     subtask: int
     host: str
@@ -168,7 +167,7 @@ class Restorer:
 
     def _marker(self, reply: BeginReply, epoch: int, chain: str) -> Marker:
         return Marker(
-            job_id=self._site.job_id,
+            job_id=reply.job_id,
             operator=self._site.operator,
             key_group_start=reply.key_group_start,
             key_group_end=reply.key_group_end,

@@ -81,16 +81,16 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
     batch = location.last_commit + 1
     # An operator that is not in the log is new; it starts from the batch that is next.
     behind = {uid: e for uid, e in log.last_epochs.items() if e < location.last_commit}
-    if not log.last_epochs and same and location.last_commit >= 0:
-        behind = {"": -1}
     if not behind:
         return StartDecision(Verdict.START, batch)
     oldest = min(behind.values())
     if oldest < location.last_commit - 1:
         raise RewindError(
             f"Spark has committed batch {location.last_commit} of {location.path}, but job "
-            f"{log.job!r} in {log.uri} ends with epoch {oldest}: {location.last_commit - oldest} "
-            f"batches would have to be repeated, and only one can be, exactly.",
+            f"{log.job!r} in {log.uri} ends with epoch {oldest} in operator(s) "
+            f"{', '.join(repr(u) for u, e in behind.items() if e == oldest)}: "
+            f"{location.last_commit - oldest} batches would have to be repeated, and only one can "
+            f"be, exactly.",
             todo="If the log was restored from an older copy, restore the checkpoint location of "
             "the same moment too.",
         )

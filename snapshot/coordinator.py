@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from snapshot.delta import chain
+from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import Acked, EpochState
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BeginRequest, SlicePart
@@ -144,6 +144,12 @@ class Coordinator:
                 f"({', '.join(sorted(self._specs)) or 'none'}).",
                 todo="Start the frame with the backend that made it.",
             )
+        if request.query_id != self.query_id:
+            raise WrongBatchError(
+                f"Operator {request.operator!r} was evaluated by query {request.query_id}, but job "
+                f"{self.job!r} is run by query {self.query_id}.",
+                todo="Do not start another query on the frame, also not inside foreachBatch.",
+            )
         if self.epoch is None:
             self._first_epoch(request)
         elif request.epoch < self.epoch:
@@ -241,7 +247,8 @@ class Coordinator:
             f"frame.",
             todo="Use every row of the frame (wrap the function in backend.checked() to be told "
             "within the batch), then start the query again with backend.start(): it goes back by "
-            "this one batch and repeats it exactly.",
+            "this one batch and repeats it exactly. An operator whose output the query does not "
+            "use at all must not be made: build the query with a new StateBackend without it.",
         )
 
     def _bind(self, request: BeginRequest, *, confirm: bool = False) -> None:
@@ -281,10 +288,7 @@ class Coordinator:
             )
         if ack.stamp_ms != self._stamp_ms:
             raise self._wrong_batch(ack.epoch)
-        lineage = operator.lineage.subtasks[ack.subtask]
-        before = lineage.chain_at(ack.epoch - 1)
-        follows = chain(bytes.fromhex(before or ""), bytes.fromhex(ack.delta.digest)).hex()
-        if follows != ack.chain:
+        if not self._follows(operator, ack):
             raise ProtocolError(
                 f"The snapshot of operator {ack.operator!r}, subtask {ack.subtask}, for epoch "
                 f"{ack.epoch} does not follow from epoch {ack.epoch - 1}.",
@@ -299,12 +303,30 @@ class Coordinator:
             )
         return outcome
 
-    def due_commit(self, uid: str) -> CommitWork | None:
-        """The record that must be written now for an operator; None where nothing is due."""
+    def _follows(self, operator: _Operator, ack: AckRequest) -> bool:
+        """Whether an ack's lineage is that of its subtask before the epoch and its delta."""
+        if not 0 <= ack.subtask < operator.spec.parallelism:
+            return False
+        before = operator.lineage.subtasks[ack.subtask].chain_at(ack.epoch - 1)
+        try:
+            digest = bytes.fromhex(ack.delta.digest)
+        except ValueError:
+            return False
+        if before is None or len(digest) != DIGEST_BYTES:
+            return False
+        return chain(bytes.fromhex(before), digest).hex() == ack.chain
+
+    def due_commit(self, uid: str, epoch: int) -> CommitWork | None:
+        """The record that must be written now for an operator; None where nothing is due.
+
+        Between this and :meth:`committed` no other epoch may begin: the caller holds a lock.
+        """
         self._check_alive()
         operator = self._operators[uid]
+        if epoch != self.epoch or self._stamp_ms is None:
+            return None
         acks = operator.epoch.undurable()
-        if acks is None or self.epoch is None or self._stamp_ms is None:
+        if acks is None:
             return None
         slices: list[SliceEntry] = []
         bodies: list[bytes | None] = []
@@ -373,6 +395,8 @@ class Coordinator:
 
     def committed(self, work: CommitWork, manifest: Manifest) -> None:
         """The record of ``work`` is durable; ``manifest`` as written (sequence and offsets)."""
+        if work.epoch != self.epoch:
+            raise AssertionError(f"epoch {self.epoch} began while {work.epoch} was written")
         operator = self._operators[work.operator]
         operator.lineage.add(manifest)
         operator.epoch.made_durable(work.acks)

@@ -76,6 +76,12 @@ class SubtaskLineage:
         epochs = [e for e in self.bases if e <= epoch]
         return self.bases[max(epochs)] if epochs else None
 
+    def gap_before(self, epoch: int) -> bool:
+        """Whether a slice that restoring ``epoch`` needs is not known."""
+        base = self.base_before(epoch)
+        first = base.entry.epoch + 1 if base else self.start_epoch + 1
+        return any(e not in self.deltas for e in range(first, epoch + 1))
+
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` needs; None if it needs none."""
         base = self.base_before(epoch)
@@ -182,7 +188,7 @@ class OperatorLineage:
         Raises:
             NotRestorableError: naming what there is instead.
         """
-        if not self.has(epoch):
+        if not self.has(epoch) or any(s.gap_before(epoch) for s in self.subtasks):
             there = f"{min(self.epochs)} to {max(self.epochs)}" if self.epochs else "none"
             raise NotRestorableError(
                 f"The state of operator {self.uid!r} after epoch {epoch} is not in the commit log "

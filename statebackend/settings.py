@@ -130,6 +130,14 @@ SETTINGS: Final[dict[str, Setting]] = {
         _positive,
         "a positive number",
     ),
+    "base_limit_bytes": Setting(
+        "baseLimitBytes",
+        256 << 20,
+        int,
+        "no full state is written for a subtask that holds more",
+        _not_negative,
+        "a number of bytes",
+    ),
     "lease_timeout_s": Setting(
         "leaseTimeoutSeconds",
         10.0,
@@ -188,6 +196,7 @@ class Settings:
     record_limit_bytes: int
     inline_limit_bytes: int
     base_every_epochs: int
+    base_limit_bytes: int
     lease_timeout_s: float
     commit_timeout_s: float
     start_timeout_s: float

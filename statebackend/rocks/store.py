@@ -29,7 +29,12 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statebackend.errors import LocalCopyError, StateBackendError, StoreBusyError
+from statebackend.errors import (
+    LocalCopyError,
+    LocalDirError,
+    StateBackendError,
+    StoreBusyError,
+)
 
 __all__ = ["Marker", "RocksSettings", "RocksStore"]
 
@@ -37,6 +42,7 @@ __all__ = ["Marker", "RocksSettings", "RocksStore"]
 _MARKER_KEY: Final = b"\xff\xffmarker"
 META_PREFIX: Final = b"\xff\xff"
 
+_NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
 _BATCH_ROWS: Final = 50_000
 _L0_FILES_BEFORE_COMPACTION: Final = 8
 
@@ -93,6 +99,13 @@ def classify(error: Exception, path: str) -> StateBackendError:
         return StoreBusyError(
             f"The local store {path} is open in another process ({text}).",
             todo="It is not waited for: a new incarnation is made beside it.",
+        )
+    if any(
+        said in text for said in ("No space left", "Read-only file system", "Permission denied")
+    ):
+        return LocalDirError(
+            f"The local store {path} cannot be written ({text}).",
+            todo="Give local_dir= a directory on a local disk with room, writable by the executor.",
         )
     if text.startswith(("Corruption", "Invalid argument", "Not found", "Result incomplete")):
         return LocalCopyError(
@@ -219,6 +232,10 @@ class RocksStore:
     def level0_files(self) -> int:
         """Files that every point read may have to look into."""
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+    def live_bytes(self) -> int:
+        """About how large the live data is on disk; unflushed writes are not in it."""
+        return int(self._db.property_int_value("rocksdb.estimate-live-data-size") or 0)
 
     def compact_if_due(self) -> bool:
         """Merge level 0 when it has grown; stores that are open shortly starve compaction."""

@@ -38,6 +38,7 @@ Convert = Callable[[Any], Any]
 _SINGLE = struct.Struct("<f")
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 # Room for every digit of a decimal(38, s) of any exponent that can fit one.
 _EXACT = Context(prec=120)
@@ -164,7 +165,12 @@ def _uninterval(micros: int) -> datetime.timedelta:
     return datetime.timedelta(microseconds=micros)
 
 
-_timestamp: Convert = T.TimestampType().toInternal
+def _timestamp(value: datetime.datetime) -> int:
+    # As pyspark's toInternal, but for the hour that a clock repeats: mktime's answer for it depends
+    # on what it was asked before, and one key would have two encodings. `fold` says which hour.
+    return (value.astimezone(datetime.UTC) - _EPOCH_UTC) // _MICROSECOND
+
+
 _untimestamp: Convert = T.TimestampType().fromInternal
 
 

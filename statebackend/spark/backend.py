@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -100,6 +102,8 @@ class StateBackend:
         self._operators: dict[str, Operator] = {}
         self._anchor: Anchor | None = None
         self._launch: Launch | None = None
+        self._token: Broadcast[str] | None = None
+        self._resolved: tuple[int, int] | None = None
 
     @property
     def job(self) -> str:
@@ -143,6 +147,7 @@ class StateBackend:
         parallelism, max_parallelism = self._parallelism()
         spec = TaskSpec(
             job=self._job.name,
+            local_name=self._job.local_name,
             uid=uid,
             parallelism=parallelism,
             max_parallelism=max_parallelism,
@@ -155,7 +160,7 @@ class StateBackend:
             **self._task_settings(),
         )
         frame = anchored(df, names, self._anchored_at(parallelism), max_parallelism)
-        result = frame.mapInArrow(SubtaskTask(spec, processor), output)
+        result = frame.mapInArrow(SubtaskTask(spec, processor, self._shared_token()), output)
         self._operators[uid] = Operator(
             uid=uid,
             parallelism=parallelism,
@@ -165,12 +170,19 @@ class StateBackend:
         )
         return result
 
+    def _shared_token(self) -> Broadcast[str]:
+        """What tasks show the coordinator; by broadcast, so that no closure or log has it."""
+        if self._token is None:
+            self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
+        return self._token
+
     def _task_settings(self) -> dict[str, Any]:
         settings = self._settings
         return {
             "lease_timeout_s": settings.lease_timeout_s,
             "begin_timeout_s": settings.start_timeout_s + 30.0,
             "commit_timeout_s": settings.commit_timeout_s,
+            "base_limit_bytes": settings.base_limit_bytes,
             "rocks": RocksSettings(
                 block_cache_bytes=settings.block_cache_bytes,
                 write_buffer_bytes=settings.write_buffer_bytes,
@@ -197,7 +209,9 @@ class StateBackend:
             )
 
     def _parallelism(self) -> tuple[int, int]:
-        """Given, else the checkpoint's, else the defaults."""
+        """Given, else the checkpoint's, else the defaults; the same for every operator."""
+        if self._resolved is not None:
+            return self._resolved
         lineages = self._job.lineages()
         known = next(iter(lineages.values()), None)
         parallelism = self._settings.parallelism or (
@@ -211,7 +225,8 @@ class StateBackend:
         check_parallelism(parallelism, max_parallelism)
         if known is not None:
             self._job.check_parallelism(known, parallelism, max_parallelism)
-        return parallelism, max_parallelism
+        self._resolved = parallelism, max_parallelism
+        return self._resolved
 
     def _check_locality(self) -> None:
         conf = self._spark.sparkContext.getConf()
@@ -243,26 +258,30 @@ class StateBackend:
         launch = self._new_launch()
         launch.prepare(writer)
         self._launch = launch
-        with launch.armed():
+        with launch.armed(self._shared_token().value):
             query = writer.start()
         launch.bind(query)
         return query
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
+    def starting(self, *, checkpoint_location: str | None = None) -> Iterator[None]:
         """For the other ways to start: ``with backend.starting(): query = writer.toTable("t")``.
 
         Exactly one query must be started inside, and the block be left at once: its tasks wait for
         the checks that are made then.
 
+        Args:
+            checkpoint_location: the query's; with it, everything is checked before the block is
+                entered, and a due rewind is done.
+
         Raises:
             as :meth:`start`; the query is stopped then.
         """
         launch = self._new_launch()
-        launch.prepare(None)
+        launch.prepare(None, checkpoint_location)
         self._launch = launch
         before = {query.id for query in self._spark.streams.active}
-        with launch.armed():
+        with launch.armed(self._shared_token().value):
             yield
         started = [q for q in self._spark.streams.active if q.id not in before]
         launch.bind_one(started)

@@ -13,8 +13,8 @@ from statebackend.spark.wire import Endpoint
 
 __all__ = ["ENDPOINT_PROPERTY", "EpochContext"]
 
-# "token" in the name makes Spark's own redaction rule cover it in event logs and pages.
-ENDPOINT_PROPERTY: Final = "spark.statebackend.session.token"
+# Spark writes local properties to event logs as they are: nothing secret may be in it.
+ENDPOINT_PROPERTY: Final = "spark.statebackend.session"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EpochContext:
     endpoint: Endpoint
 
     @classmethod
-    def current(cls, uid: str) -> EpochContext:
+    def current(cls, uid: str, token: str) -> EpochContext:
         """Read off Spark's task context.
 
         Raises:
@@ -52,7 +52,7 @@ class EpochContext:
                 todo="Start it with backend.start(writer), or inside `with backend.starting():`.",
             )
         try:
-            where = Endpoint.from_property(endpoint)
+            where = Endpoint.from_property(endpoint, token)
         except msgspec.MsgspecError as error:
             raise WrongBatchError(
                 f"The session of operator {uid!r} does not parse ({type(error).__name__}).",

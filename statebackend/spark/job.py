@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from blake3 import blake3
+
 from recovery.rewind import LogProgress
 from snapshot.lineage import OperatorLineage, resolve
 from snapshot.log import CommitLog
@@ -26,10 +28,17 @@ class Job:
     def __init__(self, uri: str, name: str) -> None:
         if not isinstance(uri, str) or not uri:
             raise SettingError(f"The uri is {uri!r}.", todo="Give a file:/// URI.")
-        if not name or not isinstance(name, str):
+        if uri.startswith("memory:"):
+            raise SettingError(
+                f"The uri {uri!r} is in one process's memory, which executors do not share.",
+                todo="Give a file:/// URI.",
+            )
+        if not isinstance(name, str) or not name.strip("."):
             raise SettingError(f"The job's name is {name!r}.", todo="Give job= a name.")
         self.uri, self.name = uri, name
         self.store_uri = f"{uri.rstrip('/')}/{quote(name, safe='')}"
+        # Jobs of one name in two stores must not meet in a host's local directory.
+        self.local_name = f"{name}-{blake3(self.store_uri.encode()).hexdigest()[:12]}"
         self._store: ObjectStore | None = None
         open_store(self.store_uri, new_id=system.new_id)  # refuses a URI that cannot be one
 

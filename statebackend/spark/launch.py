@@ -8,8 +8,8 @@ tasks wait until all that is done.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from recovery.rewind import Verdict, decide_start
+from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
 from snapshot.coordinator import Coordinator, OperatorSpec, operators_setting
 from snapshot.lineage import resolve
 from snapshot.record import Manifest
@@ -45,6 +45,10 @@ __all__ = ["Launch", "Operator"]
 
 _log = logging.getLogger("statebackend.spark")
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+_ASYNC_PROGRESS = (
+    "asyncprogresstrackingenabled",
+    "_asyncprogresstrackingoverridesinksupportcheck",
+)
 _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
 
 
@@ -68,6 +72,7 @@ class _Services:
     """The driver's one server, and which jobs it is running."""
 
     lock: ClassVar[threading.Lock] = threading.Lock()
+    starting: ClassVar[threading.RLock] = threading.RLock()
     server: ClassVar[Server | None] = None
     running: ClassVar[dict[str, tuple[str, StreamingQuery]]] = {}
 
@@ -102,38 +107,47 @@ class Launch:
         self.session = RunSession(
             store=job.store, log=self._log, gate_timeout_s=settings.start_timeout_s
         )
-        self._job_id = ""
-        self._name = ""
+        self._name = system.new_id()
         self._first_epoch: int | None = None
 
     # --- before Spark starts anything ----------------------------------------------------------
 
-    def prepare(self, writer: DataStreamWriter | None) -> None:
-        """Check everything that can be known before the start; do a due rewind."""
+    def prepare(self, writer: DataStreamWriter | None, path: str | None = None) -> None:
+        """Check everything that can be known before the start; do a due rewind.
+
+        Args:
+            writer: the query's, where there is one. path: else its checkpoint location.
+        """
         self._refuse_running()
+        options = _options(writer)
+        if any(options.get(name, "").lower() == "true" for name in _ASYNC_PROGRESS):
+            raise UnsupportedQueryError(
+                "Asynchronous progress tracking is on: it merges batches on restart, and "
+                "state could not be exact.",
+                todo="Leave the option asyncProgressTrackingEnabled out.",
+            )
+        path = path or options.get("checkpointlocation") or self._configured_path(options)
+        location = CheckpointLocation(self._spark, path) if path else None
+        # The location first: Spark commits only what is in the log, so what is read of the log
+        # afterwards is never behind it, even while another driver goes on.
+        progress = location.progress() if location else None
         manifests = self._log.manifests()
         self._specs = self._check_operators(manifests)
-        options = _options(writer)
-        for name in (
-            "asyncprogresstrackingenabled",
-            "_asyncprogresstrackingoverridesinksupportcheck",
-        ):
-            if options.get(name, "false").lower() == "true":
-                raise UnsupportedQueryError(
-                    "Asynchronous progress tracking is on: it merges batches on restart, and "
-                    "state could not be exact.",
-                    todo="Leave the option asyncProgressTrackingEnabled out.",
-                )
-        path = options.get("checkpointlocation") or self._spark.conf.get(
-            "spark.sql.streaming.checkpointLocation", None
-        )
-        if options.get("checkpointlocation") is None and path and options.get("queryname"):
-            path = f"{path}/{options['queryname']}"
-        if path and writer is not None:
-            location = CheckpointLocation(self._spark, path)
-            self._first_epoch = self._check_location(location, manifests, rewind=True)
-        # A new job is claimed before its first start, for its identity; nobody can be fenced by it.
-        self._job_id = manifests[-1].job_id if manifests else self._log.claim().job_id
+        if location is None or progress is None:
+            return
+        decision = self._decide(progress, manifests)
+        if decision.verdict is Verdict.REWIND:
+            # Whoever runs the job now is fenced before anything is taken from under it.
+            self._log.claim(run=self._name)
+            decision = self._decide(location.progress(), self._log.manifests())
+            if decision.verdict is Verdict.REWIND:
+                location.rewind(decision.batch)
+        self._first_epoch = decision.batch
+
+    def _configured_path(self, options: Mapping[str, str]) -> str | None:
+        folder = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        name = options.get("queryname")
+        return f"{folder}/{name}" if folder and name else None
 
     def _refuse_running(self) -> None:
         session, query = _Services.running.get(self._job.store.uri, ("", None))
@@ -185,61 +199,49 @@ class Launch:
                     todo="Declare it as it was (a new state may be added under a new name), or "
                     "pass allow_dropped_state=True where a state is gone for good.",
                 )
+            for name in [name for name in ids if name not in declared]:
+                # Its id is never given again: its keys may still exist. Nor may its name find it.
+                ids[f"{name}\0{ids[name]}"] = ids.pop(name)
         for name in operator.states:
-            # An id is never given again, even if its state was dropped: its keys may still exist.
             ids.setdefault(name, max(ids.values(), default=0) + 1)
         return ids
 
-    def _check_location(
-        self, location: CheckpointLocation, manifests: list[Manifest], *, rewind: bool
-    ) -> int:
-        """The batch that Spark runs next, after a due rewind."""
+    def _decide(self, location: LocationProgress, manifests: list[Manifest]) -> StartDecision:
         progress = self._job.progress(manifests)
         kept = {u: e for u, e in progress.last_epochs.items() if u in self._operators}
-        progress = type(progress)(progress.job, progress.uri, progress.query_id, kept)
-        decision = decide_start(location.progress(), progress)
-        if decision.verdict is Verdict.REWIND:
-            if not rewind:
-                raise RewindError(
-                    f"Batch {decision.batch} of {location.path} must be repeated before the query "
-                    f"can go on.",
-                    todo="Start it once with backend.start(writer), which goes back by that batch.",
-                )
-            location.rewind(decision.batch)
-        return decision.batch
+        return decide_start(location, dataclasses.replace(progress, last_epochs=kept))
 
     # --- the start -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def armed(self) -> Iterator[None]:
+    def armed(self, token: str) -> Iterator[None]:
         """While open, a query that is started finds this session and passes Spark's check."""
         context = self._spark.sparkContext
-        self._name = f"{self._job_id}/{system.new_id()}"
         server = _Services.get(self._spark, self._settings)
-        endpoint = server.add(self._name, secrets.token_urlsafe(24), self.session)
-        checked = self._spark.conf.get(_CHECK, "true")
-        before = context.getLocalProperty(ENDPOINT_PROPERTY)
-        context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
-        self._spark.conf.set(_CHECK, "false")
-        try:
-            yield
-        except BaseException:
-            server.remove(self._name)
-            raise
-        finally:
-            self._spark.conf.set(_CHECK, checked or "true")
-            context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
+        endpoint = server.add(self._name, token, self.session)
+        with _Services.starting:  # the check is the session's: one start at a time
+            checked = self._spark.conf.get(_CHECK, "true")
+            before = context.getLocalProperty(ENDPOINT_PROPERTY)
+            context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
+            self._spark.conf.set(_CHECK, "false")
+            try:
+                yield
+            except BaseException:
+                server.remove(self._name)
+                raise
+            finally:
+                self._spark.conf.set(_CHECK, checked or "true")
+                context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
         if len(started) != 1:
             error = UnsupportedQueryError(
                 f"{len(started)} queries were started inside starting(); there must be one.",
-                todo="Start one query per job; if it failed at once, its own error says why.",
+                todo="Start one query per job, and no other at the same time; if it failed at "
+                "once, its own error says why.",
             )
             self.session.refuse(error)
-            for query in started:
-                query.stop()
             raise error
         self.bind(started[0])
 
@@ -257,6 +259,7 @@ class Launch:
             )
             self.session.refuse(refusal)
             query.stop()
+            _Services.get(self._spark, self._settings).remove(self._name)
             raise
 
     def _bind(self, query: StreamingQuery) -> None:
@@ -268,13 +271,8 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
-        manifests = self._log.manifests()
-        location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot())
-        batch = self._check_location(location, manifests, rewind=False)
-        # Known from before the start if possible: a batch that no operator took part in may have
-        # been committed since.
-        first_epoch = batch if self._first_epoch is None else self._first_epoch
-        known = resolve(manifests)
+        first_epoch = self._started_at(query, stream.resolvedCheckpointRoot())
+        known = resolve(self._log.manifests())
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
         }
@@ -304,6 +302,24 @@ class Launch:
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
         )
+
+    def _started_at(self, query: StreamingQuery, path: str) -> int:
+        """The batch that the query began with, once it is known to be the job's."""
+        location = CheckpointLocation(self._spark, path).progress()
+        if self._first_epoch is not None:
+            # Decided before the start; batches that no operator took part in may have been
+            # committed since, and are found out by the first begin.
+            location = dataclasses.replace(location, last_commit=self._first_epoch - 1)
+        location = dataclasses.replace(location, query_id=str(query.id))
+        decision = self._decide(location, self._log.manifests())
+        if decision.verdict is Verdict.REWIND:
+            raise RewindError(
+                f"Batch {decision.batch} of {location.path} must be repeated before the query can "
+                f"go on.",
+                todo="Start it with backend.start(writer), or name the location: "
+                "backend.starting(checkpoint_location=...).",
+            )
+        return decision.batch
 
 
 def _options(writer: DataStreamWriter | None) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
 import msgspec
+from blake3 import blake3
 
 from recovery.plan import StepSource, plan_restore
 from snapshot.coordinator import CommitWork, Coordinator
@@ -19,6 +21,7 @@ from snapshot.messages import (
     BeginRequest,
     RestoreReport,
     RestoreStep,
+    SlicePart,
 )
 from snapshot.record import Manifest, Record, parse_record, record_name
 from snapshot.storage.base import ObjectStore
@@ -26,6 +29,7 @@ from statebackend.errors import (
     CommitUnknownError,
     CoordinatorUnreachableError,
     FencedError,
+    ProtocolError,
     StateBackendError,
 )
 
@@ -121,7 +125,12 @@ class RunSession:
     def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
         """Admit an attempt and say how it gets its state."""
         coordinator, _ = self._ready()
-        with self._state_lock:
+        with contextlib.ExitStack() as locks:
+            if request.epoch != coordinator.epoch:
+                # A record of the epoch before may be on its way (a twin's ack): it decides what
+                # this epoch starts from.
+                locks.enter_context(self._commit_lock)
+            locks.enter_context(self._state_lock)
             admitted = coordinator.begin(request)
             operator = coordinator.lineage(request.operator)
             lineage = operator.subtasks[request.subtask]
@@ -169,6 +178,8 @@ class RunSession:
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot; the one that completes its operator answers when that is durable."""
         coordinator, tenure = self._ready()
+        for part in (request.delta, request.base):
+            _check_part(request, part)
         with self._state_lock:
             outcome = coordinator.ack(request)
             if request.restore is not None:
@@ -177,7 +188,7 @@ class RunSession:
             return AckReply(durable=False)
         with self._commit_lock:
             with self._state_lock:
-                work = coordinator.due_commit(request.operator)
+                work = coordinator.due_commit(request.operator, request.epoch)
             if work is not None:
                 self._commit(coordinator, tenure, work)
         return AckReply(durable=True)
@@ -195,6 +206,18 @@ class RunSession:
             raise
         with self._state_lock:
             coordinator.committed(work, _placed(manifest, work.bodies, sequence))
+
+
+def _check_part(request: AckRequest, part: SlicePart | None) -> None:
+    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
+    if part is None or part.name:
+        return
+    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
+        raise ProtocolError(
+            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
+            f"{request.epoch} is not the bytes that it names.",
+            todo="The task is tried again; if it happens again, look at the network.",
+        )
 
 
 def _placed(manifest: Manifest, bodies: list[bytes | None], sequence: int) -> Manifest:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 from blake3 import blake3
+from pyspark import Broadcast
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -23,7 +24,7 @@ from snapshot.messages import PROTOCOL, AckRequest, BeginReply, BeginRequest, Lo
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import open_store
 from statebackend import system
-from statebackend.errors import LocalCopyError
+from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.ops.grouping import Groups, group_rows
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.rows import RowOperator
@@ -46,6 +47,7 @@ class TaskSpec:
     """An operator as a task needs it. Ships in Spark's closure: no secrets, no addresses."""
 
     job: str
+    local_name: str
     uid: str
     parallelism: int
     max_parallelism: int
@@ -58,6 +60,7 @@ class TaskSpec:
     lease_timeout_s: float
     begin_timeout_s: float
     commit_timeout_s: float
+    base_limit_bytes: int
     rocks: RocksSettings
 
 
@@ -75,16 +78,17 @@ class _Timings:
 
 
 class SubtaskTask:
-    """The function given to ``mapInArrow``."""
+    """The function given to ``mapInArrow``; the session's token comes by broadcast."""
 
-    def __init__(self, spec: TaskSpec, processor: StatefulProcessor) -> None:
+    def __init__(self, spec: TaskSpec, processor: StatefulProcessor, token: Broadcast[str]) -> None:
         self.spec = spec
         self.processor = processor
+        self.token = token
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask."""
         spec = self.spec
-        context = EpochContext.current(spec.uid)
+        context = EpochContext.current(spec.uid, self.token.value)
         timings = _Timings()
         taken = read_epoch(
             batches,
@@ -144,7 +148,6 @@ class SubtaskTask:
         spec, endpoint = self.spec, context.endpoint
         client = client_for(endpoint.location)
         site = Site(
-            job_id=endpoint.session.partition("/")[0],
             operator=spec.uid,
             subtask=taken.subtask,
             host=system.host_name(),
@@ -170,7 +173,7 @@ class SubtaskTask:
 
         local = LocalSubtask(
             system.expanded(spec.local_dir),
-            job_id=site.job_id,
+            job=spec.local_name,
             operator=spec.uid,
             subtask=taken.subtask,
             new_id=system.new_id,
@@ -203,10 +206,13 @@ class SubtaskTask:
         delta = encode_delta(keys, values) if keys else None
         data = delta.data if delta else b""
         part = _part(data, len(keys), budget_bytes, store)
-        opened.incarnation.write_delta(epoch, part.digest, data)
+        try:
+            opened.incarnation.write_delta(epoch, part.digest, data)
+        except LocalDirError as error:
+            _log.warning("no local copy of epoch %d: %s", epoch, error)
         timings.mark("snapshot")
         base = None
-        if reply.base_due:
+        if reply.base_due and self._base_fits(opened):
             entries = list(table.snapshot())
             full = encode_delta([k for k, _ in entries], [v for _, v in entries])
             base = _part(full.data, full.rows, budget_bytes - len(part.data), store)
@@ -226,6 +232,19 @@ class SubtaskTask:
             base=base,
             restore=opened.report,
         )
+
+    def _base_fits(self, opened: OpenSubtask) -> bool:
+        # A base is made whole in memory, within the batch: only for state that this suits.
+        size_bytes = opened.store.live_bytes()
+        if size_bytes > self.spec.base_limit_bytes:
+            _log.warning(
+                "operator %s: no base is written of %d bytes of state (the limit is %d)",
+                self.spec.uid,
+                size_bytes,
+                self.spec.base_limit_bytes,
+            )
+            return False
+        return True
 
 
 def _part(data: bytes, rows: int, budget_bytes: int, store: ObjectStore) -> SlicePart:

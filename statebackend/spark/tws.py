@@ -119,8 +119,10 @@ class _RecordingHandle(_Handle):
     def _declare(
         self, kind: str, name: str, value: StructType | str, key: StructType | str | None = None
     ) -> Any:
-        if not isinstance(name, str) or not name:
-            raise StateMismatchError(f"A state of operator {self._uid!r} has no name.")
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise StateMismatchError(
+                f"Operator {self._uid!r} has a state named {name!r}.", todo="Give it a name."
+            )
         if name in self.declared:
             raise StateMismatchError(
                 f"State {name!r} of operator {self._uid!r} is declared twice.",

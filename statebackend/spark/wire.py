@@ -42,8 +42,8 @@ _TOKEN_HEADER: Final = "x-statebackend-token"
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a session's coordinator answers.
 
-    Travels as a Spark local property, never in a closure; the property's name makes Spark redact
-    it in event logs and pages.
+    Location and session travel as a Spark local property, which Spark writes to event logs; the
+    token comes apart from them, by broadcast, and is in no closure and no log.
     """
 
     location: str
@@ -51,13 +51,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
     def to_property(self) -> str:
-        """As one local property."""
-        return msgspec.json.encode(self).decode()
+        """As one local property, without the token."""
+        return msgspec.json.encode([self.location, self.session]).decode()
 
     @classmethod
-    def from_property(cls, text: str) -> Endpoint:
-        """Back from :meth:`to_property`."""
-        return msgspec.json.decode(text, type=cls)
+    def from_property(cls, text: str, token: str) -> Endpoint:
+        """Back from :meth:`to_property`.
+
+        Raises:
+            msgspec.MsgspecError: it is none.
+        """
+        location, session = msgspec.json.decode(text, type=tuple[str, str])
+        return cls(location=location, session=session, token=token)
 
     def __repr__(self) -> str:  # the token stays out of logs and tracebacks
         return f"Endpoint(location={self.location!r}, session={self.session!r})"

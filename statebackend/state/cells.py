@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from statebackend.errors import KeyContextError, ValueMismatchError
+from statebackend.errors import KeyContextError, LocalCopyError, ValueMismatchError
 from statebackend.state.table import StateTable
 
 __all__ = ["KeyCursor", "ListCell", "MapCell", "ValueCell"]
@@ -196,7 +196,12 @@ class ListCell(_Cell):
         """The current key's rows; later changes do not show in the iterator."""
         key, count = self._key(), self._count()
         data = self._table.multi_get([key + i.to_bytes(_COUNT_BYTES, "big") for i in range(count)])
-        return iter([self._decode(row) for row in data if row is not None])
+        if None in data:
+            raise LocalCopyError(
+                f"List state {self._name!r} has {count} elements, but one of them is missing.",
+                todo="The local store is set aside; the state is restored from the next good copy.",
+            )
+        return iter([self._decode(row) for row in data])  # type: ignore[arg-type]
 
     def put(self, newState: list[Row]) -> None:
         """Replace the current key's rows.
