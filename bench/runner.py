@@ -133,6 +133,10 @@ def batch_stats(report: dict[str, Any], first: int, last: int, rows: int) -> dic
         "rows_per_s": round(rows * len(counted) / total_s, 1),
         "batch_s": batch_s,
         "batch_median_s": round(statistics.median(batch_s), 4),
+        "cpu_s_per_batch": {
+            kind: round(statistics.fmean(b["cpu_s"][kind] for b in counted), 3)
+            for kind in ("jvm", "python")
+        },
         "phases_ms": {
             name: statistics.median(b["duration_ms"].get(name, 0) for b in counted)
             for name in phases

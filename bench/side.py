@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from bench.cpu import CpuSampler
 from bench.data import FILES_PER_BATCH, INPUT_SCHEMA
 from bench.layers import task_layers, watch_session
 from bench.processor import OUTPUT_SCHEMA, Counter
@@ -127,6 +128,8 @@ _MAKERS: dict[str, Callable[[DataFrame, dict[str, Any]], tuple[DataFrame, Any]]]
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Run the query to the end of its input; times and observations by batch."""
     spark = session(task)
+    cpu = CpuSampler()
+    cpu.start()
     frame = (
         spark.readStream.schema(INPUT_SCHEMA)
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
@@ -157,13 +160,14 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     if query.exception() is not None:
         raise query.exception()  # type: ignore[misc]
     time.sleep(0.5)  # the last progress event comes after the query has ended
+    cpu.stop()
     report = {
         "side": task["side"],
         "java": spark._jvm.java.lang.System.getProperty("java.runtime.version"),  # type: ignore[union-attr]
         "spark": spark.version,
         "seconds": round(time.time() - started_s, 3),
         "compilations": _compilations(spark),
-        "batches": _batches(query, Path(checkpoint)),
+        "batches": _batches(query, Path(checkpoint), cpu),
     }
     if backend is not None:
         report["layers"] = task_layers(f"file://{task['work']}/store/bench", "bench")
@@ -179,19 +183,21 @@ def _compilations(spark: SparkSession) -> int:
     return int(metrics.METRIC_COMPILATION_TIME().getCount())
 
 
-def _batches(query: Any, checkpoint: Path) -> list[dict[str, Any]]:
+def _batches(query: Any, checkpoint: Path, cpu: CpuSampler) -> list[dict[str, Any]]:
     """Per batch: when it started, when its commit file was there, what Spark says it did."""
     found = []
     for progress in query.recentProgress:
         commit = checkpoint / "commits" / str(progress["batchId"])
         if not progress["durationMs"].get("addBatch") or not commit.exists():
             continue
+        start_s, committed_s = _epoch_s(progress["timestamp"]), commit.stat().st_mtime
         output = (progress.get("observedMetrics") or {}).get("output")
         found.append(
             {
                 "batch": progress["batchId"],
-                "start_s": _epoch_s(progress["timestamp"]),
-                "committed_s": commit.stat().st_mtime,
+                "start_s": start_s,
+                "committed_s": committed_s,
+                "cpu_s": cpu.between(start_s, committed_s),
                 "input_rows": progress["numInputRows"],
                 "output_rows": int(output["rows"]) if output is not None else None,
                 "output_total": int(output["total"]) if output is not None else None,

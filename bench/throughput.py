@@ -88,26 +88,39 @@ def _configuration(
         "batch_median_s": {
             side: statistics.median(r[side]["batch_median_s"] for r in rounds) for side in sides
         },
+        "cpu_s_per_batch": {side: _cpu_s(rounds, side) for side in sides},
         "ratio_median": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
     }
 
 
+def _cpu_s(rounds: list[dict[str, Any]], side: str) -> dict[str, float]:
+    return {
+        kind: round(statistics.median(r[side]["cpu_s_per_batch"][kind] for r in rounds), 3)
+        for kind in ("jvm", "python")
+    }
+
+
 def throughput_text(found: dict[str, Any], *, layers: bool = False) -> str:
     """The comparison as a table to read; ``layers``: and where our tasks' time goes."""
     lines = [f"Throughput: {found['what']}", ""]
-    lines.append(f"{'partitions':<12}{'side':<11}{'rows/s':>10}{'batch s':>9}  rounds' rows/s")
+    lines.append(
+        f"{'partitions':<12}{'side':<11}{'rows/s':>10}{'batch s':>9}{'cpu s: jvm':>12}"
+        f"{'python':>8}  rounds' rows/s"
+    )
     for configuration in found["configurations"]:
         for side, rate in configuration["rows_per_s"].items():
             each = ", ".join(f"{r[side]['rows_per_s']:,.0f}" for r in configuration["rounds"])
+            cpu_s = configuration["cpu_s_per_batch"][side]
             lines.append(
                 f"{configuration['partitions']:<12}{side:<11}{rate:>10,.0f}"
-                f"{configuration['batch_median_s'][side]:>9.2f}  {each}"
+                f"{configuration['batch_median_s'][side]:>9.2f}{cpu_s['jvm']:>12.2f}"
+                f"{cpu_s['python']:>8.2f}  {each}"
             )
         ratios = ", ".join(f"{r['ratio']:.1f}" for r in configuration["rounds"])
         lines.append(
-            f"{'':<12}{'ratio':<11}{configuration['ratio_median']:>10.1f}{'':>9}  {ratios}"
+            f"{'':<12}{'ratio':<11}{configuration['ratio_median']:>10.1f}{'':>29}  {ratios}"
         )
     if layers:
         for configuration in found["configurations"]:

@@ -36,12 +36,13 @@ def main(arguments: list[str]) -> int:
     except StateBackendError as error:
         print(error, file=sys.stderr)
         return 2
-    keep = True
+    code = 1
     try:
         code = _play(work, given.files)
-        keep = given.keep or code != 0
+    except KeyboardInterrupt:
+        code = 130
     finally:
-        if keep:
+        if given.keep or code == 1:
             print(f"Kept: {work.root} (the drivers' log is {work.log.name})")
         else:
             shutil.rmtree(work.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -66,7 +67,8 @@ class Driver:
                 raise RuntimeError(f"processes {left} of the driver do not end")
             if time.monotonic() > deadline_s - _GONE_S / 2:
                 for pid in left:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         self._process.wait()
         if self._process.stdin:

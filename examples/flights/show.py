@@ -64,9 +64,9 @@ def _recovery(run: Run) -> str:
     read_bytes = sum(report.durable_bytes for report in run.restores)
     reads = sum(report.durable_reads for report in run.restores)
     if read_bytes or reads:
-        what = f"{size(read_bytes)} from the durable store, in {reads} slices"
+        what = f"{size(read_bytes)} of state from the durable store, in {reads} slices"
         return f"Run {run.number} ({run.started}) read {what}."
-    return f"Run {run.number} ({run.started}) read 0 bytes from the durable store."
+    return f"Run {run.number} ({run.started}) read 0 bytes of state from the durable store."
 
 
 def _table(outcome: Outcome) -> Table:

@@ -213,6 +213,6 @@ def test_the_demo_survives_two_kills_and_equals_the_batch(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Run 2 (copies kept) read 0 bytes from the durable store." in done.stdout
+    assert "Run 2 (copies kept) read 0 bytes of state from the durable store." in done.stdout
     assert "4,043 rows equal, 0 differ, 0 missing" in " ".join(done.stdout.split())
     assert not work.exists()

@@ -99,9 +99,7 @@ def test_values_look_as_pysparks_own_conversion_makes_them(name: str) -> None:
 def test_nan_stays_nan() -> None:
     out = writer(schema_of(T.DoubleType()))
     out.extend([(math.nan,)])
-    (column,) = columns_to_python(
-        pa.Table.from_batches([out.take()]), schema_of(T.DoubleType())
-    )
+    (column,) = columns_to_python(pa.Table.from_batches([out.take()]), schema_of(T.DoubleType()))
     assert math.isnan(column[0])
 
 

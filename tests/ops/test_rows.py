@@ -23,9 +23,7 @@ from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import MemoryBase, StateTable
 
-INPUT = T.StructType(
-    [T.StructField("note", T.StringType()), T.StructField("k", T.LongType())]
-)
+INPUT = T.StructType([T.StructField("note", T.StringType()), T.StructField("k", T.LongType())])
 OUTPUT = T.StructType([T.StructField("k", T.LongType()), T.StructField("n", T.LongType())])
 KEY = KeyCodec(T.StructType([INPUT["k"]]))
 CHUNK = 1024
@@ -119,7 +117,11 @@ def test_rows_that_are_not_read_do_not_turn_up_for_the_next_key(eager: int) -> N
 def test_an_iterator_that_is_kept_gives_its_own_rows_even_later() -> None:
     one, kept = Operated(), {}
     one.run(groups_of([1, 1, 2, 2, 3]), lambda key, rows: kept.update({key[0]: rows}))
-    assert {k: [row.k for row in rows] for k, rows in kept.items()} == {1: [1, 1], 2: [2, 2], 3: [3]}
+    assert {k: [row.k for row in rows] for k, rows in kept.items()} == {
+        1: [1, 1],
+        2: [2, 2],
+        3: [3],
+    }
 
 
 def test_state_is_closed_between_keys_and_after_the_last() -> None:

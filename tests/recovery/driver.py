@@ -13,7 +13,13 @@ import msgspec
 from blake3 import blake3
 
 from recovery.plan import RestorePlan
-from snapshot.coordinator import Admitted, CommitWork, Coordinator, OperatorSpec
+from snapshot.coordinator import (
+    Admitted,
+    CommitWork,
+    Coordinator,
+    OperatorSpec,
+    operators_setting,
+)
 from snapshot.delta import chain, decode_delta, encode_delta
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage, resolve
@@ -40,11 +46,11 @@ def stamp_of(epoch: int) -> int:
     return 1_700_000_000_000 + 1000 * epoch
 
 
-def spec_of(uid: str, parallelism: int) -> OperatorSpec:
+def spec_of(uid: str, parallelism: int, max_parallelism: int = MAX_PARALLELISM) -> OperatorSpec:
     return OperatorSpec(
         uid=uid,
         parallelism=parallelism,
-        max_parallelism=MAX_PARALLELISM,
+        max_parallelism=max_parallelism,
         states={"count": 1},
         schemas={"count": "{}"},
     )
@@ -54,7 +60,9 @@ def part_of(changes: Changes) -> SlicePart:
     """A slice as a task makes it: no bytes at all where nothing changed."""
     keys = sorted(changes)
     data = encode_delta(keys, [changes[key] for key in keys]).data if keys else b""
-    return SlicePart(digest=blake3(data).hexdigest(), size_bytes=len(data), rows=len(keys), data=data)
+    return SlicePart(
+        digest=blake3(data).hexdigest(), size_bytes=len(data), rows=len(keys), data=data
+    )
 
 
 def base_of(state: State) -> SlicePart:
@@ -146,6 +154,8 @@ class Run:
         records: list[Manifest] | None = None,
         slices: dict[str, bytes] | None = None,
         base_every_epochs: int = 64,
+        max_parallelism: int = MAX_PARALLELISM,
+        first_epoch: int | None = None,
     ) -> None:
         self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
         self.records = [] if records is None else records
@@ -157,19 +167,25 @@ class Run:
             job_id=JOB_ID,
             run=new_id(),
             query_id="query",
-            operators={uid: spec_of(uid, p) for uid, p in self.parallelism.items()},
+            operators={
+                uid: spec_of(uid, p, max_parallelism) for uid, p in self.parallelism.items()
+            },
             lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
             inline_budget_bytes=1 << 20,
             base_every_epochs=base_every_epochs,
+            first_epoch=first_epoch,
         )
 
-    def again(self, parallelism: Mapping[str, int] | None = None) -> Run:
+    def again(
+        self, parallelism: Mapping[str, int] | None = None, *, first_epoch: int | None = None
+    ) -> Run:
         """The next run of the job, after a crash."""
         return Run(
             parallelism or self.parallelism,
             records=self.records,
             slices=self.slices,
             base_every_epochs=self.base_every_epochs,
+            first_epoch=first_epoch,
         )
 
     def lineage(self, operator: str = "op") -> OperatorLineage:
@@ -229,7 +245,8 @@ class Run:
 
     def commit(self, operator: str = "op") -> Manifest | None:
         """Write the record that is due, if one is."""
-        work = self.coordinator.due_commit(operator)
+        assert self.coordinator.epoch is not None
+        work = self.coordinator.due_commit(operator, self.coordinator.epoch)
         if work is None:
             return None
         manifest = self.append(work)
@@ -249,9 +266,7 @@ class Run:
         for uid in operators or self.parallelism:
             for subtask in range(self.parallelism[uid]):
                 self.begin(epoch, subtask, uid, attempt=attempt, stamp_ms=stamp_ms)
-                self.ack(
-                    epoch, subtask, uid, changes=changes, attempt=attempt, stamp_ms=stamp_ms
-                )
+                self.ack(epoch, subtask, uid, changes=changes, attempt=attempt, stamp_ms=stamp_ms)
             assert self.commit(uid) is not None
 
 
@@ -272,13 +287,18 @@ class Started:
         store: ObjectStore,
         parallelism: Mapping[str, int],
         *,
+        first_epoch: int = 0,
         base_every_epochs: int = 64,
         inline_budget_bytes: int = 1 << 20,
     ) -> None:
         self.store = store
         self.parallelism = dict(parallelism)
         log = CommitLog(store, job=JOB, writer=new_id(), new_id=new_id)
-        self.tenure = log.claim(query_id="query")
+        known = resolve(log.manifests())
+        firsts = {
+            uid: known[uid].first_epoch if uid in known else first_epoch for uid in parallelism
+        }
+        self.tenure = log.claim(query_id="query", settings=operators_setting(firsts))
         self.coordinator = Coordinator(
             job=JOB,
             job_id=self.tenure.job_id,
@@ -290,6 +310,7 @@ class Started:
             },
             inline_budget_bytes=inline_budget_bytes,
             base_every_epochs=base_every_epochs,
+            first_epoch=first_epoch,
         )
         self.session = RunSession(store=store, log=log, gate_timeout_s=0)
         self.session.open(self.coordinator, self.tenure)

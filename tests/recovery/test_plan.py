@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from recovery.plan import RestorePlan, StepSource, plan_restore
-from snapshot.lineage import SubtaskLineage
+from snapshot.lineage import SubtaskLineage, resolve
 from snapshot.messages import LocalCopy
 from tests.recovery.driver import JOB_ID, Run, part_of
 
@@ -22,7 +22,7 @@ def lineage() -> SubtaskLineage:
         run.begin(epoch)
         run.ack(epoch, base={b"k": b"%d" % epoch} if epoch in BASES else None)
         run.commit()
-    one = run.lineage().subtasks[0]
+    one = resolve(run.records)["op"].subtasks[0]
     DIGESTS.update({e: one.deltas[e].entry.digest for e in one.deltas})
     CHAINS.update({e: one.chain_at(e) or "" for e in range(-1, EPOCHS)})
     one.prune(7)
@@ -45,9 +45,7 @@ def copy_at(epoch: int, *deltas: int, **other: object) -> LocalCopy:
 
 
 def shown(plan: RestorePlan) -> list[tuple[str, int, str]]:
-    return [
-        (step.ref.entry.kind, step.ref.entry.epoch, step.source.value) for step in plan.steps
-    ]
+    return [(step.ref.entry.kind, step.ref.entry.epoch, step.source.value) for step in plan.steps]
 
 
 def planned(lineage: SubtaskLineage, copy: LocalCopy, epoch: int) -> RestorePlan:

@@ -28,6 +28,7 @@ from tests.recovery.driver import (
     JOB_ID,
     Run,
     ack_of,
+    begin_of,
     part_of,
     stamp_of,
 )
@@ -53,10 +54,9 @@ def test_an_epoch_starts_from_the_state_after_the_one_before() -> None:
     assert admitted.chain == after
 
 
-def test_a_subtask_is_first_of_the_run_once() -> None:
+def test_a_subtask_is_first_of_the_run_in_its_first_epoch_only() -> None:
     run = Run(2)
     assert run.begin(0, 0).first_of_run
-    assert not run.begin(0, 0, attempt=1).first_of_run
     assert run.begin(0, 1).first_of_run
     run.ack(0, 0)
     run.ack(0, 1)
@@ -70,9 +70,11 @@ def test_an_epoch_begins_only_when_the_one_before_is_durable_in_every_operator()
     run.finish(0, ["a"])
     run.begin(0, 0, "b")
     run.ack(0, 0, "b")
-    with pytest.raises(IncompleteEpochError, match="'b'") as caught:
+    with pytest.raises(
+        IncompleteEpochError, match=r"batch 0 was not finished.* 'b' \(1\)"
+    ) as caught:
         run.begin(1, 0, "a")
-    assert "(subtasks without a snapshot: 1)" in str(caught.value)
+    assert "'a'" not in str(caught.value)
     # The refusal changed nothing: what was missing may still come.
     run.begin(0, 1, "b")
     run.ack(0, 1, "b")
@@ -98,14 +100,14 @@ def test_acks_without_their_record_do_not_let_the_next_epoch_begin() -> None:
 
 
 def test_a_refusal_names_the_subtasks_but_not_hundreds() -> None:
-    run = Run(8)
+    run = Run(20, max_parallelism=32)
     run.begin(0)
-    with pytest.raises(IncompleteEpochError, match=r"\(subtasks without a snapshot: 0, 1, 2, 3, 4"):
+    with pytest.raises(IncompleteEpochError, match=r"'op' \(0, 1, 2, 3, 4, 5, 6, 7 and 12 more\)"):
         run.begin(1)
-    for subtask in (1, 2, 4, 6):
+    for subtask in set(range(20)) - {0, 3, 5, 17}:
         run.begin(0, subtask)
         run.ack(0, subtask)
-    with pytest.raises(IncompleteEpochError, match=r": 0, 3, 5, 7\)"):
+    with pytest.raises(IncompleteEpochError, match=r"'op' \(0, 3, 5, 17\)"):
         run.begin(1)
 
 
@@ -125,6 +127,14 @@ def test_batches_follow_one_another_without_a_gap() -> None:
     with pytest.raises(WrongBatchError, match="Batch 2 followed batch 0"):
         run.begin(2)
     run.begin(1)
+
+
+def test_another_query_on_the_frame_is_refused() -> None:
+    run = Run(1)
+    other = msgspec.structs.replace(begin_of(0), query_id="another")
+    with pytest.raises(WrongBatchError, match="query another"):
+        run.coordinator.begin(other)
+    run.begin(0)
 
 
 def test_an_operator_that_is_not_of_this_job_is_named() -> None:
@@ -175,6 +185,18 @@ def test_the_epoch_that_is_repeated_replaces_the_one_in_the_log() -> None:
     assert later.begin(2).chain == run.records[-1].slices[0].chain
 
 
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_a_run_starts_at_the_batch_that_sparks_location_says(epoch: int) -> None:
+    run = Run(1)
+    for n in range(4):
+        run.finish(n)
+    later = run.again(first_epoch=3)
+    # A batch in which no operator took part went by: nothing of it was kept.
+    with pytest.raises(IncompleteEpochError, match=f"Batch {epoch} followed .*batch 3 .*'op'"):
+        later.begin(epoch)
+    assert later.begin(3).base_epoch == 2
+
+
 def test_a_new_operator_starts_from_nothing_at_the_epoch_that_is_next() -> None:
     run = Run({"a": 1})
     for epoch in range(3):
@@ -185,6 +207,9 @@ def test_a_new_operator_starts_from_nothing_at_the_epoch_that_is_next() -> None:
     assert admitted.chain == chain_start(JOB_ID, "b", (4, 7)).hex()
     later.finish(3, ["a", "b"])
     assert later.records[-1].first_epoch == 3
+    # Every record of the run tells of it, also those of others.
+    assert later.records[-2].operator == "a"
+    assert later.records[-2].settings == {"operators": {"a": 0, "b": 3}}
     later.begin(4, 0, "b")
     # And in the next run it is no new one any more, at either epoch.
     for epoch in (3, 4):
@@ -233,11 +258,6 @@ def test_a_frame_kept_since_the_batch_before_last_is_refused() -> None:
     run.begin(2)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Coordinator._bind keeps one older stamp: a frame kept for three batches or more, "
-    "evaluated before the batch's own, is admitted, and the batch's own frame refused after it",
-)
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_frame_kept_for_longer_is_refused_too(kept: int) -> None:
     run = Run(1)
@@ -405,11 +425,6 @@ def test_a_chain_that_is_not_that_of_the_delta_is_refused() -> None:
         run.coordinator.ack(msgspec.structs.replace(good, delta=part_of({b"k": b"y"})))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Coordinator.ack does not check the subtask: 2 of 2 is a bare IndexError, and -1 counts "
-    "as a subtask of its own",
-)
 @pytest.mark.parametrize("subtask", [-1, 2])
 def test_an_ack_of_a_subtask_that_is_not_there_is_refused(subtask: int) -> None:
     run = Run(2)
@@ -420,11 +435,8 @@ def test_an_ack_of_a_subtask_that_is_not_there_is_refused(subtask: int) -> None:
     assert run.commit() is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Coordinator.ack parses what it was sent without typing what is wrong"
-)
 @pytest.mark.parametrize("digest", ["", "zz" * 32, "00"])
-def test_an_ack_whose_digest_is_none_is_a_protocol_error(digest: str) -> None:
+def test_an_ack_whose_digest_is_none_is_refused(digest: str) -> None:
     run = Run(1)
     before = run.begin(0).chain
     good = ack_of(before, part_of({b"k": b"x"}), 0)
@@ -444,6 +456,7 @@ def test_a_record_says_what_it_is_of() -> None:
     assert (record.operator, record.epoch, record.stamp_ms) == ("b", 0, stamp_of(0))
     assert (record.parallelism, record.max_parallelism, record.first_epoch) == (2, 8, 0)
     assert (record.query_id, record.run) == ("query", run.coordinator.run)
+    assert record.settings == {"operators": {"a": 0, "b": 0}}
     assert record.states == {"count": 1}
     assert record.schemas == {"count": "{}"}
     assert [(e.key_group_start, e.key_group_end) for e in record.slices] == [(0, 3), (4, 7)]
@@ -458,7 +471,7 @@ def test_slices_and_bodies_go_together_with_the_bases_beside_their_deltas() -> N
     run.coordinator.ack(ack_of(befores[2], inline, 0, 2, base=base))
     run.coordinator.ack(ack_of(befores[0], apart, 0, 0))
     run.coordinator.ack(ack_of(befores[1], part_of({}), 0, 1, base=apart))
-    work = run.coordinator.due_commit("op")
+    work = run.coordinator.due_commit("op", 0)
     assert work is not None
     named = [(e.subtask, e.kind, e.object) for e in work.manifest.slices]
     assert named == [
@@ -475,7 +488,7 @@ def test_a_record_in_the_making_does_not_change_with_a_later_ack() -> None:
     run = Run(1)
     run.begin(0)
     run.ack(0, changes={b"k": b"first"})
-    work = run.coordinator.due_commit("op")
+    work = run.coordinator.due_commit("op", 0)
     assert work is not None
     run.ack(0, attempt=1, changes={b"k": b"second"})
     run.coordinator.committed(work, run.append(work))
@@ -485,22 +498,26 @@ def test_a_record_in_the_making_does_not_change_with_a_later_ack() -> None:
     assert run.begin(1).chain == manifest.slices[0].chain
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Coordinator.committed does not look at the work's epoch: a superseding record of epoch "
-    "n that becomes durable after begin(n + 1) makes epoch n + 1 complete without a single ack",
-)
-def test_a_record_of_the_epoch_before_does_not_complete_the_one_that_runs() -> None:
+def test_no_record_is_due_for_an_epoch_that_is_over() -> None:
     run = Run(1)
     run.finish(0, changes={b"k": b"first"})
     run.ack(0, attempt=1, changes={b"k": b"second"})  # a twin that Spark killed while it acked
-    work = run.coordinator.due_commit("op")
+    run.begin(1)
+    assert run.coordinator.due_commit("op", 0) is None
+    run.ack(1)
+    assert run.coordinator.due_commit("op", 0) is None
+    assert run.coordinator.due_commit("op", 1) is not None
+
+
+def test_a_record_of_the_epoch_before_does_not_complete_the_one_that_runs() -> None:
+    run = Run(1)
+    run.finish(0, changes={b"k": b"first"})
+    run.ack(0, attempt=1, changes={b"k": b"second"})
+    work = run.coordinator.due_commit("op", 0)
     assert work is not None
-    try:
-        run.begin(1)
-    except StateBackendError:
-        return  # refusing the begin while a record is on its way would be right too
-    run.coordinator.committed(work, run.append(work))
+    run.begin(1)  # the caller's lock was forgotten
+    with pytest.raises(AssertionError, match="epoch 1 began while 0 was written"):
+        run.coordinator.committed(work, run.append(work))
     with pytest.raises(IncompleteEpochError):
         run.coordinator.check_finished(1)
     with pytest.raises(IncompleteEpochError):
@@ -567,7 +584,7 @@ ENDS: list[Callable[[Run], Any]] = [
     lambda run: run.begin(1),
     lambda run: run.begin(0, 1),
     lambda run: run.coordinator.ack(ack_of("00" * 32, part_of({}), 0)),
-    lambda run: run.coordinator.due_commit("op"),
+    lambda run: run.coordinator.due_commit("op", 0),
     lambda run: run.coordinator.check_finished(0),
 ]
 
@@ -592,7 +609,7 @@ def test_the_run_after_a_failed_one_goes_on_from_the_log() -> None:
     run.finish(0)
     run.begin(1)
     run.ack(1)
-    work = run.coordinator.due_commit("op")
+    work = run.coordinator.due_commit("op", 1)
     assert work is not None
     run.append(work)  # written, but the answer never came
     run.coordinator.fail(CommitUnknownError("Who knows."))

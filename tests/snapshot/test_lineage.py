@@ -49,7 +49,9 @@ def entry(epoch: int, before: str, *, kind: str = "delta", content: bytes = b"")
     )
 
 
-def subtask_of(epochs: int, *, bases: tuple[int, ...] = (), start_epoch: int = -1) -> SubtaskLineage:
+def subtask_of(
+    epochs: int, *, bases: tuple[int, ...] = (), start_epoch: int = -1
+) -> SubtaskLineage:
     """Epochs 0 to `epochs` - 1, sequence = 10 times the epoch; a base beside its delta."""
     lineage = SubtaskLineage(KeyGroupRange(0, 7), START, start_epoch)
     before = START

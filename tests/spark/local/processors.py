@@ -6,6 +6,7 @@ Each says in its output what it saw and what its state then was, so that every r
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,15 @@ class FailingLedger(Ledger):
             raise RuntimeError("the user's own mistake")  # the user's line
 
 
+class DyingLedger(FailingLedger):
+    """Takes its whole process down instead."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        if key[0] == self.key and once(self.flag):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
 class StuckLedger(Ledger):
     """Says that it has begun, and stays in a call, while the gate file is there."""
 
@@ -81,7 +91,8 @@ class Everything(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.last = handle.getValueState("last", "id bigint, text string")
         self.ids = handle.getListState("ids", "id bigint")
-        self.by_op = handle.getMapState("by_op", "slot string, half bigint", "n bigint, last bigint")
+        keys, values = "slot string, half bigint", "n bigint, last bigint"
+        self.by_op = handle.getMapState("by_op", keys, values)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         for row in rows:
@@ -172,3 +183,23 @@ class Flood(Ledger):
         if os.path.exists(self.flag):
             row = Row(k="flood " * 80, ids=[], n=0, total=0)
             yield from [row] * 10_000
+
+
+class Typed(StatefulProcessor):
+    """Keeps the last row of each key, whatever its types, and yields the one before it."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", self.schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            before = self.last.get()
+            self.last.update(tuple(row))
+            if before is not None:
+                yield Row(*before)
+
+    def close(self) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""A foreachBatch function may use its frame as often as it likes, but whole, and in its own batch."""
+"""A foreachBatch function may use its frame often, but whole, and in its own batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
+from statebackend.errors import RewindError
 from tests.spark.local.processors import Flood, Noisy
 from tests.spark.local.world import checkpoints, durable_state, sources
 
@@ -29,7 +30,7 @@ PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
 
 def _in_part(world: World, batch: int, use: Callable[[DataFrame], Any]) -> Any:
     """A sink that uses its frame in part in one batch, the first time."""
-    flag, done = world.root / "flood", []
+    flag, done = world.root / "flood", list[int]()
 
     def function(frame: DataFrame, number: int) -> None:
         function.calls.append(number)  # type: ignore[attr-defined]
@@ -112,7 +113,7 @@ def test_a_batch_that_was_used_in_part_is_found_out_and_repeated(world: World, h
     assert set(sources(backend).values()) == {"local"}
 
     assert "SB5001" in text
-    assert "Spark committed batch 1, but operator 'ledger' did not finish it" in text
+    assert "batch 1 was not finished by operator(s) 'ledger'" in text
     assert "isEmpty(), take(), first(), limit()" in text
 
 
@@ -121,17 +122,22 @@ def test_the_first_batch_of_all_may_be_repeated_too(world: World, how: str) -> N
     world.input.add_batches(2)
     backend = world.backend()
     sink = _in_part(world, 0, PARTIAL[how])
-    query = world.start(backend, world.ledger(backend), sink)
-    if how == "take":
-        with pytest.raises(Exception, match="SB5001"):
-            query.awaitTermination(60)
-    else:
-        # Nobody ever began batch 0, so batch 1 looks like the job's first.
-        query.awaitTermination(60)
-    sink.calls.clear()
+    assert "SB5001" in world.fail(backend, world.ledger(backend), sink)
     again = world.backend()
     world.run(again, world.ledger(again), sink)
+    assert sink.calls == [0, 1, 0, 1]
     world.check(again)
+
+
+def test_two_batches_in_a_row_that_nobody_used_are_refused_for_good(world: World) -> None:
+    world.input.add_batches(4)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.fail(backend, frame, lambda f, n: None if n in (1, 2) else world.sink(f, n))
+    with pytest.raises(RewindError, match="2 batches would have to be repeated"):
+        world.start(backend, frame)
+    assert world.committed() == [0, 1, 2], "nothing was taken away"
+    assert backend.lineages()["ledger"].last_epoch == 0
 
 
 def test_a_partial_read_that_nobody_noticed_before_the_end_is_repeated_at_the_next_start(
@@ -268,4 +274,3 @@ def test_a_thread_that_inherits_the_batch_may_evaluate_it(world: World) -> None:
 
     world.input.add_batches(2)
     world.check(world.run_ledger(pooled))
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +9,12 @@ import pytest
 
 from snapshot.record import record_name
 from tests.spark.local.processors import Composite, Everything
-from tests.spark.local.world import checkpoints, durable_state, manifests, sources
+from tests.spark.local.world import checkpoints, durable_state, manifests, setting, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable
 
     from tests.spark.local.world import World
-
-
-@contextlib.contextmanager
-def setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(key)
-    spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(key, str(before))
 
 
 # --- restarts ----------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
-from tests.spark.local.processors import FailingLedger, StuckLedger, once
-from tests.spark.local.world import checkpoints, sources, until
+from tests.spark.local.processors import DyingLedger, FailingLedger, StuckLedger, once
+from tests.spark.local.world import checkpoints, finish, sources, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from statebackend import StateBackend
     from tests.spark.local.world import World
 
 
@@ -40,6 +43,17 @@ def test_a_processor_that_raises_once_costs_a_restart_and_nothing_else(world: Wo
     world.run(backend, frame)
     world.check(backend)
     assert set(sources(backend).values()) == {"local"}
+
+
+def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) -> None:
+    world.input.add_keys("a", "b", "c", "d")
+    world.input.add_keys("a", "b", "bad", "c", "d")
+    backend = world.backend()
+    frame = world.ledger(backend, processor=DyingLedger(str(_flag(world)), "bad"))
+    assert "worker exited unexpectedly" in world.fail(backend, frame)
+    assert world.committed() == [0]
+    world.run(backend, frame)
+    world.check(backend)
 
 
 def test_the_error_of_a_processor_shows_the_users_line(world: World) -> None:
@@ -141,3 +155,73 @@ def test_a_sink_that_fails_after_the_epoch_was_durable_is_given_the_same_batch_a
     assert sorted(map(str, world.sink.batches()[1])) == sorted(map(str, first))
     world.check(again)
     assert [epoch for _, epoch in checkpoints(again)] == [0, 1, 1, 2]
+
+
+def test_local_copies_that_vanish_while_the_query_runs_are_made_up_for(world: World) -> None:
+    def losing(frame: DataFrame, batch: int) -> None:
+        if batch == 2:
+            shutil.rmtree(world.local)
+        world.sink(frame, batch)
+
+    world.input.add_batches(4)
+    backend = world.run_ledger(losing)
+    world.check(backend)
+    again = [r for r in backend.restores() if r.epoch == 1]
+    assert [r.source for r in again] == ["durable"] * 2
+    assert all("no local copy" in r.reason for r in again)
+
+
+# --- sinks and triggers ---------------------------------------------------------------------------
+
+
+def test_a_running_query_takes_in_what_comes_and_may_be_stopped_between_batches(
+    world: World,
+) -> None:
+    backend = world.backend()
+    frame = world.ledger(backend)
+    for _ in range(2):
+        world.input.add_batches(1)
+        query = backend.start(world.writer(frame).trigger(processingTime="0 seconds"))
+        query.processAllAvailable()
+        world.input.add_batches(2)
+        query.processAllAvailable()
+        query.stop()
+        world.check(backend)
+    assert backend.epoch == 5
+
+
+def _parquet(world: World, frame: DataFrame) -> DataStreamWriter:
+    options = {"checkpointLocation": str(world.location), "path": str(world.root / "table")}
+    return frame.writeStream.format("parquet").options(**options).trigger(availableNow=True)
+
+
+def _check_parquet(world: World, backend: StateBackend) -> None:
+    rows = world.spark.read.parquet(str(world.root / "table")).collect()
+    for row in rows:  # 20 ids in each batch
+        assert len({(i - 1) // 20 for i in row.ids}) == 1
+    for batch in {(row.ids[0] - 1) // 20 for row in rows}:
+        world.sink.write([row for row in rows if (row.ids[0] - 1) // 20 == batch], batch)
+    world.check(backend)
+
+
+def test_a_file_sink_is_exact_over_restarts(world: World) -> None:
+    backend = world.backend()
+    frame = world.ledger(backend)
+    for _ in range(2):
+        world.input.add_batches(2)
+        finish(backend.start(_parquet(world, frame)))
+        _check_parquet(world, backend)
+
+
+def test_a_crash_between_the_sinks_commit_and_sparks_costs_nothing(world: World) -> None:
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.input.add_batches(2)
+    finish(backend.start(_parquet(world, frame)))
+    (world.location / "commits" / "1").unlink()
+    (world.location / "commits" / ".1.crc").unlink(missing_ok=True)
+    world.input.add_batches(1)
+    # The sink has batch 1 already: it does not look at the frame when Spark repeats it.
+    again = world.backend()
+    finish(again.start(_parquet(world, world.ledger(again))))
+    _check_parquet(world, again)

@@ -66,9 +66,9 @@ def test_an_operator_that_is_evaluated_twice_in_one_query_counts_once(
 
 def _ids_of(rows: DataFrame) -> DataFrame:
     """A ledger's output as another ledger's input: one row per id, all under one key."""
-    return rows.select(F.concat(F.lit("all-"), F.col("k") == "k1").alias("k"), F.explode("ids")).select(
-        "k", F.col("col").alias("id")
-    )
+    return rows.select(
+        F.concat(F.lit("all-"), F.col("k") == "k1").alias("k"), F.explode("ids")
+    ).select("k", F.col("col").alias("id"))
 
 
 def _second_truth(world: World) -> dict[str, list[int]]:
@@ -172,5 +172,5 @@ def test_a_count_of_sparks_own_may_stand_before_the_operator(world: World) -> No
     finish(backend.start(world.writer(frame).outputMode("update")))
     newest = {row["k"]: row["ids"] for row in world.sink.rows()}
     assert newest == {k: [len(ids)] for k, ids in world.input.ids().items()}
-    last = world.sink.rows()
-    assert {(r["k"],): (r["n"], r["total"]) for r in last} == durable_state(backend, "ledger")["acc"]
+    last = {(row["k"],): (row["n"], row["total"]) for row in world.sink.rows()}
+    assert durable_state(backend, "ledger")["acc"] == last

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 from pyspark.sql.types import NullType, StringType, StructField, StructType
 
 from statebackend import StateBackend
@@ -21,6 +23,7 @@ from statebackend.errors import (
     MissingUidError,
     ParallelismError,
     ProcessorError,
+    RewindError,
     SchemaError,
     SettingError,
     SparkConnectError,
@@ -29,8 +32,15 @@ from statebackend.errors import (
     UnsupportedQueryError,
     UnsupportedTypeError,
 )
-from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, Misfit, Stateless, StuckLedger
-from tests.spark.local.world import World, checkpoints, failure, finish, until
+from tests.spark.local.processors import (
+    LEDGER_OUTPUT,
+    Ledger,
+    Misfit,
+    Noisy,
+    Stateless,
+    StuckLedger,
+)
+from tests.spark.local.world import World, checkpoints, durable_state, failure, finish, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,12 +74,12 @@ def df(old: World) -> DataFrame:
     return old.input.stream(old.spark)
 
 
-# --- how a query is started ------------------------------------------------------------------------
+# --- how a query is started ----------------------------------------------------------------------
 
 
 def test_a_start_by_hand_is_refused_by_spark(old: World) -> None:
     backend = old.backend()
-    with pytest.raises(AnalysisException, match="(?i)outer"):
+    with pytest.raises(AnalysisException, match=r"(?i)outer"):
         old.writer(old.ledger(backend)).start()
 
 
@@ -133,6 +143,21 @@ def test_a_start_without_new_data_inside_a_block_is_fine(world: World) -> None:
     world.check(backend)
 
 
+def test_a_block_that_is_told_the_location_goes_back_by_a_batch_too(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.run(backend, frame, lambda f, batch: None if batch else world.sink(f, batch))
+    assert backend.lineages()["ledger"].last_epoch == 0
+    world.input.add_batches(1)
+    with pytest.raises(RewindError, match="Batch 1 of"), backend.starting():
+        world.writer(frame).start()
+    with backend.starting(checkpoint_location=str(world.location)):
+        query = world.writer(frame).start()
+    finish(query)
+    world.check(backend)
+
+
 def test_a_block_that_starts_nothing_is_refused(old: World) -> None:
     backend = old.backend()
     old.ledger(backend)
@@ -157,7 +182,8 @@ def _running(world: World) -> Iterator[tuple[StateBackend, DataFrame]]:
     """A query that is in the midst of a batch inside the block, and ends well after it."""
     gate, begun = world.root / "gate", world.root / "begun"
     gate.touch()
-    backend = world.backend(settings={"start_timeout_s": 2.0})
+    # One subtask: the other slot is for whoever else wants to start.
+    backend = world.backend(parallelism=1, settings={"start_timeout_s": 2.0})
     frame = world.ledger(backend, processor=StuckLedger(str(gate), str(begun)))
     query = world.start(backend, frame, backend.checked(world.sink))
     try:
@@ -171,7 +197,7 @@ def _running(world: World) -> Iterator[tuple[StateBackend, DataFrame]]:
 def test_a_job_that_is_running_is_not_started_again(world: World) -> None:
     world.input.add_batches(1)
     with _running(world):
-        second = world.backend()
+        second = world.backend(parallelism=1)
         with pytest.raises(JobRunningError, match="is being run by query"):
             world.start(second, world.ledger(second))
     world.check(second)
@@ -189,12 +215,12 @@ def test_a_refused_second_start_leaves_the_running_query_alone(world: World) -> 
 def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> None:
     world.input.add_batches(1)
     with _running(world):
-        second = world.backend(uri=f"{world.store}/")
+        second = world.backend(uri=f"{world.store}/", parallelism=1)
         with pytest.raises(JobRunningError):
             world.start(second, world.ledger(second))
 
 
-# --- what belongs together ---------------------------------------------------------------------------
+# --- what belongs together -----------------------------------------------------------------------
 
 
 def test_a_uid_is_given_once(old: World, df: DataFrame) -> None:
@@ -204,24 +230,42 @@ def test_a_uid_is_given_once(old: World, df: DataFrame) -> None:
         _frame(backend, df)
 
 
+def _two_sources(world: World) -> DataFrame:
+    """The input, for a query that had two operators on it: Spark counts its sources."""
+    df = world.input.stream(world.spark)
+    return df.union(df.where("false"))
+
+
 def test_a_missing_uid_is_refused_unless_its_state_may_go(world: World) -> None:
-    from pyspark.sql import functions as F
+    def kept_only(frame: DataFrame, batch: int) -> None:
+        world.sink.write([row for row in frame.collect() if not row.k.startswith("old")], batch)
 
     world.input.add_batches(1)
     backend = world.backend()
-    old = world.ledger(backend, uid="old")
-    kept = world.ledger(backend, uid="ledger")
-    first = kept.union(old.withColumn("k", F.concat(F.lit("old "), F.col("k"))))
-    world.run(backend, first, lambda frame, n: world.sink(frame.where("k not like 'old %'"), n)
-              if False else world.sink.write([r for r in frame.collect() if "old" not in r.k], n))
+    df = world.input.stream(world.spark)
+    old = world.ledger(backend, df, uid="old").withColumn("k", F.lit("old"))
+    world.run(backend, world.ledger(backend, df).union(old), kept_only)
     world.input.add_batches(1)
     backend = world.backend()
     with pytest.raises(MissingUidError, match="'old'"):
-        world.run(backend, world.ledger(backend))
-    world.run_ledger(allow_dropped_state=True)
+        world.run(backend, world.ledger(backend, _two_sources(world)))
+    for _ in range(2):
+        backend = world.backend(allow_dropped_state=True)
+        world.run(backend, world.ledger(backend, _two_sources(world)))
+        world.check(backend)
+        world.input.add_batches(1)
+
+
+def test_a_state_that_was_dropped_once_need_not_be_dropped_again(world: World) -> None:
     world.input.add_batches(1)
-    backend = world.run_ledger(allow_dropped_state=True)
-    world.check(backend)
+    backend = world.backend()
+    df = world.input.stream(world.spark)
+    both = world.ledger(backend, df).union(world.ledger(backend, df, uid="old"))
+    world.run(backend, both, lambda frame, _: frame.collect())
+    for given in ({"allow_dropped_state": True}, {}):
+        world.input.add_batches(1)
+        backend = world.backend(**given)
+        world.run(backend, world.ledger(backend, _two_sources(world)))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +284,6 @@ def test_a_changed_state_is_refused(old: World, df: DataFrame, processor: Any) -
 
 
 def test_a_changed_key_is_refused(old: World, df: DataFrame) -> None:
-    from pyspark.sql import functions as F
-
     backend = old.backend()
     frame = _frame(backend, df.withColumn("k", F.col("id")))
     with pytest.raises(StateMismatchError, match="the key"):
@@ -249,9 +291,6 @@ def test_a_changed_key_is_refused(old: World, df: DataFrame) -> None:
 
 
 def test_a_state_may_be_added(world: World) -> None:
-    from tests.spark.local.processors import Noisy
-    from tests.spark.local.world import durable_state
-
     world.input.add_batches(1)
     world.run_ledger()
     world.input.add_batches(1)
@@ -262,8 +301,6 @@ def test_a_state_may_be_added(world: World) -> None:
 
 
 def test_a_key_that_has_become_non_nullable_is_the_same_key(world: World) -> None:
-    from pyspark.sql import functions as F
-
     world.input.add_batches(1)
     world.run_ledger()
     world.input.add_batches(1)
@@ -329,7 +366,7 @@ def test_the_default_checkpoint_location_and_the_name_of_the_query_do(world: Wor
     world.check(backend)
 
 
-# --- schemas, keys and values --------------------------------------------------------------------------
+# --- schemas, keys and values --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -390,7 +427,7 @@ def test_a_processor_that_cannot_be_pickled_is_refused_at_the_call(
 ) -> None:
     processor = Ledger()
     processor.lock = threading.Lock()
-    with pytest.raises(ProcessorError, match="cannot be shipped .*lock") as caught:
+    with pytest.raises(ProcessorError, match=r"cannot be shipped .*lock") as caught:
         _frame(old.backend(), df, processor)
     assert "in init(), not in __init__()" in str(caught.value)
 
@@ -410,15 +447,15 @@ def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world
     backend = world.backend(parallelism=1)
     text = world.fail(backend, world.ledger(backend, processor=Misfit()))
     assert "SB1005" in text
-    assert "'three'" in text
+    assert "Field 'n' is bigint and cannot hold a value of type str" in text
     assert "# the user's misfit" in text
 
 
-# --- places ----------------------------------------------------------------------------------------------
+# --- places --------------------------------------------------------------------------------------
 
 
 def test_an_unset_local_dir_is_worth_a_warning(world: World) -> None:
-    with pytest.warns(UserWarning, match="local_dir is not set.*survives restarts") as caught:
+    with pytest.warns(UserWarning, match=r"local_dir is not set.*survives restarts") as caught:
         world.backend(local_dir=None)
     assert caught[0].filename == __file__.replace("test_refusals", "world")
 
@@ -480,7 +517,7 @@ def test_a_spark_connect_session_is_refused(tmp_path: Any) -> None:
         StateBackend(stub(), uri=tmp_path.as_uri(), local_dir=str(tmp_path))
 
 
-# --- damage ------------------------------------------------------------------------------------------------
+# --- damage --------------------------------------------------------------------------------------
 
 
 def test_a_cut_record_is_named_and_nothing_is_lost_once_it_is_back(world: World) -> None:
@@ -532,8 +569,6 @@ def test_a_damaged_local_store_is_made_up_for_by_the_durable_copy(world: World) 
 def test_a_local_copy_of_another_job_is_made_up_for_by_the_durable_copy(
     make_world: Callable[..., World],
 ) -> None:
-    import shutil
-
     world, other = make_world("one"), make_world("two")
     other.input.add_batches(2, keys=3)
     other.run_ledger()

@@ -6,6 +6,7 @@ log through the formats alone (records, deltas, schemas), not through the recove
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -30,7 +31,7 @@ from statebackend.schema.keys import KeyCodec
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -124,7 +125,9 @@ class Sink:
 class World:
     """One job, its query's places, and shorthands."""
 
-    def __init__(self, spark: SparkSession, root: Path, schema: str = "k string, id bigint") -> None:
+    def __init__(
+        self, spark: SparkSession, root: Path, schema: str = "k string, id bigint"
+    ) -> None:
         self.spark, self.root = spark, root
         self.input = Input(root / "in", schema)
         self.sink = Sink(root / "out")
@@ -233,6 +236,20 @@ def check_ledger_output(batches: Mapping[int, Rows], truth: Mapping[str, list[in
             ids = seen[row["k"]]
             assert (row["n"], row["total"]) == (len(ids), sum(ids)), (batch, row)
     assert {k: sorted(ids) for k, ids in seen.items()} == {k: sorted(v) for k, v in truth.items()}
+
+
+@contextlib.contextmanager
+def setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    """A setting of the session, for a while."""
+    before = spark.conf.get(key, None)
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, before)
 
 
 def finish(query: StreamingQuery) -> StreamingQuery:

@@ -1,0 +1,188 @@
+"""What Spark has committed is durable, one record says it, and one driver at a time writes it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from snapshot.log import CommitLog
+from statebackend.errors import FencedError
+from statebackend.spark.launch import _Services
+from tests.spark.local.processors import FailingLedger
+from tests.spark.local.world import checkpoints, job_store, manifests, sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+    from pyspark.sql import DataFrame
+
+    from statebackend import StateBackend
+    from tests.spark.local.world import World
+
+
+def test_every_batch_that_spark_commits_is_durable_before(world: World) -> None:
+    seen: list[tuple[int, list[int], int, int]] = []
+
+    def watching(frame: DataFrame, batch: int) -> None:
+        lineage = backend.lineages().get("ledger")
+        before = lineage.last_epoch if lineage else -1
+        world.sink(frame, batch)
+        seen.append((batch, world.committed(), before, backend.lineages()["ledger"].last_epoch))
+
+    world.input.add_batches(3)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend), watching)
+    world.check(backend)
+    assert seen == [(n, list(range(n)), n - 1, n) for n in range(3)]
+
+
+def _kinds(world: World, backend: StateBackend) -> Counter[str]:
+    """How many records of each kind there are; nothing else may be in the store."""
+    log = backend._job.log()
+    kinds = Counter(log.read(sequence).kind for sequence in log.sequences())
+    everything = [p for p in (world.store / "default").rglob("*") if p.is_file()]
+    assert len(everything) == sum(kinds.values())
+    return kinds
+
+
+def test_a_batch_costs_one_object_per_operator(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.run(backend, frame)
+    before = _kinds(world, backend)
+    assert before["checkpoint"] == 2
+    world.input.add_batches(3)
+    world.run(backend, frame)
+    assert _kinds(world, backend) - before == {"checkpoint": 3, "claim": 1}
+
+
+def test_what_does_not_fit_into_the_record_is_an_object_of_its_own(world: World) -> None:
+    world.input.add_batches(2)
+    world.input.add_keys("k1")  # nothing changes in one of the subtasks
+    world.run_ledger(settings={"inline_limit_bytes": 16})
+    world.forget_local()
+    world.input.add_batches(1)
+    backend = world.run_ledger(settings={"inline_limit_bytes": 16})
+    world.check(backend)
+    assert set(sources(backend).values()) == {"durable"}
+    slices = [entry for m in manifests(backend) for entry in m.slices]
+    large = [entry for entry in slices if entry.size_bytes]
+    assert len(slices) == 8
+    assert len(large) == 7
+    names = {f"data/{path.name}" for path in world.objects("data")}
+    assert names == {entry.object for entry in large}
+    assert max(path.stat().st_size for path in world.objects("log")) < 4000
+    assert sum(r.durable_reads for r in backend.restores()) == 5
+
+
+def test_a_driver_that_was_taken_over_stops_and_a_later_start_goes_on(world: World) -> None:
+    takeovers: list[int] = []
+
+    def taken_over(frame: DataFrame, batch: int) -> None:
+        if batch == 1 and not takeovers:
+            log = CommitLog(
+                job_store(backend),
+                job="default",
+                writer="another driver",
+                new_id=lambda: uuid.uuid4().hex,
+            )
+            takeovers.append(log.claim().generation)
+        world.sink(frame, batch)
+
+    world.input.add_batches(3)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    text = world.fail(backend, frame, taken_over)
+    assert "SB4001" in text
+    assert "taken over by the writer 'another driver'" in text
+    assert isinstance(backend.failure, FencedError)
+    assert world.committed() == [0]
+    assert checkpoints(backend) == [("ledger", 0)]
+
+    world.run(backend, frame, taken_over)
+    world.check(backend)
+    assert backend.failure is None
+    assert checkpoints(backend) == [("ledger", n) for n in range(3)]
+    assert [m.generation for m in manifests(backend)][-1] == takeovers[0] + 1
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def _tokens() -> set[str]:
+    """The tokens that the driver's service knows."""
+    assert _Services.server is not None
+    return {token for token, _ in _Services.server._sessions.values()}
+
+
+def _event_log(world: World, folder: Path) -> Any:
+    """A second event log on the running session, uncompressed."""
+    context: Any = world.spark.sparkContext
+    jvm = context._jvm
+    folder.mkdir()
+    listener = jvm.org.apache.spark.scheduler.EventLoggingListener(
+        "tests",
+        jvm.scala.Option.empty(),
+        jvm.java.net.URI(folder.as_uri()),
+        context._jsc.getConf().set("spark.eventLog.compress", "false"),
+        context._jsc.sc().hadoopConfiguration(),
+    )
+    listener.start()
+    context._jsc.sc().addSparkListener(listener)
+    return listener
+
+
+def _closure(frame: DataFrame) -> bytes:
+    jframe: Any = frame._jdf
+    command = jframe.queryExecution().analyzed().functionExpr().func().command()
+    jvm: Any = frame.sparkSession._jvm
+    return bytes(command.toArray(jvm.scala.reflect.ClassTag.Byte()))
+
+
+def test_the_sessions_token_is_nowhere_to_be_read(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO, "py4j")  # py4j shows every argument of every call
+    world.input.add_keys("a", "bad")
+    flag = world.root / "flag"
+    flag.touch()
+    backend = world.backend()
+    frame = world.ledger(backend, processor=FailingLedger(str(flag), "bad"))
+    listener = _event_log(world, world.root / "events")
+    before = set() if _Services.server is None else _tokens()
+    try:
+        text = world.fail(backend, frame)
+        world.run(backend, frame)
+        tokens = _tokens() - before
+    finally:
+        context: Any = world.spark.sparkContext
+        context._jsc.sc().listenerBus().waitUntilEmpty()
+        context._jsc.sc().removeSparkListener(listener)
+        listener.stop()
+    world.check(backend)
+    assert tokens
+    events = b"".join(p.read_bytes() for p in (world.root / "events").rglob("*") if p.is_file())
+    assert b"SparkListenerJobStart" in events
+    closure = _closure(frame)
+    assert b"SubtaskTask" in closure
+    # Store, checkpoint location and local copies stand below the same folder.
+    files = {p: p.read_bytes() for p in world.root.rglob("*") if p.is_file()}
+    for token in tokens:
+        assert token not in text
+        assert token not in caplog.text
+        assert token.encode() not in closure
+        assert token.encode() not in events
+        assert [p for p, data in files.items() if token.encode() in data] == []
+
+
+def test_an_endpoint_shows_no_token() -> None:
+    from statebackend.spark.wire import Endpoint
+
+    endpoint = Endpoint(location="grpc://here:1", session="job/run", token="very secret")
+    assert "secret" not in repr(endpoint)
+    assert "secret" not in f"{endpoint} {[endpoint]}"

@@ -1,0 +1,135 @@
+"""Results do not hang on how the session is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+
+from tests.spark.local.processors import Typed
+from tests.spark.local.world import checkpoints, durable_state, setting, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.spark.local.world import World
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.sql.adaptive.enabled", "false"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "3"),
+        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.codegen.wholeStage", "false"),
+    ],
+)
+def test_a_setting_changes_nothing(world: World, key: str, value: str) -> None:
+    world.input.add_batches(2)
+    with setting(world.spark, key, value):
+        df = world.input.stream(world.spark)
+        backend = world.backend()
+        world.run(backend, world.ledger(backend, df.union(df.where("false"))))
+    world.check(backend)
+    assert checkpoints(backend) == [("ledger", 0), ("ledger", 1)]
+
+
+TYPES = (
+    "k string, id bigint, flag boolean, small smallint, ratio double, price decimal(12,3), "
+    "day date, at timestamp, plain timestamp_ntz, raw binary, tags array<string>, "
+    "scores map<string,int>, inner struct<a:int,b:string>"
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "k": f"k{i % 2}",
+        "id": i,
+        "flag": i % 3 == 0,
+        "small": -i,
+        "ratio": i / 7,
+        "price": f"{i}.125",
+        "day": f"2026-03-0{1 + i}",
+        "at": f"2026-07-0{1 + i}T23:30:00.123456Z",
+        "plain": f"2026-07-0{1 + i}T23:30:00",
+        "raw": "AAEC",
+        "tags": ["x", None, "ä"][: i % 4],
+        "scores": {"a": i},
+        "inner": {"a": i, "b": None},
+    }
+    if i % 3
+    else {"k": f"k{i % 2}", "id": i}
+    for i in range(8)
+]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_every_type_goes_through_state_unchanged_in_any_time_zone(
+    make_world: Callable[..., World], zone: str
+) -> None:
+    with setting(make_world("none").spark, "spark.sql.session.timeZone", zone):
+        world = make_world(schema=TYPES)
+        for i in range(0, len(ROWS), 2):
+            world.input.add(ROWS[i : i + 2])
+        backend = world.backend(parallelism=1)
+        frame = backend.transform_with_state(
+            world.input.stream(world.spark, files=2),
+            keys=["k", "at"],
+            processor=Typed(TYPES),
+            output_schema=TYPES,
+            uid="typed",
+        )
+        plain = world.spark.read.schema(TYPES).json(str(world.input.folder))
+        wanted = {(r["k"], r["at"]): tuple(r) for r in plain.orderBy("id").collect()}
+        world.run(backend, frame, lambda f, _: [f.collect()])
+        assert durable_state(backend, "typed")["last"] == wanted
+
+
+def test_what_comes_out_of_state_is_what_spark_would_show(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(schema=TYPES)
+    with setting(world.spark, "spark.sql.session.timeZone", "Asia/Tokyo"):
+        world.input.add(ROWS)
+        world.input.add(ROWS[::-1])
+        backend = world.backend(parallelism=2)
+        frame = backend.transform_with_state(
+            world.input.stream(world.spark),
+            keys="id",
+            processor=Typed(TYPES),
+            output_schema=TYPES,
+            uid="typed",
+        )
+        found: list[Any] = []
+        world.run(backend, frame, lambda f, _: found.extend(f.collect()))
+        plain = world.spark.read.schema(TYPES).json(str(world.input.folder / "000.json"))
+        assert sorted(found, key=lambda r: r.id) == plain.orderBy("id").collect()
+
+
+def test_an_aggregation_that_spark_refuses_is_refused_in_its_first_batch(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend).groupBy("k").agg(F.sum("n"))
+    text = world.fail(backend, frame)  # append mode, and no watermark
+    assert "UNSUPPORTED_STREAMING_OPERATOR_WITHOUT_WATERMARK" in text
+    assert world.committed() == []
+
+
+def test_aggregations_that_spark_would_not_stack_are_refused_here_too(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    counts = world.input.stream(world.spark).groupBy("k").count()
+    frame = world.ledger(backend, counts.select("k", F.col("count").alias("id")))
+    writer = world.writer(frame.groupBy("k").agg(F.sum("n"))).outputMode("update")
+    with pytest.raises(AnalysisException):
+        backend.start(writer).awaitTermination(60)
+
+
+def test_a_frame_of_another_session_is_started_all_the_same(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    df = world.input.stream(world.spark.newSession())
+    world.run(backend, world.ledger(backend, df))
+    world.check(backend)
+    assert set(sources(backend).values()) == {"empty"}

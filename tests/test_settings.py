@@ -1,0 +1,150 @@
+"""Settings: an argument beats a key, a key beats the default, and what is wrong is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statebackend.errors import SettingError
+from statebackend.settings import SETTINGS, Settings, settings_table
+
+PREFIX = "spark.statebackend."
+OTHER = {int: 7, float: 7.5, str: "other"}
+
+
+def resolve(
+    arguments: dict[str, Any] | None = None, conf: dict[str, str] | None = None
+) -> Settings:
+    return Settings.resolve(arguments or {}, (conf or {}).get)
+
+
+def other_value(name: str) -> Any:
+    """A value that the setting takes and that is not its default."""
+    return {"commit": "sync"}.get(name, OTHER[SETTINGS[name].kind])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_argument_beats_a_key_beats_the_default(name: str) -> None:
+    setting = SETTINGS[name]
+    key = PREFIX + setting.key
+    value = other_value(name)
+    assert getattr(resolve(), name) == setting.default
+    by_key = getattr(resolve(conf={key: str(value)}), name)
+    assert by_key == value
+    assert type(by_key) is setting.kind
+    by_argument = getattr(resolve({name: value}, {key: str(setting.default)}), name)
+    assert by_argument == value
+    # An argument that was not given is None, as functions hand it on.
+    assert getattr(resolve({name: None}, {key: str(value)}), name) == value
+
+
+@pytest.mark.parametrize("name", [n for n in SETTINGS if SETTINGS[n].kind is not str])
+@pytest.mark.parametrize("bad", ["", "many", "1,5", "-1", "nan"])
+def test_a_bad_value_of_a_number_names_its_key_and_says_what_to_give(name: str, bad: str) -> None:
+    key = PREFIX + SETTINGS[name].key
+    with pytest.raises(SettingError) as caught:
+        resolve(conf={key: bad})
+    assert key in str(caught.value)
+    assert repr(bad) in str(caught.value)
+    assert SETTINGS[name].meaning in str(caught.value)
+    with pytest.raises(SettingError, match=key):
+        resolve({name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("commit", "async"),
+        ("commit", ""),
+        ("commit", "SYNC"),
+        ("driver_port", 65536),
+        ("base_every_epochs", 0),
+        ("record_limit_bytes", 0),
+        ("commit_timeout_s", 0),
+        ("block_cache_bytes", 0),
+        ("write_buffer_bytes", 0),
+        ("parallelism", []),
+        ("lease_timeout_s", {}),
+    ],
+)
+def test_a_value_out_of_range_is_refused(name: str, bad: Any) -> None:
+    with pytest.raises(SettingError, match=PREFIX + SETTINGS[name].key):
+        resolve({name: bad})
+
+
+@pytest.mark.parametrize("name", ["driver_port", "parallelism", "inline_limit_bytes"])
+def test_zero_is_a_value_where_it_means_something(name: str) -> None:
+    assert getattr(resolve({name: 0}, {PREFIX + SETTINGS[name].key: "5"}), name) == 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="'0 to 32768' is what parallelism and maxParallelism ask for, and 32769 passes",
+)
+@pytest.mark.parametrize("name", ["parallelism", "max_parallelism"])
+def test_a_parallelism_over_the_limit_names_its_key(name: str) -> None:
+    with pytest.raises(SettingError, match=PREFIX + SETTINGS[name].key):
+        resolve({name: 32769})
+
+
+@pytest.mark.xfail(
+    strict=True, reason="Setting.parse: int(2.7) is 2, int(inf) a bare OverflowError"
+)
+@pytest.mark.parametrize("bad", [2.7, float("inf")])
+def test_a_number_that_is_no_integer_is_not_cut_to_one(bad: float) -> None:
+    with pytest.raises(SettingError, match=r"spark\.statebackend\.parallelism"):
+        resolve({"parallelism": bad})
+
+
+def test_an_argument_that_is_no_setting_is_named_beside_those_that_are() -> None:
+    with pytest.raises(SettingError, match="no setting 'paralelism'") as caught:
+        resolve({"paralelism": 2})
+    assert all(name in str(caught.value) for name in SETTINGS)
+
+
+def test_a_wrong_default_cannot_hide() -> None:
+    for setting in SETTINGS.values():
+        assert setting.parse(setting.default) == setting.default
+        assert setting.parse(str(setting.default)) == setting.default
+
+
+def test_every_setting_is_resolved_and_has_a_key_of_its_own() -> None:
+    assert [field.name for field in dataclasses.fields(Settings)] == list(SETTINGS)
+    assert len({setting.key for setting in SETTINGS.values()}) == len(SETTINGS)
+
+
+def test_a_path_may_be_given_as_one() -> None:
+    assert resolve({"local_dir": Path("/fast/disk")}).local_dir == "/fast/disk"
+
+
+@pytest.mark.parametrize(
+    ("record_limit", "inline_limit", "parallelism", "budget"),
+    [
+        (8 << 20, 256 << 10, 1, 256 << 10),
+        (8 << 20, 256 << 10, 32, 256 << 10),
+        (8 << 20, 256 << 10, 64, 128 << 10),
+        (100, 1000, 3, 33),
+        (100, 0, 3, 0),
+        (100, 1000, 101, 0),
+        (100, 1000, 0, 100),
+    ],
+)
+def test_what_all_subtasks_may_pack_fits_into_one_record(
+    record_limit: int, inline_limit: int, parallelism: int, budget: int
+) -> None:
+    settings = resolve({"record_limit_bytes": record_limit, "inline_limit_bytes": inline_limit})
+    assert settings.inline_budget_bytes(parallelism) == budget
+    assert budget * parallelism <= record_limit
+
+
+def test_the_table_of_the_documentation_has_every_key_and_default() -> None:
+    lines = settings_table().splitlines()
+    assert lines[0] == "| key | default | meaning |"
+    assert len(lines) == 2 + len(SETTINGS)
+    for line, setting in zip(lines[2:], SETTINGS.values(), strict=True):
+        assert line.startswith(f"| `{PREFIX}{setting.key}` | ")
+        assert str(setting.default) in line or "(none)" in line
+        assert line.count("|") == 4
