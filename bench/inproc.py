@@ -19,8 +19,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
-from snapshot.coordinator import Coordinator, OperatorSpec
+from snapshot.coordinator import Coordinator
 from snapshot.log import CommitLog
+from snapshot.operators import OperatorSpec
 from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.hashing import key_groups

@@ -21,7 +21,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -75,9 +75,14 @@ class Incarnation:
             self.store = RocksStore.open(str(self.path / "db"), settings)
         return self.store
 
-    def describe(self) -> LocalCopy:
-        """What is here, for the coordinator; the store must be open."""
-        deltas = [(epoch, digest) for epoch, digest, _ in self._deltas()]
+    def describe(self, without: Collection[tuple[int, str]] = ()) -> LocalCopy:
+        """What is here, for the coordinator; the store must be open.
+
+        Args:
+            without: deltas (epoch, digest) that are known to be damaged.
+        """
+        found = ((epoch, digest) for epoch, digest, _ in self._deltas())
+        deltas = [delta for delta in found if delta not in without]
         marker = self.store.marker() if self.store else None
         if marker is None:
             return LocalCopy(deltas=deltas)
@@ -119,13 +124,13 @@ class Incarnation:
 
     def forget_delta(self, epoch: int, digest: str) -> None:
         """Remove a delta that turned out to be damaged."""
-        (self.path / "deltas" / f"{epoch}-{digest}").unlink(missing_ok=True)
+        _remove(self.path / "deltas" / f"{epoch}-{digest}")
 
     def drop_deltas(self, up_to_epoch: int) -> None:
         """Forget the deltas that the store holds on disk."""
         for epoch, _, path in list(self._deltas()):
             if epoch <= up_to_epoch:
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     def release(self) -> None:
         """Close the store and let others have it."""
@@ -257,7 +262,21 @@ class LocalSubtask:
         except BlockingIOError:
             os.close(lease)
             return None
+        try:
+            swept = os.fstat(lease).st_ino != (path / "lease").stat().st_ino
+        except FileNotFoundError:
+            swept = True
+        if swept:  # between the two calls: what we hold is a file without a name
+            os.close(lease)
+            raise FileNotFoundError(path)
         return Incarnation(path, lease)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # it is only in the way: nobody takes it for what it is not
+        _log.warning("%s could not be removed (%s)", path, error)
 
 
 def unusable(path: str, error: OSError) -> LocalDirError:

@@ -6,6 +6,7 @@ left out, and the coordinator is asked again: always for the same epoch, never f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Restorer:
         self._lease_timeout_s = lease_timeout_s
         self._settings = settings
         self._tally = _Tally()
+        self._damaged: set[tuple[int, str]] = set()
 
     def open(self) -> OpenSubtask:
         """Do it.
@@ -102,7 +104,8 @@ class Restorer:
             except _Unusable as unusable:
                 held, reason = unusable.held, unusable.reason
                 if unusable.replace:
-                    held.release()
+                    with contextlib.suppress(LocalCopyError):  # it is on its way out
+                        held.release()
                     held, new = self._local.create(), True
                 continue
             self._local.sweep(held)
@@ -112,7 +115,7 @@ class Restorer:
         held.release()
         raise LocalCopyError(
             f"Operator {self._site.operator!r}, subtask {self._site.subtask}: {_ATTEMPTS} local "
-            f"stores in a row could not be used ({reason}).",
+            f"copies in a row could not be used ({reason}).",
             todo="Check the disk behind local_dir.",
         )
 
@@ -120,14 +123,15 @@ class Restorer:
         """One try; a new incarnation may have taken the place of ``held``."""
         try:
             store = held.open_store(self._settings)
-            copy = LocalCopy() if new else held.describe()
+            copy = LocalCopy() if new else held.describe(self._damaged)
             if copy.epoch is not None:
                 held.drop_deltas(copy.epoch)
             reply, bodies = self._ask(copy)
             if reply.fresh and not new:
                 # The old one was not what the log names; it is left as it is, and swept.
                 self._tally.reasons.append(reply.reason)
-                held.release()
+                with contextlib.suppress(LocalCopyError):
+                    held.release()
                 held = self._local.create()
                 store = held.open_store(self._settings)
             self._apply(held, store, reply, iter(bodies))
@@ -161,7 +165,7 @@ class Restorer:
             except CorruptionError as error:
                 if step.source != "local":
                     raise
-                held.forget_delta(step.epoch, step.digest)
+                self._forget(held, step)
                 raise LocalDeltaError(error.what, todo=error.todo) from error
             store.apply(rows.keys.to_pylist(), rows.values.to_pylist(), marker)
 
@@ -181,7 +185,7 @@ class Restorer:
             try:
                 data = held.read_delta(step.epoch, step.digest)
             except LocalDeltaError:
-                held.forget_delta(step.epoch, step.digest)
+                self._forget(held, step)
                 raise
             tally.local_bytes += len(data)
             return data
@@ -189,6 +193,11 @@ class Restorer:
         tally.durable_bytes += len(data)
         tally.durable_reads += 1
         return data
+
+    def _forget(self, held: Incarnation, step: RestoreStep) -> None:
+        # Left out when the coordinator is asked again, whether or not the file goes.
+        self._damaged.add((step.epoch, step.digest))
+        held.forget_delta(step.epoch, step.digest)
 
     def _report(self, reply: BeginReply, seconds: float) -> RestoreReport | None:
         """What to say of this opening; None for the ordinary one of a running subtask."""

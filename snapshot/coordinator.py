@@ -12,16 +12,15 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-import msgspec
 
 from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import Acked, EpochState
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BeginRequest, SlicePart
+from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest, SliceEntry
 from statebackend.errors import (
     IncompleteEpochError,
@@ -31,50 +30,10 @@ from statebackend.errors import (
     WrongBatchError,
 )
 
-__all__ = ["Admitted", "CommitWork", "Coordinator", "OperatorSpec"]
+__all__ = ["Coordinator"]
 
 # Stamps of past epochs that are known again: days of batches, in a few megabytes.
 _STAMPS_KEPT: Final = 65_536
-
-
-def operators_setting(first_epochs: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """What every record says of all operators of its run: their first epochs, by uid.
-
-    An operator that has no record yet is known by it: one that never finished its first epoch must
-    not be taken for one that was added later.
-    """
-    return {"operators": dict(first_epochs)}
-
-
-class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator as the driver knows it. ``states``: name -> id; ``schemas``: name -> JSON."""
-
-    uid: str
-    parallelism: int
-    max_parallelism: int
-    states: dict[str, int]
-    schemas: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A begin that may go on: from the state after ``base_epoch``."""
-
-    base_epoch: int
-    chain: str
-    first_of_run: bool
-    base_due: bool
-
-
-@dataclass(frozen=True)
-class CommitWork:
-    """A record to be written: its manifest (without sequence and writer) and its slices' bytes."""
-
-    operator: str
-    epoch: int
-    acks: dict[int, AckRequest]
-    manifest: Manifest
-    bodies: list[bytes | None]
 
 
 @dataclass
@@ -82,7 +41,7 @@ class _Operator:
     spec: OperatorSpec
     lineage: OperatorLineage
     epoch: EpochState
-    begun: set[int] = field(default_factory=set)
+    acked: set[int] = field(default_factory=set)  # in this run
 
 
 class Coordinator:
@@ -165,8 +124,7 @@ class Coordinator:
         operator = self._operators[request.operator]
         if not 0 <= request.subtask < operator.spec.parallelism:
             raise ProtocolError(f"Operator {request.operator!r} has no subtask {request.subtask}.")
-        first = request.subtask not in operator.begun
-        operator.begun.add(request.subtask)
+        first = request.subtask not in operator.acked
         base_epoch = request.epoch - 1
         lineage = operator.lineage.subtasks[request.subtask]
         known = lineage.chain_at(base_epoch)
@@ -181,11 +139,12 @@ class Coordinator:
         return since_first > 0 and (since_first + spread) % self._base_every == 0
 
     def _first_epoch(self, request: BeginRequest) -> None:
-        if self._expected_epoch is not None and request.epoch != self._expected_epoch:
-            raise self._unfinished(
-                self._expected_epoch, {uid: [] for uid in self._specs}, request.epoch
-            )
         base_epoch = request.epoch - 1
+        expected = self._expected_epoch
+        if expected is not None and request.epoch < expected:
+            raise self._wrong_batch(request.epoch)
+        if expected is not None and request.epoch > expected and not self._finished(base_epoch):
+            raise self._unfinished(expected, dict.fromkeys(self._specs, ()), request.epoch)
         operators: dict[str, _Operator] = {}
         for uid, spec in self._specs.items():
             lineage = self._lineages.get(uid)
@@ -211,14 +170,21 @@ class Coordinator:
         self._bind(request)
         self._operators = operators
 
+    def _finished(self, epoch: int) -> bool:
+        """Whether an earlier run finished ``epoch``.
+
+        Then Spark may commit it without evaluating it again: a file sink, or a foreachBatch
+        function that keeps account of its batches, skips the batch that it has written already.
+        """
+        return all(
+            uid in self._lineages and epoch in self._lineages[uid].epochs for uid in self._specs
+        )
+
     def _next_epoch(self, request: BeginRequest) -> None:
         assert self.epoch is not None
+        self._check_complete(self.epoch)
         if request.epoch != self.epoch + 1:
-            raise WrongBatchError(
-                f"Batch {request.epoch} followed batch {self.epoch}.",
-                todo="Run one query per job, and start it with backend.start().",
-            )
-        self._check_complete(request.epoch - 1)
+            raise self._unfinished(self.epoch + 1, dict.fromkeys(self._specs, ()), request.epoch)
         self._bind(request, confirm=True)
         for operator in self._operators.values():
             operator.lineage.prune(request.epoch - 1)
@@ -234,7 +200,7 @@ class Coordinator:
             raise self._unfinished(epoch, unfinished, epoch + 1)
 
     def _unfinished(
-        self, epoch: int, missing: Mapping[str, list[int]], following: int
+        self, epoch: int, missing: Mapping[str, Sequence[int]], following: int
     ) -> IncompleteEpochError:
         who = ", ".join(
             f"{uid!r} ({_few(subtasks)})" if subtasks else repr(uid)
@@ -301,6 +267,7 @@ class Coordinator:
                 f"epoch {ack.epoch} already.",
                 todo="Nothing to do: this attempt was superseded.",
             )
+        operator.acked.add(ack.subtask)
         return outcome
 
     def _follows(self, operator: _Operator, ack: AckRequest) -> bool:
@@ -427,6 +394,8 @@ class Coordinator:
             IncompleteEpochError: naming operator and subtasks.
         """
         self._check_alive()
+        if self.epoch is None and self._finished(epoch):
+            return  # the function knew that it had written this batch already
         if self.epoch != epoch:
             raise IncompleteEpochError(
                 f"No operator of job {self.job!r} ran in batch {epoch}: the foreachBatch function "
@@ -440,6 +409,6 @@ class Coordinator:
             raise self._failure
 
 
-def _few(numbers: list[int]) -> str:
+def _few(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown or "none"

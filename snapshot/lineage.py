@@ -33,6 +33,7 @@ class EpochEntry:
     epoch: int
     sequence: int
     stamp_ms: int
+    run: str = ""
 
 
 @dataclass
@@ -168,7 +169,7 @@ class OperatorLineage:
                         "it from a copy, or start a new job.",
                     )
             subtask.deltas[epoch] = SliceRef(manifest.sequence, entry)
-        self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms)
+        self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms, manifest.run)
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` needs."""

@@ -35,8 +35,10 @@ class Setting:
         """
         try:
             parsed = self.kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._refused(value) from None
+        if isinstance(value, bool) or (isinstance(value, float) and parsed != value):
+            raise self._refused(value)
         if not self.check(parsed):
             raise self._refused(value)
         return parsed
@@ -51,6 +53,10 @@ class Setting:
 
 def _positive(value: Any) -> bool:
     return bool(value > 0)
+
+
+def _parallelism(value: Any) -> bool:
+    return bool(0 <= value <= 32768)
 
 
 def _not_negative(value: Any) -> bool:
@@ -70,7 +76,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         0,
         int,
         "subtasks per operator (0: spark.sql.shuffle.partitions)",
-        _not_negative,
+        _parallelism,
         "0 to 32768",
     ),
     "max_parallelism": Setting(
@@ -78,7 +84,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         0,
         int,
         "key groups, fixed for the job's life (0: by Flink's formula)",
-        _not_negative,
+        _parallelism,
         "0 to 32768",
     ),
     "commit": Setting(

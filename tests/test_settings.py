@@ -80,19 +80,12 @@ def test_zero_is_a_value_where_it_means_something(name: str) -> None:
     assert getattr(resolve({name: 0}, {PREFIX + SETTINGS[name].key: "5"}), name) == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="'0 to 32768' is what parallelism and maxParallelism ask for, and 32769 passes",
-)
 @pytest.mark.parametrize("name", ["parallelism", "max_parallelism"])
 def test_a_parallelism_over_the_limit_names_its_key(name: str) -> None:
     with pytest.raises(SettingError, match=PREFIX + SETTINGS[name].key):
         resolve({name: 32769})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Setting.parse: int(2.7) is 2, int(inf) a bare OverflowError"
-)
 @pytest.mark.parametrize("bad", [2.7, float("inf")])
 def test_a_number_that_is_no_integer_is_not_cut_to_one(bad: float) -> None:
     with pytest.raises(SettingError, match=r"spark\.statebackend\.parallelism"):

@@ -7,6 +7,7 @@ nested types, decimals) goes through pyspark's own converters, so that a value l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from statebackend.errors import ValueMismatchError
 __all__ = ["RowWriter", "arrow_schema", "columns_to_python", "iter_rows"]
 
 _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
+_INTEGER_TYPES: Final = (ByteType, ShortType, IntegerType, LongType)
 _PLAIN_TYPES: Final = (*_NUMPY_TYPES, BooleanType, DateType)
 
 
@@ -88,14 +90,14 @@ class RowWriter:
         self._max_rows = max_rows
         self.rows: list[Any] = []
 
-    @property
-    def full(self) -> bool:
-        """Whether a batch's worth of rows has been collected."""
-        return len(self.rows) >= self._max_rows
-
-    def extend(self, rows: Iterable[Any]) -> None:
-        """Collect rows (tuples or Rows, positional as in Spark)."""
-        self.rows.extend(rows)
+    def collect(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        """Collect rows (tuples or Rows, positional as in Spark); a batch whenever there is one."""
+        source = iter(rows)
+        while True:
+            self.rows.extend(islice(source, self._max_rows - len(self.rows)))
+            if len(self.rows) < self._max_rows:
+                return
+            yield self.take()
 
     def take(self) -> pa.RecordBatch:
         """The collected rows as one batch; the writer is empty afterwards.
@@ -106,13 +108,13 @@ class RowWriter:
         rows, self.rows = self.rows, []
         width = len(self._schema.fields)
         try:
-            bad = next((r for r in rows if not isinstance(r, tuple) or len(r) != width), None)
-            columns = list(zip(*rows, strict=True)) if bad is None else None
+            bad = [r for r in rows if not isinstance(r, tuple) or len(r) != width]
+            columns = [] if bad else list(zip(*rows, strict=True))
         except (TypeError, ValueError):
-            bad, columns = rows[0], None
-        if columns is None:
+            bad = rows
+        if bad:
             raise ValueMismatchError(
-                f"{self._describe()} returned {bad!r}, which is no row of {width} fields "
+                f"{self._describe()} returned {bad[0]!r}, which is no row of {width} fields "
                 f"({self._schema.simpleString()}).",
                 todo="Yield pyspark Rows or tuples with one value per field of output_schema.",
             )
@@ -123,6 +125,9 @@ class RowWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
     def _column(self, values: Sequence[Any], field: StructField, arrow: pa.DataType) -> pa.Array:
+        if isinstance(field.dataType, _INTEGER_TYPES) and float in set(map(type, values)):
+            # Neither Arrow nor pyspark objects: they cut the fraction off.
+            raise self._refused(field, "a fractional number")
         if field.nullable and isinstance(field.dataType, (*_PLAIN_TYPES, StringType)):
             try:
                 return pa.array(values, type=arrow)
@@ -133,9 +138,12 @@ class RowWriter:
                 [(value,) for value in values], StructType([field]), False
             )
         except Exception as error:
-            raise ValueMismatchError(
-                f"{self._describe()} returned a value for column {field.name!r} that is no "
-                f"{field.dataType.simpleString()} ({error}).",
-                todo="Return values of the types that output_schema declares.",
-            ) from error
+            raise self._refused(field, str(error)) from error
         return table.column(0).combine_chunks().cast(arrow)
+
+    def _refused(self, field: StructField, why: str) -> ValueMismatchError:
+        return ValueMismatchError(
+            f"{self._describe()} returned a value for column {field.name!r} that is no "
+            f"{field.dataType.simpleString()} ({why}).",
+            todo="Return values of the types that output_schema declares.",
+        )

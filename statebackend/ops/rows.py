@@ -6,6 +6,7 @@ is not its business.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.errors import ProcessorError, StateBackendError
+from statebackend.errors import ProcessorError, StateBackendError, ValueMismatchError
 from statebackend.ops.grouping import Groups
 from statebackend.ops.rowconv import RowWriter, columns_to_python, iter_rows
 from statebackend.state.cells import KeyCursor
@@ -91,13 +92,11 @@ class RowOperator:
                 cursor.index = index
                 output = call(key, iter(own))
                 if output is not None:
-                    writer.extend(output)
+                    yield from writer.collect(output)
                 cursor.index = -1
-                if writer.full:
-                    yield writer.take()
+        except ValueMismatchError as error:
+            raise type(error)(f"{error.what[:-1]}{_where(error)}.", todo=error.todo) from error
         except StateBackendError:
-            raise
-        except GeneratorExit:
             raise
         except Exception as error:
             raise processor_failed(self._uid, key, error) from error
@@ -109,10 +108,19 @@ def processor_failed(uid: str, key: tuple[Any, ...], error: Exception) -> Proces
     """The typed error around whatever the user's code raised."""
     return ProcessorError(
         f"The processor of operator {uid!r} raised {type(error).__name__}: {error} "
-        f"for key {key!r}.",
+        f"for key {key!r}{_where(error)}.",
         todo="Mend the processor (its traceback is the cause above); nothing of this epoch was "
         "kept, the query goes on from the last checkpoint.",
     )
+
+
+def _where(error: Exception) -> str:
+    """The user's line: Spark shows the last error's traceback only, not its cause's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if len(frames) < 2:  # raised by the call itself: a wrong signature, say
+        return ""
+    last = frames[-1]
+    return f" at {last.filename}:{last.lineno} in {last.name}"
 
 
 def call_once(uid: str, what: str, function: Callable[[], None]) -> None:
@@ -123,6 +131,7 @@ def call_once(uid: str, what: str, function: Callable[[], None]) -> None:
         raise
     except Exception as error:
         raise ProcessorError(
-            f"{what}() of operator {uid!r}'s processor raised {type(error).__name__}: {error}.",
+            f"{what}() of operator {uid!r}'s processor raised {type(error).__name__}: {error}"
+            f"{_where(error)}.",
             todo="Mend the processor (its traceback is the cause above).",
         ) from error

@@ -230,6 +230,12 @@ class StateBackend:
 
     def _check_locality(self) -> None:
         conf = self._spark.sparkContext.getConf()
+        if conf.get("spark.speculation", "false") == "true":
+            _log.warning(
+                "spark.speculation is on: Spark keeps the output of the first twin to finish, and "
+                "the state may be the other's. With processors that give the same for the same "
+                "input this makes no difference."
+            )
         if conf.get("spark.shuffle.reduceLocality.enabled", "true") != "false":
             message = (
                 "spark.shuffle.reduceLocality.enabled is not false: subtasks may move between "

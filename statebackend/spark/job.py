@@ -72,7 +72,18 @@ class Job:
     def progress(self, manifests: list[Manifest]) -> LogProgress:
         """How far the log goes, for the decision at start."""
         ids = [m.query_id for m in manifests if m.query_id]
-        last_epochs = {uid: one.last_epoch for uid, one in resolve(manifests).items()}
+        lineages = resolve(manifests)
+        last_epochs = {uid: one.last_epoch for uid, one in lineages.items()}
+        newest = max(
+            (one.epochs[one.last_epoch] for one in lineages.values() if one.epochs),
+            key=lambda entry: entry.sequence,
+            default=None,
+        )
+        for uid, one in lineages.items():
+            entry = one.epochs.get(one.last_epoch)
+            if entry and newest and entry.epoch == newest.epoch and entry.run != newest.run:
+                # Another run had finished it; the one that repeated the epoch did not.
+                last_epochs[uid] = entry.epoch - 1
         named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
         for uid, first_epoch in (named[-1] if named else {}).items():
             last_epochs.setdefault(uid, first_epoch - 1)

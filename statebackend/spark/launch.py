@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
-from snapshot.coordinator import Coordinator, OperatorSpec, operators_setting
+from snapshot.coordinator import Coordinator
 from snapshot.lineage import resolve
+from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from statebackend import system
 from statebackend.errors import (
@@ -49,6 +51,7 @@ _ASYNC_PROGRESS = (
     "asyncprogresstrackingenabled",
     "_asyncprogresstrackingoverridesinksupportcheck",
 )
+_NOT_STORED = ("nullable", "containsNull", "valueContainsNull", "metadata")
 _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
 
 
@@ -188,7 +191,7 @@ class Launch:
         if known is not None:
             declared = operator.schemas()
             for name, schema in known.schemas.items():
-                if name in declared and declared[name] == schema:
+                if name in declared and _shape(declared[name]) == _shape(schema):
                     continue
                 if name not in declared and self._allow_dropped_state:
                     continue
@@ -199,7 +202,7 @@ class Launch:
                     todo="Declare it as it was (a new state may be added under a new name), or "
                     "pass allow_dropped_state=True where a state is gone for good.",
                 )
-            for name in [name for name in ids if name not in declared]:
+            for name in [n for n in ids if n not in declared and "\0" not in n]:
                 # Its id is never given again: its keys may still exist. Nor may its name find it.
                 ids[f"{name}\0{ids[name]}"] = ids.pop(name)
         for name in operator.states:
@@ -235,6 +238,11 @@ class Launch:
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
+        if not started:
+            # It ended before the block did: it had no new data, or failed on its own.
+            self.session.refuse(UnsupportedQueryError("The query was not bound to its job."))
+            _log.warning("no query was active at the end of starting(): nothing was bound")
+            return
         if len(started) != 1:
             error = UnsupportedQueryError(
                 f"{len(started)} queries were started inside starting(); there must be one.",
@@ -320,6 +328,21 @@ class Launch:
                 "backend.starting(checkpoint_location=...).",
             )
         return decision.batch
+
+
+def _shape(schema: str) -> Any:
+    """A schema as far as stored bytes depend on it: without nullability and metadata."""
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: bare(v) for k, v in value.items() if k not in _NOT_STORED}
+        if isinstance(value, list):
+            return [bare(v) for v in value]
+        if isinstance(value, str) and value.startswith("{"):
+            return bare(json.loads(value))
+        return value
+
+    return bare(json.loads(schema))
 
 
 def _options(writer: DataStreamWriter | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 from blake3 import blake3
 
 from recovery.plan import StepSource, plan_restore
-from snapshot.coordinator import CommitWork, Coordinator
+from snapshot.coordinator import Coordinator
 from snapshot.epoch import Acked
 from snapshot.lineage import SliceRef
 from snapshot.log import CommitLog, Tenure
@@ -23,6 +23,7 @@ from snapshot.messages import (
     RestoreStep,
     SlicePart,
 )
+from snapshot.operators import CommitWork
 from snapshot.record import Manifest, Record, parse_record, record_name
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import (

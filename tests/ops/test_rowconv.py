@@ -213,11 +213,6 @@ def test_what_is_no_row_of_that_width_is_shown(row: Any) -> None:
     assert repr(row) in str(caught.value)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="RowWriter.take: next(..., None) cannot tell a None among the rows from 'all good', "
-    "and the first row is blamed",
-)
 def test_a_none_among_the_rows_is_shown_too() -> None:
     out = writer(schema_of(T.LongType()))
     out.extend([(1,), None])
@@ -225,11 +220,6 @@ def test_a_none_among_the_rows_is_shown_too() -> None:
         out.take()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="pa.array (and pyspark's converter behind it) cuts 1.5 to 1 without a word: the output "
-    "is not what the processor returned",
-)
 def test_a_fraction_in_an_integer_column_is_not_cut_off() -> None:
     out = writer(schema_of(T.LongType()))
     out.extend([(1.5,)])

@@ -158,11 +158,6 @@ def test_output_comes_in_batches_of_a_bounded_size_while_the_keys_are_read() -> 
     assert sorted(produced) == [(k, n) for k in range(2000) for n in range(30)]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="RowWriter: 'max_rows: rows per record batch' holds only between keys; all that one "
-    "key yields is collected in memory and becomes one batch",
-)
 def test_the_output_of_one_key_is_cut_into_batches_too() -> None:
     def call(key: tuple[Any, ...], rows: Iterator[Any]) -> Iterator[tuple[int, int]]:
         return ((key[0], n) for n in range(3 * BATCH))

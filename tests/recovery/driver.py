@@ -13,18 +13,13 @@ import msgspec
 from blake3 import blake3
 
 from recovery.plan import RestorePlan
-from snapshot.coordinator import (
-    Admitted,
-    CommitWork,
-    Coordinator,
-    OperatorSpec,
-    operators_setting,
-)
+from snapshot.coordinator import Coordinator
 from snapshot.delta import chain, decode_delta, encode_delta
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage, resolve
 from snapshot.log import CommitLog
 from snapshot.messages import PROTOCOL, AckRequest, BeginRequest, LocalCopy, SlicePart
+from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
 from statebackend.spark.session import RunSession

@@ -350,12 +350,6 @@ def test_files_that_are_no_incarnations_are_left_alone_by_a_sweep(tmp_path: Path
     ours.release()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_lease: the lock is taken on a file whose directory was swept between open and flock; "
-    "create() points `current` at it, and RocksDB then makes the removed path again (it makes "
-    "parent directories)",
-)
 def test_an_incarnation_that_is_swept_while_it_is_made_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -410,11 +410,6 @@ def test_a_local_delta_that_vanished_is_the_durable_one_s_business(job: Job) -> 
     assert job.reopened().source == "mixed"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Incarnation.forget_delta raises a bare IsADirectoryError or OSError where the file "
-    "cannot be removed (a directory in its place, a read-only disk)",
-)
 def test_a_local_delta_that_cannot_be_removed_is_the_durable_one_s_business(job: Job) -> None:
     _a_directory(_delta_file(job))
     assert job.reopened().source == "mixed"
@@ -498,11 +493,6 @@ def test_a_damaged_store_is_marked_before_anything_else_can_fail(job: Job) -> No
     assert "damaged" in (bad / "BAD").read_text()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Restorer.open: held.release() of the store that is to be replaced is not guarded; what "
-    "its close raises ends the attempt instead of the next copy being taken",
-)
 def test_a_damaged_store_that_cannot_even_be_closed_is_replaced_too(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,7 +522,7 @@ def test_stores_that_keep_failing_end_in_an_error_and_not_in_a_loop(
     job.restart()
     with monkeypatch.context() as patched:
         patched.setattr(RocksStore, "open", rotten)
-        with pytest.raises(LocalCopyError, match=r"'op', subtask 0: 4 local stores in a row"):
+        with pytest.raises(LocalCopyError, match=r"'op', subtask 0: 4 local copies in a row"):
             job.open()
     assert job.reopened().source == "durable"
 

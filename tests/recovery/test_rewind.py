@@ -164,12 +164,6 @@ def test_records_of_before_operators_were_named_are_read() -> None:
     assert progress(old).last_epochs == {"a": 0, "b": 0}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Job.progress takes an epoch for finished whose records are of two runs: the run that "
-    "repeated it was told (IncompleteEpochError) that the query goes back by this batch, and "
-    "it does not; b's state has seen what a put out in the run before",
-)
 def test_an_epoch_that_the_last_run_repeated_in_part_is_not_finished() -> None:
     store = MemoryStore()
     first = Started(store, {"a": 1, "b": 1}, first_epoch=0)

@@ -282,11 +282,6 @@ def test_a_subtask_restores_in_its_first_attempt_of_the_run_only() -> None:
     assert not begin(again, 2, 0).restoring
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Coordinator.begun is filled by the begin, the report comes with the ack: an attempt "
-    "that dies in between takes the report of its subtask's restore with it",
-)
 def test_an_attempt_that_died_before_its_ack_leaves_the_report_to_the_next() -> None:
     store = MemoryStore()
     started = Started(store, {"op": 1})

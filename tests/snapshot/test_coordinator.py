@@ -124,7 +124,7 @@ def test_an_epoch_that_is_over_does_not_begin_again(epoch: int) -> None:
 def test_batches_follow_one_another_without_a_gap() -> None:
     run = Run(1)
     run.finish(0)
-    with pytest.raises(WrongBatchError, match="Batch 2 followed batch 0"):
+    with pytest.raises(IncompleteEpochError, match="Batch 2 followed although batch 1 was not"):
         run.begin(2)
     run.begin(1)
 
@@ -185,16 +185,26 @@ def test_the_epoch_that_is_repeated_replaces_the_one_in_the_log() -> None:
     assert later.begin(2).chain == run.records[-1].slices[0].chain
 
 
-@pytest.mark.parametrize("epoch", [2, 4])
-def test_a_run_starts_at_the_batch_that_sparks_location_says(epoch: int) -> None:
+def test_a_run_starts_at_the_batch_that_sparks_location_says() -> None:
+    run = Run(1)
+    for n in range(3):
+        run.finish(n)
+    later = run.again(first_epoch=3)
+    # A batch in which no operator took part went by: nothing of it was kept.
+    with pytest.raises(IncompleteEpochError, match="Batch 4 followed .*batch 3 .*'op'"):
+        later.begin(4)
+    with pytest.raises(WrongBatchError, match="batch 2"):
+        later.begin(2)
+    assert later.begin(3).base_epoch == 2
+
+
+def test_a_batch_that_the_run_before_finished_may_be_skipped_when_it_is_repeated() -> None:
+    # A file sink skips a batch that it has written: Spark commits it without evaluating it again.
     run = Run(1)
     for n in range(4):
         run.finish(n)
     later = run.again(first_epoch=3)
-    # A batch in which no operator took part went by: nothing of it was kept.
-    with pytest.raises(IncompleteEpochError, match=f"Batch {epoch} followed .*batch 3 .*'op'"):
-        later.begin(epoch)
-    assert later.begin(3).base_epoch == 2
+    assert later.begin(4).base_epoch == 3
 
 
 def test_a_new_operator_starts_from_nothing_at_the_epoch_that_is_next() -> None:

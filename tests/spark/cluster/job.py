@@ -39,7 +39,7 @@ class Tally(StatefulProcessor):
             self.seen.updateValue((row.file,), ((before[0] if before else 0) + 1,))
         note = f"{key[0]}:{n}"
         self.tally.update((n, total, note))
-        files = sum(1 for _ in self.seen.keys())
+        files = sum(1 for _ in self.seen.keys())  # noqa: SIM118 - a MapState is no dict
         yield Row(k=key[0], n=n, total=total, files=files)
 
     def _dawdle(self):

@@ -7,7 +7,15 @@ import signal
 
 import pytest
 
-from tests.spark.cluster.trial import FILES, Trial, executors, kill, python_workers, until
+from tests.spark.cluster.trial import (
+    FILES,
+    Trial,
+    environment,
+    executors,
+    kill,
+    python_workers,
+    until,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -39,7 +47,7 @@ def test_a_killed_driver_comes_back_from_local_copies_without_reading_the_store(
     until(lambda: not executors(local_cluster.token), "the executors' end")
     result = local_cluster.finish(local_cluster.start("b"), "b")
     local_cluster.check()
-    first = [r for r in result["restores"]][:4]
+    first = result["restores"][:4]
     assert {r["source"] for r in first} == {"local"}
     assert sum(r["durable_bytes"] + r["durable_reads"] for r in first) == 0
 
@@ -104,11 +112,7 @@ def test_subtasks_stay_on_their_host_and_move_when_it_is_lost(two_hosts: Trial):
     driver = two_hosts.start("a", local_dir="$SB_HOST_DISK/state")
     two_hosts.wait_for_batch(3)
     lost = executors(two_hosts.token)[0]
-    disk = next(
-        part.partition(b"=")[2].decode()
-        for part in open(f"/proc/{lost}/environ", "rb").read().split(b"\0")
-        if part.startswith(b"SB_HOST_DISK=")
-    )
+    disk = environment(lost)["SB_HOST_DISK"]
     kill([lost])
     shutil.rmtree(f"{disk}/state", ignore_errors=True)
     result = two_hosts.finish(driver, "a")

@@ -35,7 +35,8 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> 
     raise AssertionError(f"waited {timeout_s} s for {what}")
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -61,7 +62,7 @@ def _parent(pid: int) -> int:
 def processes(token: str) -> list[int]:
     """Live processes of one test, by a variable that all of them inherit."""
     own = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return [pid for pid in own if _environment(pid).get("SB_TEST") == token]
+    return [pid for pid in own if environment(pid).get("SB_TEST") == token]
 
 
 def executors(token: str) -> list[int]:
