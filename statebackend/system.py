@@ -47,8 +47,12 @@ def expanded(path: str) -> str:
 
 
 def executor_name() -> str:
-    """The executor this Python worker belongs to: Spark says it only by its working directory."""
-    return os.path.basename(os.getcwd()) if "work" in os.getcwd().split(os.sep) else "driver"
+    """The executor this Python worker belongs to; "driver" in local mode.
+
+    Spark says it to Python only by the working directory, ``.../work/app-<id>/<executor>``.
+    """
+    folder, name = os.path.split(os.getcwd())
+    return name if name.isdigit() and os.path.basename(folder).startswith("app-") else "driver"
 
 
 def process_name() -> str:

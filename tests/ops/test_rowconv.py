@@ -71,7 +71,7 @@ def test_values_go_out_and_come_back_as_they_were(name: str) -> None:
     dtype, values = ROUND_TRIPS[name]
     schema = schema_of(dtype)
     out = writer(schema)
-    out.extend((value,) for value in values)
+    out.rows.extend((value,) for value in values)
     batch = out.take()
     assert batch.schema == arrow_schema(schema)
     batch.validate(full=True)
@@ -86,7 +86,7 @@ def test_values_look_as_pysparks_own_conversion_makes_them(name: str) -> None:
     dtype, values = ROUND_TRIPS[name]
     schema = schema_of(dtype)
     out = writer(schema)
-    out.extend((value,) for value in values)
+    out.rows.extend((value,) for value in values)
     table = pa.Table.from_batches([out.take()])
     theirs = [row[0] for row in ArrowTableToRowsConversion.convert(table, schema)]
     (ours,) = columns_to_python(table, schema)
@@ -98,7 +98,7 @@ def test_values_look_as_pysparks_own_conversion_makes_them(name: str) -> None:
 
 def test_nan_stays_nan() -> None:
     out = writer(schema_of(T.DoubleType()))
-    out.extend([(math.nan,)])
+    out.rows.extend([(math.nan,)])
     (column,) = columns_to_python(pa.Table.from_batches([out.take()]), schema_of(T.DoubleType()))
     assert math.isnan(column[0])
 
@@ -131,13 +131,13 @@ def test_a_timestamp_is_what_pyspark_shows_for_it_in_this_time_zone(zone: str, m
 def test_a_timestamp_that_is_handed_back_is_the_same_instant(zone: str, micros: int) -> None:
     schema = schema_of(T.TimestampType())
     out = writer(schema)
-    out.extend([(T.TimestampType().fromInternal(micros),), (None,)])
+    out.rows.extend([(T.TimestampType().fromInternal(micros),), (None,)])
     assert out.take().column(0).cast(pa.int64()).to_pylist() == [micros, None]
 
 
 def test_a_timestamp_with_a_zone_is_taken_as_the_instant_it_is() -> None:
     out = writer(schema_of(T.TimestampType()))
-    out.extend([(datetime(2024, 1, 1, 12, tzinfo=UTC),)])
+    out.rows.extend([(datetime(2024, 1, 1, 12, tzinfo=UTC),)])
     assert out.take().column(0).cast(pa.int64()).to_pylist() == [1_704_110_400_000_000]
 
 
@@ -146,7 +146,7 @@ def test_timestamps_inside_other_types_are_converted_alike(zone: str) -> None:
     schema = schema_of(inner)
     moment = T.TimestampType().fromInternal(1_700_000_000_000_001)
     out = writer(schema)
-    out.extend([(T.Row(at=[moment, None]),)])
+    out.rows.extend([(T.Row(at=[moment, None]),)])
     (column,) = columns_to_python(pa.Table.from_batches([out.take()]), schema)
     assert column == [T.Row(at=[moment, None])]
 
@@ -187,7 +187,7 @@ def test_a_value_that_does_not_fit_names_its_column_and_the_type(name: str) -> N
     dtype, value = BAD[name]
     schema = T.StructType([T.StructField("good", T.LongType()), T.StructField("bad one", dtype)])
     out = writer(schema)
-    out.extend([(1, None), (2, value)])
+    out.rows.extend([(1, None), (2, value)])
     with pytest.raises(ValueMismatchError, match="'bad one'") as caught:
         out.take()
     assert dtype.simpleString() in str(caught.value)
@@ -198,7 +198,7 @@ def test_a_value_that_does_not_fit_names_its_column_and_the_type(name: str) -> N
 @pytest.mark.parametrize("dtype", [T.LongType(), T.StringType(), INNER], ids=str)
 def test_a_null_in_a_column_that_is_not_nullable_names_it(dtype: T.DataType) -> None:
     out = writer(schema_of(dtype, nullable=False))
-    out.extend([(None,)])
+    out.rows.extend([(None,)])
     with pytest.raises(ValueMismatchError, match="'c'"):
         out.take()
 
@@ -207,7 +207,7 @@ def test_a_null_in_a_column_that_is_not_nullable_names_it(dtype: T.DataType) -> 
 def test_what_is_no_row_of_that_width_is_shown(row: Any) -> None:
     schema = T.StructType([T.StructField(name, T.LongType()) for name in "ab"])
     out = writer(schema)
-    out.extend([(1, 2), row])
+    out.rows.extend([(1, 2), row])
     with pytest.raises(ValueMismatchError, match="no row of 2 fields") as caught:
         out.take()
     assert repr(row) in str(caught.value)
@@ -215,33 +215,32 @@ def test_what_is_no_row_of_that_width_is_shown(row: Any) -> None:
 
 def test_a_none_among_the_rows_is_shown_too() -> None:
     out = writer(schema_of(T.LongType()))
-    out.extend([(1,), None])
+    out.rows.extend([(1,), None])
     with pytest.raises(ValueMismatchError, match="returned None"):
         out.take()
 
 
 def test_a_fraction_in_an_integer_column_is_not_cut_off() -> None:
     out = writer(schema_of(T.LongType()))
-    out.extend([(1.5,)])
+    out.rows.extend([(1.5,)])
     with pytest.raises(ValueMismatchError, match="'c'"):
         out.take()
 
 
 def test_a_writer_is_empty_after_it_was_taken_from_even_if_that_failed() -> None:
     out = writer(schema_of(T.LongType()))
-    out.extend([("x",)])
+    out.rows.extend([("x",)])
     with pytest.raises(ValueMismatchError):
         out.take()
-    out.extend([(1,)])
+    out.rows.extend([(1,)])
     assert out.take().to_pylist() == [{"c": 1}]
     assert out.rows == []
 
 
 def test_a_writer_is_full_at_its_limit() -> None:
     out = RowWriter(schema_of(T.LongType()), lambda: "x", max_rows=3)
-    out.extend([(1,), (2,)])
-    assert not out.full
-    out.extend([(3,)])
-    assert out.full
-    out.take()
-    assert not out.full
+    cut = list(out.collect([(1,), (2,)]))
+    assert cut == []
+    cut = list(out.collect([(3,), (4,), (5,), (6,), (7,)]))
+    assert [batch.num_rows for batch in cut] == [3, 3]
+    assert out.take().to_pydict() == {"c": [7]}

@@ -56,6 +56,11 @@ def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) 
     world.check(backend)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="Spark drops an error's __cause__ when it simplifies tracebacks (on by default, "
+    "pyspark.util.handle_worker_exception): the user's traceback, 'the cause above', is lost.",
+)
 def test_the_error_of_a_processor_shows_the_users_line(world: World) -> None:
     world.input.add_keys("bad")
     backend = world.backend(parallelism=1)
@@ -213,6 +218,12 @@ def test_a_file_sink_is_exact_over_restarts(world: World) -> None:
         _check_parquet(world, backend)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="A file sink skips a batch that it has committed already, so nobody begins that epoch: the "
+    "next one is refused with IncompleteEpochError although the log holds the epoch "
+    "(Coordinator._first_epoch compares with the location only).",
+)
 def test_a_crash_between_the_sinks_commit_and_sparks_costs_nothing(world: World) -> None:
     backend = world.backend()
     frame = world.ledger(backend)
