@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import ProcessorError, StateBackendError, ValueMismatchError
 from statebackend.ops.grouping import Groups
-from statebackend.ops.rowconv import RowWriter, columns_to_python, iter_rows
+from statebackend.ops.rowconv import RowWriter, columns_to_python, make_rows, row_type
 from statebackend.state.cells import KeyCursor
 
 __all__ = ["RowCalls", "RowOperator"]
@@ -56,6 +55,7 @@ class RowOperator:
         self._cursor = cursor
         self._input_schema = input_schema
         self._key_positions = key_positions
+        self._row = row_type(input_schema.names)
         self._writer = RowWriter(output_schema, lambda: f"The processor of operator {uid!r}")
 
     def run(self, groups: Groups, call: RowCalls) -> Iterator[pa.RecordBatch]:
@@ -76,7 +76,7 @@ class RowOperator:
         starts = groups.starts[first : last + 1].tolist()
         table = groups.rows.slice(starts[0], starts[-1] - starts[0])
         columns = columns_to_python(table, self._input_schema)
-        rows = iter_rows(columns, self._input_schema.names)
+        rows = make_rows(columns, self._row)
         key_columns = [columns[position] for position in self._key_positions]
         cursor, writer = self._cursor, self._writer
         cursor.load(groups.key_groups[first:last], groups.keys[first:last])
@@ -86,11 +86,10 @@ class RowOperator:
             for index in range(last - first):
                 offset = starts[index] - base
                 key = tuple([column[offset] for column in key_columns])
+                cursor.index = index
                 # A list of this key's rows: an iterator that is kept, or not used up, must not
                 # eat into the next key's.
-                own = list(islice(rows, starts[index + 1] - starts[index]))
-                cursor.index = index
-                output = call(key, iter(own))
+                output = call(key, iter(rows[offset : starts[index + 1] - base]))
                 if output is not None:
                     yield from writer.collect(output)
                 cursor.index = -1

@@ -73,10 +73,13 @@ def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: in
     subtask = F.floor(F.col(_KEY_GROUP) * F.lit(parallelism) / F.lit(max_parallelism))
     values = F.array(*[F.lit(value) for value in anchor.data_values])
     routed = routed.withColumn(_SURROGATE, F.element_at(values, subtask.cast("int") + F.lit(1)))
-    joined = routed.join(anchor.frame.hint("shuffle_hash"), _SURROGATE, "right_outer")
-    # The stamp is the batch's logged time: a frame of another batch carries another one.
-    stamp = F.when(F.col(_SUBTASK) < 0, F.current_timestamp())
-    return joined.select(*columns, F.col(_KEY_GROUP), F.col(_SUBTASK), stamp.alias(_STAMP))
+    # The stamp is the batch's logged time: a frame of another batch carries another one. Spark
+    # writes it into generated code as a number, and code that differs is compiled anew and starts
+    # cold: so it stands on the anchor's side, where that is the code for two rows a subtask.
+    stamp = F.when(F.col(_SUBTASK) < 0, F.current_timestamp()).alias(_STAMP)
+    stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
+    joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
+    return joined.select(*columns, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
 
 def _quoted(name: str) -> str:

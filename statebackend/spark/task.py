@@ -6,6 +6,8 @@ acked without the barrier, and nothing before the last output row was handed to 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,6 +42,9 @@ from statebackend.state.table import StateTable
 __all__ = ["SubtaskTask", "TaskSpec"]
 
 _log = logging.getLogger("statebackend.task")
+
+
+_YOUNG_OBJECTS = 50_000
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ class SubtaskTask:
         timings.mark("restore")
         try:
             table = StateTable(opened.store)
-            yield from self._process(groups, table, opened.reply.states)
+            with _unhurried_collector():
+                yield from self._process(groups, table, opened.reply.states)
             timings.mark("process")
             request = self._snapshot(context, taken, opened, table, store, timings)
         except LocalCopyError as error:
@@ -245,6 +251,18 @@ class SubtaskTask:
             )
             return False
         return True
+
+
+@contextlib.contextmanager
+def _unhurried_collector() -> Iterator[None]:
+    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _part(data: bytes, rows: int, budget_bytes: int, store: ObjectStore) -> SlicePart:

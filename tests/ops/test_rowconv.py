@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.ops.rowconv import RowWriter, arrow_schema, columns_to_python, iter_rows
+from statebackend.ops.rowconv import RowWriter, arrow_schema, columns_to_python, make_rows, row_type
 
 INNER = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
 
@@ -152,7 +152,7 @@ def test_timestamps_inside_other_types_are_converted_alike(zone: str) -> None:
 
 
 def test_rows_are_made_one_by_one_with_their_names() -> None:
-    rows = iter_rows([[1, 2], ["a", "b"]], ["n", "s"])
+    rows = iter(make_rows([[1, 2], ["a", "b"]], row_type(["n", "s"])))
     first = next(rows)
     assert (first.n, first.s) == (1, "a")
     assert first == T.Row(n=1, s="a")

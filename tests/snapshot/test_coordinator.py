@@ -191,7 +191,7 @@ def test_a_run_starts_at_the_batch_that_sparks_location_says() -> None:
         run.finish(n)
     later = run.again(first_epoch=3)
     # A batch in which no operator took part went by: nothing of it was kept.
-    with pytest.raises(IncompleteEpochError, match="Batch 4 followed .*batch 3 .*'op'"):
+    with pytest.raises(IncompleteEpochError, match=r"Batch 4 followed .*batch 3 .*'op'"):
         later.begin(4)
     with pytest.raises(WrongBatchError, match="batch 2"):
         later.begin(2)

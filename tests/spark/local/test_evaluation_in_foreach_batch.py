@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 IGNORED = pytest.mark.xfail(
     strict=True,
-    reason="A batch in the midst of a run that no operator took part in is refused as WrongBatchError "
-    "('Batch 2 followed batch 0. Run one query per job'), which does not name the cause; it should be "
-    "the IncompleteEpochError of every other partial read (Coordinator._next_epoch).",
+    reason="A batch in the midst of a run that no operator took part in is refused as "
+    "WrongBatchError ('Batch 2 followed batch 0. Run one query per job'), which does not name the "
+    "cause; it should be IncompleteEpochError as elsewhere (Coordinator._next_epoch).",
 )
 PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
     "take": lambda frame: frame.take(1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.spark.local.processors import DyingLedger, FailingLedger, StuckLedger, once
 from tests.spark.local.world import checkpoints, finish, sources, until
 
@@ -218,12 +220,6 @@ def test_a_file_sink_is_exact_over_restarts(world: World) -> None:
         _check_parquet(world, backend)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="A file sink skips a batch that it has committed already, so nobody begins that epoch: the "
-    "next one is refused with IncompleteEpochError although the log holds the epoch "
-    "(Coordinator._first_epoch compares with the location only).",
-)
 def test_a_crash_between_the_sinks_commit_and_sparks_costs_nothing(world: World) -> None:
     backend = world.backend()
     frame = world.ledger(backend)

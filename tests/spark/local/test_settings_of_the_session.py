@@ -117,9 +117,8 @@ def test_an_aggregation_that_spark_refuses_is_refused_in_its_first_batch(world: 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="Spark's operation check is off for the whole plan while backend.start() starts it, so "
-    "everything else that it would refuse (stacked aggregations in update mode, for one, whose sums "
-    "are then wrong) is let pass as well.",
+    reason="Spark's operation check is off for the whole plan while backend.start() starts it: what "
+    "else it would refuse (stacked aggregations in update mode, say) is let pass as well.",
 )
 def test_aggregations_that_spark_would_not_stack_are_refused_here_too(world: World) -> None:
     world.input.add_batches(2)
