@@ -13,6 +13,7 @@ from tests.spark.cluster.trial import (
     environment,
     executors,
     kill,
+    processes,
     python_workers,
     until,
 )
@@ -67,25 +68,34 @@ def test_a_killed_driver_comes_back_from_the_store_when_the_local_copies_are_gon
     assert {r["source"] for r in result["restores"][:4]} == {"durable"}
 
 
-def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(
-    local_cluster: Trial,
-):
-    local_cluster.write_input(flag_in_file=4)
-    dawdle = local_cluster.root / "dawdle"
-    driver = local_cluster.start("a", dawdle=str(dawdle), settings={"lease_timeout_s": 1.0})
-    frozen = int(until(lambda: dawdle.exists() and dawdle.read_text(), "a dawdling task"))
-    kill([frozen], signal.SIGSTOP)
-    # Its executor goes, as one that froze is given up; the worker itself still holds its store.
-    kill(executors(local_cluster.token)[:1])
-    kill(executors(local_cluster.token)[:1])
-    local_cluster.wait_for_batch(5)
+def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(two_hosts: Trial):
+    # Frozen with its executor and its Spark worker, so that nobody ends it; one disk for both
+    # "hosts", so that the successor finds the store that the frozen process holds.
+    two_hosts.write_input(flag_in_file=4)
+    dawdle = two_hosts.root / "dawdle"
+    conf = {
+        "spark.network.timeout": "8s",
+        "spark.network.timeoutInterval": "1s",
+        "spark.executor.heartbeatInterval": "1s",
+    }
+    driver = two_hosts.start(
+        "a",
+        dawdle=str(dawdle),
+        conf=conf,
+        settings={"lease_timeout_s": 1.0},
+        local_dir=str(two_hosts.root / "local"),
+    )
+    worker = int(until(lambda: dawdle.exists() and dawdle.read_text(), "a dawdling task"))
+    disk = environment(worker)["SB_HOST_DISK"]
+    frozen = [p for p in processes(two_hosts.token) if environment(p).get("SB_HOST_DISK") == disk]
+    kill(frozen, signal.SIGSTOP)
+    two_hosts.wait_for_batch(5)
     dawdle.unlink()
-    kill([frozen], signal.SIGCONT)
-    result = local_cluster.finish(driver, "a")
-    local_cluster.check()
+    kill(frozen, signal.SIGCONT)
+    result = two_hosts.finish(driver, "a")
+    two_hosts.check()
     held = [r for r in result["restores"] if "held by another process" in r["reason"]]
-    assert [r["epoch"] for r in held] == [3]
-    assert held[0]["source"] == "durable"
+    assert [(r["epoch"], r["source"]) for r in held] == [(3, "durable")]
 
 
 def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(local_cluster: Trial):
