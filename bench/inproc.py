@@ -128,6 +128,7 @@ class Harness:
         self.log = log
         self.spec = TaskSpec(
             job="bench",
+            local_name="bench",
             uid=UID,
             parallelism=1,
             max_parallelism=MAX_PARALLELISM,
@@ -138,10 +139,13 @@ class Harness:
             uri=uri,
             local_dir=str(folder / "local"),
             lease_timeout_s=settings.lease_timeout_s,
+            begin_timeout_s=10.0,
             commit_timeout_s=settings.commit_timeout_s,
+            base_limit_bytes=settings.base_limit_bytes,
             rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
         )
-        self.task = SubtaskTask(self.spec, processor or Counter())
+        token: Any = SimpleNamespace(value="")
+        self.task = SubtaskTask(self.spec, processor or Counter(), token)
         self.epoch = 0
         self._keys = np.arange(keys, dtype=np.int64)
         self._random = np.random.default_rng(7)
@@ -160,7 +164,7 @@ class Harness:
             endpoint=Endpoint(location="", session=f"{self.job_id}/run", token=""),
         )
         client = _Client(self.session)
-        current = SimpleNamespace(current=lambda uid: context)
+        current = SimpleNamespace(current=lambda uid, token: context)
         with (
             mock.patch.object(task_module, "EpochContext", current),
             mock.patch.object(task_module, "client_for", return_value=client),

@@ -2,9 +2,9 @@
 
 A store of all keys was closed at epoch 0; the delta of epoch 1, which changed half of them, lies
 beside it. Measured is the product's own `Restorer`, from the lease to a store that stands at
-epoch 1, with the driver's answer made in this process. Then the same calls into RocksDB alone, on
-a copy of the same store, in turn with it: what is not RocksDB's is ours. Files are in the page
-cache.
+epoch 1, with the driver's answer made in this process; RocksDB's share is what its calls take in
+it. For comparison the same calls alone, on a copy of the same store, in turn with it. Files are in
+the page cache.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ __all__ = ["takeover", "takeover_text"]
 _JOB = "bench"
 _KEY = T.StructType([T.StructField("k", T.LongType())])
 _VALUE = T.StructType([T.StructField("n", T.LongType())])
+# Thin around calls into RocksDB: what these take is its share.
+_ROCKSDB = ("RocksStore.open", "RocksStore.get", "RocksStore._write")
 _STEPS = (
     "recovery.local:LocalSubtask.acquire",
     "recovery.local:Incarnation.describe",
@@ -51,6 +53,8 @@ _STEPS = (
     "recovery.restore:decode_delta",
     "recovery.restore:Restorer._apply",
     "statebackend.rocks.store:RocksStore.open",
+    "statebackend.rocks.store:RocksStore.get",
+    "statebackend.rocks.store:RocksStore._write",
     "statebackend.rocks.store:RocksStore.apply",
     "statebackend.rocks.store:RocksStore.compact_if_due",
 )
@@ -81,7 +85,7 @@ class _Prepared:
     def local(self, folder: Path) -> LocalSubtask:
         clock = Clock(system.monotonic_s, system.sleep_s)
         return LocalSubtask(
-            str(folder), job_id=_JOB, operator=UID, subtask=0, new_id=system.new_id, clock=clock
+            str(folder), job=_JOB, operator=UID, subtask=0, new_id=system.new_id, clock=clock
         )
 
     def marker(self, epoch: int, digest: str) -> Marker:
@@ -157,13 +161,15 @@ def takeover(*, keys: int, changed: int, repeats: int) -> dict[str, Any]:
         "usable_ms": ours_ms.pop("usable"),
         "close_ms": ours_ms.pop("close"),
         "steps_ms": ours_ms,
-        "rocksdb_usable_ms": raw_ms.pop("usable"),
-        "rocksdb_close_ms": raw_ms.pop("close"),
-        "rocksdb_steps_ms": raw_ms,
-        "rocksdb_share": round(
-            statistics.median(r["usable"] / o["usable"] for r, o in zip(raw, ours, strict=True)), 3
-        ),
+        "rocksdb_share": round(statistics.median(map(_share, ours)), 3),
+        "alone_usable_ms": raw_ms.pop("usable"),
+        "alone_close_ms": raw_ms.pop("close"),
+        "alone_steps_ms": raw_ms,
     }
+
+
+def _share(run: dict[str, float]) -> float:
+    return sum(run.get(name, 0.0) for name in _ROCKSDB) / run["usable"]
 
 
 @contextlib.contextmanager
@@ -195,7 +201,7 @@ def _ours(prepared: _Prepared, folder: Path) -> dict[str, float]:
 def _open(prepared: _Prepared, local: LocalSubtask) -> OpenSubtask:
     restorer = Restorer(
         local,
-        Site(job_id=_JOB, operator=UID, subtask=0, host="", executor=""),
+        Site(operator=UID, subtask=0, host="", executor=""),
         ask=prepared.answer,
         fetch=lambda name: b"",
         now_s=system.monotonic_s,
@@ -251,14 +257,15 @@ def takeover_text(found: dict[str, Any]) -> str:
         f"Taking over a closed store of {found['keys']:,} keys and applying a delta of "
         f"{found['changed_keys']:,} ({found['delta_bytes']:,} bytes), median of "
         f"{found['repeats']}:",
-        f"  usable after {found['usable_ms']:.1f} ms, of which RocksDB "
-        f"{found['rocksdb_usable_ms']:.1f} ms ({found['rocksdb_share']:.0%}); "
-        f"closing it again {found['close_ms']:.1f} ms (RocksDB {found['rocksdb_close_ms']:.1f})",
+        f"  usable after {found['usable_ms']:.1f} ms, {found['rocksdb_share']:.0%} of it in "
+        f"RocksDB; closing it again {found['close_ms']:.1f} ms",
+        f"  RocksDB alone, the same calls: {found['alone_usable_ms']:.1f} ms, closing "
+        f"{found['alone_close_ms']:.1f} ms",
         "",
         f"{'step (own time)':<49}{'ms':>9}",
     ]
     steps = sorted(found["steps_ms"].items(), key=lambda step: -step[1])
     lines += [f"{name:<49}{took_ms:>9.2f}" for name, took_ms in steps]
     lines += ["", f"{'RocksDB alone':<49}{'ms':>9}"]
-    lines += [f"{name:<49}{ms:>9.2f}" for name, ms in found["rocksdb_steps_ms"].items()]
+    lines += [f"{name:<49}{ms:>9.2f}" for name, ms in found["alone_steps_ms"].items()]
     return "\n".join(lines)

@@ -206,7 +206,8 @@ def resolve(manifests: Iterable[Manifest]) -> dict[str, OperatorLineage]:
         if manifest.kind != "checkpoint":
             continue
         lineage = operators.get(manifest.operator)
-        if lineage is None:
+        if lineage is None or lineage.first_epoch != manifest.first_epoch:
+            # Dropped once and brought back: what it had before is none of its state.
             lineage = operators[manifest.operator] = OperatorLineage.new(
                 manifest.operator,
                 job_id=manifest.job_id,

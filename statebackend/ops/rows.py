@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ __all__ = ["RowCalls", "RowOperator"]
 
 # Keys whose point states are read with one multi-get.
 _CHUNK_KEYS = 1024
+_OWN_CODE = str(Path(__file__).parents[1])
+_FRAMES_SHOWN = 4
 
 
 class RowCalls(Protocol):
@@ -114,12 +117,15 @@ def processor_failed(uid: str, key: tuple[Any, ...], error: Exception) -> Proces
 
 
 def _where(error: Exception) -> str:
-    """The user's line: Spark shows the last error's traceback only, not its cause's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if len(frames) < 2:  # raised by the call itself: a wrong signature, say
-        return ""
-    last = frames[-1]
-    return f" at {last.filename}:{last.lineno} in {last.name}"
+    """The user's lines, outermost first: of chained errors Spark shows the last one only."""
+    frames = [
+        f"{frame.filename}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_OWN_CODE)
+    ]
+    if len(frames) > _FRAMES_SHOWN:
+        frames = [frames[0], "...", *frames[1 - _FRAMES_SHOWN :]]
+    return " at " + ", ".join(frames) if frames else ""
 
 
 def call_once(uid: str, what: str, function: Callable[[], None]) -> None:

@@ -100,6 +100,7 @@ class StateBackend:
         self._allow_dropped_state = allow_dropped_state
         self._local_dir = self._settings.local_dir or _fallback_local_dir()
         self._operators: dict[str, Operator] = {}
+        self._sessions = [spark]
         self._anchor: Anchor | None = None
         self._launch: Launch | None = None
         self._token: Broadcast[str] | None = None
@@ -160,6 +161,8 @@ class StateBackend:
             **self._task_settings(),
         )
         frame = anchored(df, names, self._anchored_at(parallelism), max_parallelism)
+        if all(df.sparkSession is not session for session in self._sessions):
+            self._sessions.append(df.sparkSession)
         result = frame.mapInArrow(SubtaskTask(spec, processor, self._shared_token()), output)
         self._operators[uid] = Operator(
             uid=uid,
@@ -286,11 +289,14 @@ class StateBackend:
         launch = self._new_launch()
         launch.prepare(None, checkpoint_location)
         self._launch = launch
-        before = {query.id for query in self._spark.streams.active}
+        before = {query.id for query in self._active()}
         with launch.armed(self._shared_token().value):
             yield
-        started = [q for q in self._spark.streams.active if q.id not in before]
+        started = [q for q in self._active() if q.id not in before]
         launch.bind_one(started)
+
+    def _active(self) -> list[StreamingQuery]:
+        return [query for session in self._sessions for query in session.streams.active]
 
     def _new_launch(self) -> Launch:
         if not self._operators:
@@ -301,6 +307,7 @@ class StateBackend:
         return Launch(
             self._spark,
             self._job,
+            sessions=self._sessions,
             operators=self._operators,
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,

@@ -15,7 +15,23 @@ from snapshot.storage.open import open_store, probe
 from statebackend import system
 from statebackend.errors import MaxParallelismChangedError, ParallelismError, SettingError
 
-__all__ = ["Job"]
+__all__ = ["Job", "live_lineages"]
+
+
+def _named_operators(manifests: list[Manifest]) -> dict[str, int] | None:
+    """The operators (and their first epochs) of the run that wrote last."""
+    named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
+    return named[-1] if named else None
+
+
+def live_lineages(manifests: list[Manifest]) -> dict[str, OperatorLineage]:
+    """The lineages of a log, without operators that the last run no longer had."""
+    named = _named_operators(manifests)
+    return {
+        uid: lineage
+        for uid, lineage in resolve(manifests).items()
+        if named is None or named.get(uid) == lineage.first_epoch
+    }
 
 
 class Job:
@@ -67,12 +83,12 @@ class Job:
 
     def lineages(self) -> dict[str, OperatorLineage]:
         """Every operator's lineage as the log has it now."""
-        return resolve(self.manifests())
+        return live_lineages(self.manifests())
 
     def progress(self, manifests: list[Manifest]) -> LogProgress:
         """How far the log goes, for the decision at start."""
         ids = [m.query_id for m in manifests if m.query_id]
-        lineages = resolve(manifests)
+        lineages = live_lineages(manifests)
         last_epochs = {uid: one.last_epoch for uid, one in lineages.items()}
         newest = max(
             (one.epochs[one.last_epoch] for one in lineages.values() if one.epochs),
@@ -84,8 +100,7 @@ class Job:
             if entry and newest and entry.epoch == newest.epoch and entry.run != newest.run:
                 # Another run had finished it; the one that repeated the epoch did not.
                 last_epochs[uid] = entry.epoch - 1
-        named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
-        for uid, first_epoch in (named[-1] if named else {}).items():
+        for uid, first_epoch in (_named_operators(manifests) or {}).items():
             last_epochs.setdefault(uid, first_epoch - 1)
         return LogProgress(
             job=self.name,

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,6 @@ from pyspark.sql.types import StructType
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
 from snapshot.coordinator import Coordinator
-from snapshot.lineage import resolve
 from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from statebackend import system
@@ -37,7 +36,7 @@ from statebackend.errors import (
 )
 from statebackend.settings import Settings
 from statebackend.spark.context import ENDPOINT_PROPERTY
-from statebackend.spark.job import Job
+from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.tws import StateDeclaration
@@ -98,11 +97,13 @@ class Launch:
         spark: SparkSession,
         job: Job,
         *,
+        sessions: Sequence[SparkSession],
         operators: Mapping[str, Operator],
         settings: Settings,
         allow_dropped_state: bool,
     ) -> None:
         self._spark, self._job = spark, job
+        self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
         self._allow_dropped_state = allow_dropped_state
@@ -165,7 +166,8 @@ class Launch:
         _Services.get(self._spark, self._settings).remove(session)
 
     def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
-        newest = {m.operator: m for m in manifests if m.kind == "checkpoint"}
+        live = live_lineages(manifests)
+        newest = {m.operator: m for m in manifests if m.operator in live}
         gone = sorted(set(newest) - set(self._operators))
         if gone and not self._allow_dropped_state:
             raise MissingUidError(
@@ -223,24 +225,26 @@ class Launch:
         server = _Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
         with _Services.starting:  # the check is the session's: one start at a time
-            checked = self._spark.conf.get(_CHECK, "true")
+            checked = [(one, one.conf.get(_CHECK, "true")) for one in self._sessions]
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
             context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
-            self._spark.conf.set(_CHECK, "false")
+            for one in self._sessions:
+                one.conf.set(_CHECK, "false")
             try:
                 yield
             except BaseException:
                 server.remove(self._name)
                 raise
             finally:
-                self._spark.conf.set(_CHECK, checked or "true")
+                for one, value in checked:
+                    one.conf.set(_CHECK, value or "true")
                 context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
         if not started:
             # It ended before the block did: it had no new data, or failed on its own.
-            self.session.refuse(UnsupportedQueryError("The query was not bound to its job."))
+            _Services.get(self._spark, self._settings).remove(self._name)
             _log.warning("no query was active at the end of starting(): nothing was bound")
             return
         if len(started) != 1:
@@ -280,7 +284,7 @@ class Launch:
                 "progress tracking.",
             )
         first_epoch = self._started_at(query, stream.resolvedCheckpointRoot())
-        known = resolve(self._log.manifests())
+        known = live_lineages(self._log.manifests())
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
         }
@@ -288,7 +292,7 @@ class Launch:
             query_id=str(query.id), run=self._name, settings=operators_setting(firsts)
         )
         # Read again: what another driver had committed before the claim is part of the truth.
-        manifests = self._log.manifests()
+        before = [m for m in self._log.manifests() if m.sequence < tenure.sequence]
         parallelism = max(o.parallelism for o in self._operators.values())
         coordinator = Coordinator(
             job=self._job.name,
@@ -298,7 +302,7 @@ class Launch:
             operators=self._specs,
             lineages={
                 uid: lineage
-                for uid, lineage in resolve(manifests).items()
+                for uid, lineage in live_lineages(before).items()
                 if uid in self._operators
             },
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),

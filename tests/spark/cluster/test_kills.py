@@ -74,9 +74,9 @@ def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(t
     two_hosts.write_input(flag_in_file=4)
     dawdle = two_hosts.root / "dawdle"
     conf = {
-        "spark.network.timeout": "8s",
+        "spark.network.timeout": "30s",
         "spark.network.timeoutInterval": "1s",
-        "spark.executor.heartbeatInterval": "1s",
+        "spark.executor.heartbeatInterval": "2s",
     }
     driver = two_hosts.start(
         "a",

@@ -5,6 +5,7 @@ Each says in its output what it saw and what its state then was, so that every r
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -55,6 +56,14 @@ class FailingLedger(Ledger):
         yield from super().handleInputRows(key, rows, timerValues)
         if key[0] == self.key and once(self.flag):
             raise RuntimeError("the user's own mistake")  # the user's line
+
+
+class ParsingLedger(Ledger):
+    """Makes a mistake that shows only deep in a library."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        json.loads("{")  # the user's call
+        yield from super().handleInputRows(key, rows, timerValues)
 
 
 class DyingLedger(FailingLedger):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import inheritable_thread_target
 from pyspark.sql import functions as F
 
 from statebackend.errors import RewindError
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-IGNORED = pytest.mark.xfail(
-    strict=True,
-    reason="A batch in the midst of a run that no operator took part in is refused as "
-    "WrongBatchError ('Batch 2 followed batch 0. Run one query per job'), which does not name the "
-    "cause; it should be IncompleteEpochError as elsewhere (Coordinator._next_epoch).",
-)
 PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
     "take": lambda frame: frame.take(1),
     "limit": lambda frame: frame.limit(2).collect(),
@@ -100,10 +95,25 @@ def test_evaluations_that_differ_leave_one_of_them_whole(world: World) -> None:
     assert len(checkpoints(backend)) > 2, "the second evaluation superseded the first"
 
 
+def test_two_threads_may_evaluate_a_frame_at_the_same_time(world: World) -> None:
+    def pooled(frame: DataFrame, batch: int) -> None:
+        evaluate = inheritable_thread_target(world.spark)
+        with ThreadPoolExecutor(2) as pool:
+            rows = pool.submit(evaluate(frame.collect))
+            count = pool.submit(evaluate(frame.count))
+            assert len(rows.result()) == count.result()
+        world.sink.write(rows.result(), batch)
+
+    world.input.add_batches(3)
+    backend = world.run_ledger(pooled)
+    world.check(backend)
+    assert checkpoints(backend) == [("ledger", n) for n in range(3)]
+
+
 # --- in part -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["limit", "isEmpty", pytest.param("ignore", marks=IGNORED)])
+@pytest.mark.parametrize("how", ["limit", "isEmpty", "ignore"])
 def test_a_batch_that_was_used_in_part_is_found_out_and_repeated(world: World, how: str) -> None:
     world.input.add_batches(3)
     backend = world.backend()
@@ -268,15 +278,3 @@ def test_a_thread_of_a_pool_has_no_batch_and_is_told_so(world: World) -> None:
     assert "inheritable_thread_target" in text
     world.run(backend, frame)
     world.check(backend)
-
-
-def test_a_thread_that_inherits_the_batch_may_evaluate_it(world: World) -> None:
-    from pyspark import inheritable_thread_target
-
-    def pooled(frame: DataFrame, batch: int) -> None:
-        collect = inheritable_thread_target(world.spark)(frame.collect)
-        with ThreadPoolExecutor(1) as pool:
-            world.sink.write(pool.submit(collect).result(), batch)
-
-    world.input.add_batches(2)
-    world.check(world.run_ledger(pooled))

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.local.processors import DyingLedger, FailingLedger, StuckLedger, once
-from tests.spark.local.world import checkpoints, finish, sources, until
+from tests.spark.local.processors import (
+    DyingLedger,
+    FailingLedger,
+    ParsingLedger,
+    StuckLedger,
+    once,
+)
+from tests.spark.local.world import checkpoints, finish, sources, until, user_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,19 +64,20 @@ def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) 
     world.check(backend)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Spark drops an error's __cause__ when it simplifies tracebacks (on by default, "
-    "pyspark.util.handle_worker_exception): the user's traceback, 'the cause above', is lost.",
-)
-def test_the_error_of_a_processor_shows_the_users_line(world: World) -> None:
+def test_the_error_of_a_processor_names_the_users_line(world: World) -> None:
     world.input.add_keys("bad")
     backend = world.backend(parallelism=1)
     frame = world.ledger(backend, processor=FailingLedger(str(_flag(world)), "bad"))
-    text = world.fail(backend, frame)
-    assert "the user's own mistake" in text
-    assert "processors.py" in text
-    assert "# the user's line" in text
+    line = user_line("the user's line")
+    assert f"for key ('bad',) at {line}." in world.fail(backend, frame)
+
+
+def test_the_error_of_a_processor_names_the_users_line_and_not_a_librarys(world: World) -> None:
+    world.input.add_keys("a")
+    backend = world.backend(parallelism=1)
+    text = world.fail(backend, world.ledger(backend, processor=ParsingLedger()))
+    assert "JSONDecodeError" in text
+    assert user_line("the user's call") in text
 
 
 def _breaking(flag: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -176,6 +183,16 @@ def test_local_copies_that_vanish_while_the_query_runs_are_made_up_for(world: Wo
     again = [r for r in backend.restores() if r.epoch == 1]
     assert [r.source for r in again] == ["durable"] * 2
     assert all("no local copy" in r.reason for r in again)
+
+
+def test_a_start_that_spark_refuses_leaves_the_job_as_it_was(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(Exception, match="nowhere"):
+        backend.start(frame.writeStream.format("nowhere"))
+    world.run(backend, frame)
+    world.check(backend)
 
 
 # --- sinks and triggers ---------------------------------------------------------------------------

@@ -8,13 +8,21 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
-from tests.spark.local.world import check_ledger_output, checkpoints, durable_state, finish, sources
+from tests.spark.local.world import (
+    check_ledger_output,
+    checkpoints,
+    durable_state,
+    finish,
+    setting,
+    sources,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
+    from statebackend import StateBackend
     from tests.spark.local.world import World
 
 
@@ -112,6 +120,55 @@ def test_operators_may_stand_side_by_side(world: World) -> None:
     assert sorted(checkpoints(backend)) == [(u, n) for u in ("left", "right") for n in range(3)]
 
 
+def _two(world: World, backend: StateBackend, second: str | None) -> DataFrame:
+    """A ledger, and another one beside it; without it, what keeps Spark's number of sources."""
+    df = world.input.stream(world.spark)
+    if second is None:
+        return world.ledger(backend, df.union(df.where("false"))).withColumn("side", F.lit("one"))
+    one = world.ledger(backend, df).withColumn("side", F.lit("one"))
+    return one.union(world.ledger(backend, df, uid=second).withColumn("side", F.lit(second)))
+
+
+def test_an_operator_that_is_added_later_begins_with_the_next_batch(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    world.run(backend, _two(world, backend, None))
+    before = len(world.input.rows)
+    world.input.add_batches(2)
+    backend = world.backend()
+    world.run(backend, _two(world, backend, "two"))
+    state = durable_state(backend, "ledger")["acc"]
+    assert state == {(k,): (len(v), sum(v)) for k, v in world.input.ids().items()}
+    late: dict[str, list[int]] = {}
+    for row in world.input.rows[before:]:
+        late.setdefault(row["k"], []).append(row["id"])
+    state = durable_state(backend, "two")["acc"]
+    assert state == {(k,): (len(v), sum(v)) for k, v in late.items()}
+
+
+def test_an_operator_that_the_query_does_not_use_is_named_and_may_be_left_out(
+    world: World,
+) -> None:
+    world.input.add_batches(2)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    world.ledger(backend, uid="unused")
+    text = world.fail(backend, frame)
+    assert "SB5001" in text
+    assert "'unused'" in text
+    assert "must not be made" in text
+    world.check(world.run_ledger())
+
+
+def test_frames_of_two_backends_do_not_make_one_query(world: World) -> None:
+    world.input.add_batches(1)
+    one, two = world.backend(), world.backend(job="two")
+    text = world.fail(one, world.ledger(one).union(world.ledger(two)))
+    assert "[SB" in text
+    assert world.committed() == []
+    assert checkpoints(two) == []
+
+
 def test_two_queries_of_one_driver_run_two_jobs(make_world: Callable[..., World]) -> None:
     worlds = [make_world("one"), make_world("two")]
     worlds[1].store = worlds[0].store  # two jobs below one uri, and in one local directory
@@ -174,3 +231,22 @@ def test_a_count_of_sparks_own_may_stand_before_the_operator(world: World) -> No
     assert newest == {k: [len(ids)] for k, ids in world.input.ids().items()}
     last = {(row["k"],): (row["n"], row["total"]) for row in world.sink.rows()}
     assert durable_state(backend, "ledger")["acc"] == last
+
+
+# --- the anchor ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "clearCache"])
+def test_a_query_goes_on_without_the_cached_anchor(world: World, how: str) -> None:
+    def uncaching(frame: DataFrame, batch: int) -> None:
+        world.sink(frame, batch)
+        if how == "clearCache":
+            world.spark.catalog.clearCache()
+        else:
+            backend.close()
+
+    world.input.add_batches(3, keys=30, rows=40)
+    with setting(world.spark, "spark.sql.shuffle.partitions", "7"):
+        backend = world.backend(parallelism=3)
+        world.run(backend, world.ledger(backend), uncaching)
+    world.check(backend)

@@ -40,7 +40,15 @@ from tests.spark.local.processors import (
     Stateless,
     StuckLedger,
 )
-from tests.spark.local.world import World, checkpoints, durable_state, failure, finish, until
+from tests.spark.local.world import (
+    World,
+    checkpoints,
+    durable_state,
+    failure,
+    finish,
+    until,
+    user_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,11 +138,6 @@ def test_a_table_may_be_the_sink(world: World) -> None:
     world.check(backend)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="starting() looks for queries that are still active: one that has ended (availableNow "
-    "without new data) is refused with '0 queries were started inside starting()'.",
-)
 def test_a_start_without_new_data_inside_a_block_is_fine(world: World) -> None:
     world.input.add_batches(1)
     backend = world.backend()
@@ -163,11 +166,25 @@ def test_a_block_that_is_told_the_location_goes_back_by_a_batch_too(world: World
     world.check(backend)
 
 
-def test_a_block_that_starts_nothing_is_refused(old: World) -> None:
+def test_a_start_without_new_data_is_no_failure(old: World) -> None:
     backend = old.backend()
-    old.ledger(backend)
-    with pytest.raises(UnsupportedQueryError, match="0 queries were started"), backend.starting():
-        pass
+    frame = old.ledger(backend)
+    with backend.starting():
+        finish(old.writer(frame).start())
+    assert backend.failure is None
+
+
+def test_two_starts_in_one_block_are_refused(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(UnsupportedQueryError, match="2 queries were started"), backend.starting():
+        queries = [
+            world.writer(frame, checkpointLocation=str(world.root / name)).start() for name in "ab"
+        ]
+    for query in queries:
+        assert "SB1013" in failure(query)
+    assert checkpoints(backend) == []
 
 
 def test_a_backend_without_operators_is_refused(old: World) -> None:
@@ -261,11 +278,6 @@ def test_a_missing_uid_is_refused_unless_its_state_may_go(world: World) -> None:
         world.input.add_batches(1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Records of the dropped operator stay in the log until bases have replaced everything, "
-    "and are taken for what the query lacks: allow_dropped_state=True is needed at every start.",
-)
 def test_a_state_that_was_dropped_once_need_not_be_dropped_again(world: World) -> None:
     world.input.add_batches(1)
     backend = world.backend()
@@ -310,11 +322,6 @@ def test_a_state_may_be_added(world: World) -> None:
     assert durable_state(backend, "ledger")["noise"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The key's schema is compared with its nullability (and metadata), which the key codec "
-    "does not look at: StateMismatchError although every key has the same bytes.",
-)
 def test_a_key_that_has_become_non_nullable_is_the_same_key(world: World) -> None:
     world.input.add_batches(1)
     world.run_ledger()
@@ -463,7 +470,7 @@ def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world
     text = world.fail(backend, world.ledger(backend, processor=Misfit()))
     assert "SB1005" in text
     assert "Field 'n' is bigint and cannot hold a value of type str" in text
-    assert "# the user's misfit" in text
+    assert user_line("the user's misfit") in text
 
 
 # --- places --------------------------------------------------------------------------------------

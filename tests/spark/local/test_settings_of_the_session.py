@@ -117,8 +117,8 @@ def test_an_aggregation_that_spark_refuses_is_refused_in_its_first_batch(world: 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="Spark's operation check is off for the whole plan while backend.start() starts it: what "
-    "else it would refuse (stacked aggregations in update mode, say) is let pass as well.",
+    reason="Spark's operation check is off for the whole plan while backend.start() starts it: "
+    "what else it would refuse (stacked aggregations in update mode, say) is let pass as well.",
 )
 def test_aggregations_that_spark_would_not_stack_are_refused_here_too(world: World) -> None:
     world.input.add_batches(2)
@@ -130,11 +130,6 @@ def test_aggregations_that_spark_would_not_stack_are_refused_here_too(world: Wor
         backend.start(writer).awaitTermination(60)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Spark's check is lifted in the backend's session, but the query is checked in the "
-    "frame's: Spark's own message about a RightOuter join comes up (AnalysisException).",
-)
 def test_a_frame_of_another_session_is_started_all_the_same(world: World) -> None:
     world.input.add_batches(1)
     backend = world.backend()

@@ -28,6 +28,7 @@ from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
+from tests.spark.local import processors
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from snapshot.record import Manifest
 
 Rows = list[dict[str, Any]]
-BOUND_S = 60.0
+BOUND_S = 120.0
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -265,6 +266,13 @@ def failure(query: StreamingQuery) -> str:
     except StreamingQueryException as error:
         return str(error)
     raise AssertionError("the query did not fail" if not query.isActive else "it did not end")
+
+
+def user_line(marker: str) -> str:
+    """Where a line of the processors stands, as an error names it."""
+    lines = Path(processors.__file__).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, start=1) if line.endswith(f"# {marker}")]
+    return f"{processors.__file__}:{number} in handleInputRows"
 
 
 def sources(backend: StateBackend) -> dict[tuple[str, int], str]:
