@@ -190,7 +190,7 @@ class Flood(Ledger):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         yield from super().handleInputRows(key, rows, timerValues)
         if os.path.exists(self.flag):
-            row = Row(k="flood " * 80, ids=[], n=0, total=0)
+            row = Row(k="flood " * 40, ids=[], n=0, total=0)
             yield from [row] * 10_000
 
 

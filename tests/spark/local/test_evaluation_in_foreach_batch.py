@@ -215,6 +215,19 @@ def test_checked_finds_it_out_in_the_first_batch_too(world: World) -> None:
     world.check(backend)
 
 
+def test_a_look_before_the_whole_hides_no_restore(world: World) -> None:
+    def looking(frame: DataFrame, batch: int) -> None:
+        frame.take(1)
+        world.sink(frame, batch)
+
+    world.input.add_batches(1)
+    world.run_ledger(looking)
+    world.input.add_batches(1)
+    backend = world.run_ledger(looking)
+    world.check(backend)
+    assert sources(backend) == {("ledger", 0): "local", ("ledger", 1): "local"}
+
+
 # --- in another batch ----------------------------------------------------------------------------
 
 
