@@ -111,8 +111,8 @@ def processor_failed(uid: str, key: tuple[Any, ...], error: Exception) -> Proces
     return ProcessorError(
         f"The processor of operator {uid!r} raised {type(error).__name__}: {error} "
         f"for key {key!r}{_where(error)}.",
-        todo="Mend the processor (its traceback is the cause above); nothing of this epoch was "
-        "kept, the query goes on from the last checkpoint.",
+        todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
+        "checkpoint.",
     )
 
 
@@ -138,5 +138,5 @@ def call_once(uid: str, what: str, function: Callable[[], None]) -> None:
         raise ProcessorError(
             f"{what}() of operator {uid!r}'s processor raised {type(error).__name__}: {error}"
             f"{_where(error)}.",
-            todo="Mend the processor (its traceback is the cause above).",
+            todo="Mend the processor.",
         ) from error

@@ -54,9 +54,10 @@ class Job:
         self.uri, self.name = uri, name
         self.store_uri = f"{uri.rstrip('/')}/{quote(name, safe='')}"
         # Jobs of one name in two stores must not meet in a host's local directory.
-        self.local_name = f"{name}-{blake3(self.store_uri.encode()).hexdigest()[:12]}"
+        # By the URI as the store has it: /path and file:///path are one place.
+        store = open_store(self.store_uri, new_id=system.new_id)  # refuses what cannot be a URI
+        self.local_name = f"{name}-{blake3(store.uri.encode()).hexdigest()[:12]}"
         self._store: ObjectStore | None = None
-        open_store(self.store_uri, new_id=system.new_id)  # refuses a URI that cannot be one
 
     @property
     def store(self) -> ObjectStore:

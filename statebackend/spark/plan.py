@@ -64,7 +64,9 @@ def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: in
     """
     parallelism = anchor.parallelism
     check_parallelism(parallelism, max_parallelism)
-    columns = [F.col(_quoted(name)) for name in df.columns]
+    # By position from here on: mapInArrow cannot take a name with a dot in it.
+    places = [f"c{i}" for i in range(len(df.columns))]
+    columns = [F.col(_quoted(n)).alias(p) for n, p in zip(df.columns, places, strict=True)]
     # Not foldable, whatever the key: a constant one would let Catalyst turn the join into a
     # nested loop, and several tasks would own one subtask.
     unfoldable = F.spark_partition_id() * F.lit(0)
@@ -79,7 +81,7 @@ def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: in
     stamp = F.when(F.col(_SUBTASK) < 0, F.current_timestamp()).alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
-    return joined.select(*columns, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
+    return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
 
 def _quoted(name: str) -> str:

@@ -53,11 +53,6 @@ def test_a_lost_host_is_made_up_for_by_the_durable_copy(world: World) -> None:
     assert {r.epoch for r in backend.restores()} == {1}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Job.local_name hashes the uri as the user wrote it: /path and file:///path are one job "
-    "with one log, but two local directories, and the state is read from the store again.",
-)
 def test_local_copies_are_found_however_the_place_is_written(world: World) -> None:
     world.input.add_batches(1)
     world.run_ledger()
@@ -185,11 +180,6 @@ def test_keys_of_several_columns_may_be_null_in_some(make_world: Callable[..., W
     assert newest == {repr(key): n for key, (n,) in state.items()}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="pyspark's mapInArrow looks its frame's columns up by name, unquoted: a name with a dot "
-    "ends in Spark's UNRESOLVED_COLUMN; the frame's columns could be renamed before it.",
-)
 def test_a_columns_name_may_have_a_dot(make_world: Callable[..., World]) -> None:
     world = make_world(schema="k string, id bigint, `a.b` bigint")
     world.input.add_batches(1)
