@@ -46,7 +46,6 @@ class _Overlay:
 
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
     under: dict[bytes, set[bytes]] = field(default_factory=dict)
-    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
