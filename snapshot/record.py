@@ -1,15 +1,16 @@
 """A record: one object of the commit log, with its slices, its manifest, and a footer.
 
-Format version 1, in this order:
+Format version 2, in this order:
 
     slices     the bodies of the inline slices, packed, in the order of the manifest
-    manifest   JSON (`Manifest`), UTF-8
+    manifest   JSON (`Manifest`), UTF-8, in one zstd frame (version 1: the JSON as it is)
     footer     56 bytes, little-endian:
                  0  magic            8 bytes  b"SBRECORD"
-                 8  format version   u32      1
+                 8  format version   u32      2
                 12  manifest offset  u64      where the manifest starts = where the slices end
                 20  manifest length  u32
-                24  manifest digest  16 bytes the first 16 bytes of blake3 over the manifest
+                24  manifest digest  16 bytes the first 16 bytes of blake3 over the manifest,
+                                              as it is stored
                 40  total length     u64      of the whole object, footer included
                 48  magic again      8 bytes  b"DROCERBS"
 
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import msgspec
 from blake3 import blake3
 
+from snapshot.packed import PackedError, pack, unpack
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import CorruptionError, SettingError, UnsupportedFormatError
 
@@ -43,12 +45,14 @@ __all__ = [
     "parse_record",
     "parse_record_name",
     "read_manifest",
+    "read_record",
     "record_name",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LOG_PREFIX = "log/"
 TAIL_BYTES = 64 * 1024
+MANIFEST_LIMIT_BYTES = 256 << 20  # unpacked: 32,768 subtasks need some 12 MB
 
 _MAGIC = b"SBRECORD"
 _END_MAGIC = b"DROCERBS"
@@ -64,8 +68,10 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         operator: the operator's uid.
         subtask: index, from 0.
-        kind: `delta` (what changed in the epoch) or `base` (everything, as one delta).
-        epoch: the epoch at whose end this is the state.
+        kind: `delta` (what changed in the epoch), `base` (everything, as one delta) or `files`
+            (everything, as RocksDB's own files: the slice is their index, see snapshot.base).
+        epoch: the epoch at whose end this is the state. A base may be of an earlier epoch than
+            the record: it is made while later ones run.
         key_group_start, key_group_end: the range it covers, both inclusive.
         attempt: the task attempt that made it.
         rows: rows in it.
@@ -74,12 +80,13 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         chain: the subtask's lineage digest after this epoch, 64 hex digits.
         offset: where it starts in the record, when inline; else None.
         object: the name of its own object, when it has one; else None.
+        state_bytes: of a base: what a restore from it reads.
         timings_ms: how long each phase took, by name.
     """
 
     operator: str
     subtask: int
-    kind: Literal["delta", "base"]
+    kind: Literal["delta", "base", "files"]
     epoch: int
     key_group_start: int
     key_group_end: int
@@ -90,6 +97,7 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chain: str
     offset: int | None = None
     object: str | None = None
+    state_bytes: int = 0
     timings_ms: dict[str, float] = {}
 
 
@@ -104,6 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sequence: its number in the log, from 0; also in its name.
         writer, write_id: who wrote it, and in which one write.
         oldest_needed: the oldest sequence that anyone still needs, this one or before.
+        cleaned_below: what is left of the log before this sequence are claims, and nothing else.
         query_id, run: of the streaming query, and of its start.
         operator, epoch: what it is a checkpoint of; epoch -1 = none.
         stamp_ms: the epoch's own time; -1 = none.
@@ -125,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     writer: str
     write_id: str
     oldest_needed: int
+    cleaned_below: int = 0
     query_id: str = ""
     run: str = ""
     operator: str = ""
@@ -242,6 +252,10 @@ def read_manifest(store: ObjectStore, name: str) -> Manifest:
         ObjectNotFoundError, StoreUnreachableError: from the store.
     """
     tail, total_bytes = store.get_tail(name, TAIL_BYTES)
+    return _manifest_in_tail(store, name, tail, total_bytes)
+
+
+def _manifest_in_tail(store: ObjectStore, name: str, tail: bytes, total_bytes: int) -> Manifest:
     footer = _parse_footer(tail, total_bytes, name)
     start = footer.manifest_offset - (total_bytes - len(tail))
     if start >= 0:
@@ -264,8 +278,21 @@ def parse_record(data: bytes, name: str) -> Record:
     return Record(name, manifest, memoryview(data)[: footer.manifest_offset])
 
 
+def read_record(store: ObjectStore, name: str, tail_bytes: int) -> tuple[Manifest, Record | None]:
+    """A record's manifest; and the whole record, if it is no larger than ``tail_bytes``.
+
+    One request (two where the manifest alone is larger). Raises as :func:`read_manifest`.
+    """
+    tail, total_bytes = store.get_tail(name, tail_bytes)
+    if len(tail) == total_bytes:
+        record = parse_record(tail, name)
+        return record.manifest, record
+    return _manifest_in_tail(store, name, tail, total_bytes), None
+
+
 @dataclass(frozen=True)
 class _Footer:
+    version: int
     manifest_offset: int
     manifest_length: int
     manifest_digest: bytes
@@ -290,7 +317,7 @@ def _parse_footer(tail: bytes, total_bytes: int, name: str) -> _Footer:
         raise _damaged(name, f"it is {total_bytes} bytes and its footer says {stated_bytes}")
     if offset + length + FOOTER_BYTES != total_bytes:
         raise _damaged(name, f"its manifest cannot be {length} bytes at {offset}")
-    return _Footer(offset, length, digest)
+    return _Footer(version, offset, length, digest)
 
 
 def _parse_manifest(text: bytes, footer: _Footer, name: str) -> Manifest:
@@ -301,10 +328,12 @@ def _parse_manifest(text: bytes, footer: _Footer, name: str) -> Manifest:
             f"its manifest has the digest {found.hex()}, expected {footer.manifest_digest.hex()}",
         )
     try:
+        if footer.version > 1:
+            text = unpack(text, MANIFEST_LIMIT_BYTES)
         manifest = _decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _damaged(name, f"its manifest does not read ({error})") from error
-    if manifest.format != FORMAT_VERSION:
+    if manifest.format != footer.version:
         raise _damaged(name, f"its manifest says format {manifest.format}, its footer another")
     if not 0 <= manifest.oldest_needed <= manifest.sequence:
         raise _damaged(
@@ -352,7 +381,7 @@ def _encode_manifest(manifest: Manifest) -> bytes:
             f"The manifest of {manifest.sequence} would not read back as it is.",
             todo="Put plain JSON values into settings and timings (no NaN, no tuples).",
         )
-    return text
+    return pack(text)
 
 
 def _manifest_digest(text: bytes) -> bytes:

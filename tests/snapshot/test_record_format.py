@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 import struct
 
 import msgspec
@@ -11,6 +12,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapshot.packed import pack, unpack
 from snapshot.record import (
     FOOTER_BYTES,
     Manifest,
@@ -118,10 +120,17 @@ def test_what_is_encoded_is_parsed(
     assert read_manifest(store, "log/3") == record.manifest
 
 
-@pytest.mark.parametrize(("schema_bytes", "requests"), [(10, 1), (64_000, 1), (70_000, 2)])
+def incompressible(size: int) -> str:
+    """Text of ``size`` characters that packs to about three quarters of that, no less."""
+    alphabet = string.ascii_letters + string.digits + "+-"
+    stream = blake3(b"seed").digest(length=size)
+    return "".join(alphabet[byte % 64] for byte in stream)
+
+
+@pytest.mark.parametrize(("schema_bytes", "requests"), [(10, 1), (64_000, 1), (90_000, 2)])
 def test_a_manifest_costs_one_request_unless_it_is_large(schema_bytes: int, requests: int) -> None:
     body = bytes(200_000)
-    manifest = manifest_for([body], schemas={"s": "x" * schema_bytes})
+    manifest = manifest_for([body], schemas={"s": incompressible(schema_bytes)})
     store = CountingStore(MemoryStore())
     store.put("log/3", encode_record(manifest, [body]))
     found = read_manifest(store, "log/3")
@@ -135,15 +144,44 @@ def test_a_manifest_costs_one_request_unless_it_is_large(schema_bytes: int, requ
 def test_fields_of_a_later_release_are_ignored() -> None:
     manifest, _, data = small_record()
     footer = struct.unpack("<8sIQI16sQ8s", data[-FOOTER_BYTES:])
-    text = data[footer[2] : footer[2] + footer[3]]
-    longer = text[:-1] + b',"new_field":[1,2]}'
+    text = unpack(data[footer[2] : footer[2] + footer[3]], 1 << 20)
+    longer = pack(text[:-1] + b',"new_field":[1,2]}')
     offset = footer[2]
     total_bytes = offset + len(longer) + FOOTER_BYTES
     digest = blake3(longer).digest()[:16]
     packed = struct.pack(
-        "<8sIQI16sQ8s", b"SBRECORD", 1, offset, len(longer), digest, total_bytes, b"DROCERBS"
+        "<8sIQI16sQ8s", b"SBRECORD", 2, offset, len(longer), digest, total_bytes, b"DROCERBS"
     )
     assert parse_record(data[:offset] + longer + packed, "log/3").manifest == manifest
+
+
+def test_version_1_with_its_manifest_unpacked_is_still_read() -> None:
+    manifest, bodies, data = small_record()
+    offset, length = struct.unpack("<8sIQI16sQ8s", data[-FOOTER_BYTES:])[2:4]
+    text = unpack(data[offset : offset + length], 1 << 20).replace(b'"format":2', b'"format":1')
+    footer = struct.pack(
+        "<8sIQI16sQ8s",
+        *(b"SBRECORD", 1, offset, len(text), blake3(text).digest()[:16]),
+        *(offset + len(text) + FOOTER_BYTES, b"DROCERBS"),
+    )
+    record = parse_record(data[:offset] + text + footer, "log/3")
+    assert msgspec.structs.replace(record.manifest, format=2) == manifest
+    assert [record.slice(entry) for entry in record.manifest.slices] == bodies
+
+
+def test_a_manifest_that_unpacks_to_more_than_the_limit_is_refused() -> None:
+    _, _, data = small_record()
+    offset = struct.unpack("<8sIQI16sQ8s", data[-FOOTER_BYTES:])[2]
+    bomb = bytearray(pack(b"[]"))
+    bomb[4:6] = b"\xa0\xff\xff\xff\x7f\x00"[:2]  # a frame header that says gigabytes
+    for text in (bytes(bomb), pack(b" " * (300 << 20))):
+        footer = struct.pack(
+            "<8sIQI16sQ8s",
+            *(b"SBRECORD", 2, offset, len(text), blake3(text).digest()[:16]),
+            *(offset + len(text) + FOOTER_BYTES, b"DROCERBS"),
+        )
+        with pytest.raises(CorruptionError):
+            parse_record(data[:offset] + text + footer, "log/3")
 
 
 def outcome(data: bytes, manifest: Manifest, bodies: list[bytes]) -> str:
@@ -227,8 +265,8 @@ def test_a_slice_outside_the_body_is_refused() -> None:
 def test_a_later_format_is_refused_as_such() -> None:
     _, _, data = small_record()
     later = bytearray(data)
-    struct.pack_into("<I", later, len(data) - FOOTER_BYTES + 8, 2)
-    with pytest.raises(UnsupportedFormatError, match=r"log/x.* version 2"):
+    struct.pack_into("<I", later, len(data) - FOOTER_BYTES + 8, 3)
+    with pytest.raises(UnsupportedFormatError, match=r"log/x.* version 3"):
         parse_record(bytes(later), "log/x")
 
 
@@ -242,7 +280,13 @@ def test_a_record_that_could_not_be_read_back_is_not_written() -> None:
             encode_record(manifest_for([], settings=settings))
     with pytest.raises(SettingError):
         encode_record(manifest_for([], run="\ud800"))
-    for fields in ({"format": 2}, {"oldest_needed": 4}, {"oldest_needed": -1}, {"kind": "other"}):
+    for fields in (
+        {"format": 1},
+        {"format": 3},
+        {"oldest_needed": 4},
+        {"oldest_needed": -1},
+        {"kind": "other"},
+    ):
         with pytest.raises(SettingError):
             encode_record(manifest_for([], **fields))
 

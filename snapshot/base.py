@@ -1,0 +1,103 @@
+"""A base of large state: RocksDB's own files, under names unique to the incarnation.
+
+What a record holds of such a base is its *index*: which files make up the store, and in which
+object each of them lies. A file that the base before it had uploaded already is named again and not
+sent again: within one incarnation (one directory, opened by one process after the other) RocksDB
+never gives a file number twice, and never changes a table file. Across incarnations equal names
+mean nothing (two restores of one checkpoint were seen to write different files of one name), so a
+file is taken for the same only if the incarnation is.
+
+Format version 1: JSON (`FileIndex`) in one zstd frame. Its digest is in the record's manifest, the
+digest of each file is in the index.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from snapshot.packed import PackedError, pack, unpack
+from statebackend.errors import CorruptionError, UnsupportedFormatError
+
+__all__ = ["FileEntry", "FileIndex", "decode_index", "encode_index", "reusable"]
+
+FORMAT_VERSION: Final = 1
+INDEX_LIMIT_BYTES: Final = 64 << 20
+# Written anew for every checkpoint, under a name that may stay the same.
+_CHANGING: Final = ("CURRENT", "MANIFEST-", "OPTIONS-")
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: its name in the store's directory, the object with its bytes, and their digest."""
+
+    name: str
+    object: str
+    size_bytes: int
+    digest: str
+
+
+class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """All files of one base. ``incarnation``: of the local store that they were taken from."""
+
+    format: int = FORMAT_VERSION
+    incarnation: str
+    files: list[FileEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        """What a restore from it reads."""
+        return sum(file.size_bytes for file in self.files)
+
+
+_decoder = msgspec.json.Decoder(FileIndex)
+
+
+def encode_index(index: FileIndex) -> bytes:
+    """The index as a record holds it."""
+    return pack(msgspec.json.encode(index))
+
+
+def decode_index(data: bytes, name: str = "") -> FileIndex:
+    """Back from :func:`encode_index`; the caller has checked the digest.
+
+    Raises:
+        CorruptionError: it is none, or names a file outside the store's directory.
+        UnsupportedFormatError: a later format.
+    """
+    try:
+        index = _decoder.decode(unpack(data, INDEX_LIMIT_BYTES))
+    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(
+            f"The file index {name!r} does not read ({error}).",
+            todo="Restore it from another copy of the store.",
+        ) from error
+    if index.format > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"The file index {name!r} has the format version {index.format}; this release reads "
+            f"up to {FORMAT_VERSION}.",
+            todo="Use a release that is at least as new as the one that wrote it.",
+        )
+    for file in index.files:
+        if "/" in file.name or file.name.startswith(".") or not file.name:
+            raise CorruptionError(
+                f"The file index {name!r} names the file {file.name!r}, which is no store's.",
+                todo="Restore it from another copy of the store.",
+            )
+    return index
+
+
+def reusable(index: FileIndex | None, incarnation: str) -> dict[tuple[str, int], FileEntry]:
+    """The files that need not be uploaded again, by name and size.
+
+    Args:
+        index: of the base before, as the coordinator names it: only its files are known to be
+            kept until the next base is committed.
+    """
+    if index is None or index.incarnation != incarnation:
+        return {}
+    return {
+        (file.name, file.size_bytes): file
+        for file in index.files
+        if not file.name.startswith(_CHANGING)
+    }
