@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
+from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.log import CommitLog
 from snapshot.operators import OperatorSpec
@@ -121,7 +122,9 @@ class Harness:
             operators={UID: operator},
             lineages={},
             inline_budget_bytes=settings.inline_budget_bytes(1),
-            base_every_epochs=settings.base_every_epochs,
+            bases=BasePolicy(every_epochs=settings.base_every_epochs),
+            now_s=system.monotonic_s,
+            new_id=system.new_id,
         )
         self.session.open(coordinator, tenure)
         self.job_id = tenure.job_id

@@ -5,6 +5,9 @@
     ``<incarnation>/lease``  locked (flock) by the process that has the store open
     ``<incarnation>/db/``    RocksDB: confirmed epochs only
     ``<incarnation>/deltas/<epoch>-<digest>``  deltas that were acked here, confirmed or not
+    ``<incarnation>/holder`` the door of the process that keeps it open (see recovery.keeper)
+    ``<incarnation>/uploaded``  index of the base whose files this store shares
+    ``<incarnation>/work/``  what an epoch or an upload needs for a while; swept at open
     ``<incarnation>/BAD``    the reason why this copy must not be used again
 
 An incarnation's path is never made twice. A process that froze while it held a store and thaws
@@ -21,16 +24,20 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from recovery.keeper import Keeper, ask_for
+from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
-from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
+from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError, LocalDirError
 from statebackend.rocks.store import RocksSettings, RocksStore
 
-__all__ = ["Clock", "Incarnation", "LocalSubtask"]
+__all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta"]
 
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
@@ -45,13 +52,34 @@ class Clock:
         self.sleep_s = sleep_s
 
 
+@dataclass(frozen=True)
+class RecentDelta:
+    """The delta of the newest epoch, still in memory: it need not be read and decoded again."""
+
+    epoch: int
+    digest: str
+    keys: Sequence[bytes]
+    values: Sequence[bytes | None]
+
+
 class Incarnation:
-    """One directory with one store, held by this process until :meth:`release`."""
+    """One directory with one store, held by this process until :meth:`release`.
+
+    Attributes:
+        opened_here: whether the store was opened by this acquisition, and not kept open.
+        unflushed_epochs: written to the store since it was last flushed.
+    """
 
     def __init__(self, path: Path, lease: int) -> None:
         self.path = path
         self._lease: int | None = lease
         self.store: RocksStore | None = None
+        self.recent: RecentDelta | None = None
+        self._closing = threading.Lock()  # a flush from another thread is not cut off
+        self._linking: threading.Event | None = None
+        self.opened_here = True
+        self.unflushed_epochs = 0
+        self._door = ""
 
     @property
     def bad(self) -> str | None:
@@ -72,21 +100,81 @@ class Incarnation:
     def open_store(self, settings: RocksSettings) -> RocksStore:
         """Open the store, once."""
         if self.store is None:
+            shutil.rmtree(self.path / "work", ignore_errors=True)
             self.store = RocksStore.open(str(self.path / "db"), settings)
         return self.store
 
-    def describe(self, without: Collection[tuple[int, str]] = ()) -> LocalCopy:
+    def work_folder(self, name: str) -> Path:
+        """A folder for what is needed for a while; whoever asks for it removes it."""
+        try:
+            return make_folder(self.path / "work" / name)
+        except OSError as error:
+            raise unusable(str(self.path), error) from error
+
+    def flush(self) -> None:
+        """Bring the store to disk, and forget the local deltas that it then holds there."""
+        with self._closing:
+            if self.store is None:
+                return
+            marker = self.store.marker()
+            self.store.flush()
+            self.unflushed_epochs = 0
+        if marker is not None:
+            self.drop_deltas(marker.epoch)
+
+    def begin_linking(self) -> threading.Event:
+        """The store is being read as a whole by another thread, until the event is set."""
+        self._linking = threading.Event()
+        return self._linking
+
+    def settle(self) -> None:
+        """Wait until nobody reads the store as a whole: before it is written to, or closed."""
+        if self._linking is not None:
+            self._linking.wait()
+            self._linking = None
+
+    def say_holder(self, door: str) -> None:
+        """Tell the host where to ask for this store while it is kept open."""
+        if door != self._door:
+            try:
+                (self.path / "holder").write_text(door)
+                self._door = door
+            except OSError as error:
+                _log.warning("%s cannot be handed over (%s)", self.path, error)
+
+    @property
+    def uploaded(self) -> FileIndex | None:
+        """The base whose files this store shares: restored from it, or uploaded as it."""
+        try:
+            return decode_index((self.path / "uploaded").read_bytes())
+        except (OSError, FormatError):
+            return None
+
+    def remember_uploaded(self, index: bytes) -> None:
+        """Keep the index of a base; without it the next one is uploaded whole."""
+        try:
+            temporary = self.path / ".uploaded"
+            temporary.write_bytes(index)
+            temporary.replace(self.path / "uploaded")
+        except OSError as error:
+            _log.warning("%s: %s", self.path, error)
+
+    def describe(
+        self, without: Collection[tuple[int, str]] = (), damaged: Collection[str] = ()
+    ) -> LocalCopy:
         """What is here, for the coordinator; the store must be open.
 
         Args:
             without: deltas (epoch, digest) that are known to be damaged.
+            damaged: digests of durable slices that are, to be passed on.
         """
         found = ((epoch, digest) for epoch, digest, _ in self._deltas())
         deltas = [delta for delta in found if delta not in without]
         marker = self.store.marker() if self.store else None
         if marker is None:
-            return LocalCopy(deltas=deltas)
+            return LocalCopy(deltas=deltas, damaged=sorted(damaged))
         return LocalCopy(
+            damaged=sorted(damaged),
             job_id=marker.job_id,
             epoch=marker.epoch,
             chain=marker.chain,
@@ -101,10 +189,14 @@ class Incarnation:
                 if epoch.isdigit() and digest:
                     yield int(epoch), digest, path
 
+    def delta_path(self, epoch: int, digest: str) -> Path:
+        """Where a local delta lies."""
+        return self.path / "deltas" / f"{epoch}-{digest}"
+
     def read_delta(self, epoch: int, digest: str) -> bytes:
         """A local delta's bytes, unchecked."""
         try:
-            return (self.path / "deltas" / f"{epoch}-{digest}").read_bytes()
+            return self.delta_path(epoch, digest).read_bytes()
         except OSError as error:
             raise LocalDeltaError(f"A local delta cannot be read ({error}).") from error
 
@@ -118,7 +210,16 @@ class Incarnation:
             folder.mkdir(exist_ok=True)
             temporary = folder / f".{epoch}.{os.getpid()}"
             temporary.write_bytes(data)
-            temporary.rename(folder / f"{epoch}-{digest}")
+            temporary.rename(self.delta_path(epoch, digest))
+        except OSError as error:
+            raise unusable(str(folder), error) from error
+
+    def adopt_delta(self, epoch: int, digest: str, path: Path) -> Path:
+        """As :meth:`write_delta`, of a file that is moved here; where it lies then."""
+        folder = self.path / "deltas"
+        try:
+            folder.mkdir(exist_ok=True)
+            return path.rename(self.delta_path(epoch, digest))
         except OSError as error:
             raise unusable(str(folder), error) from error
 
@@ -134,8 +235,10 @@ class Incarnation:
 
     def release(self) -> None:
         """Close the store and let others have it."""
-        store, self.store = self.store, None
-        lease, self._lease = self._lease, None
+        self.settle()
+        with self._closing:
+            store, self.store = self.store, None
+            lease, self._lease = self._lease, None
         try:
             if store is not None:
                 store.close()
@@ -165,12 +268,14 @@ class LocalSubtask:
         subtask: int,
         new_id: Callable[[], str],
         clock: Clock,
+        keeper: Keeper | None = None,
     ) -> None:
         # Quoting keeps dots, and "." and ".." would not be folders of their own.
         folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
         self.path = Path(local_dir, *folders, str(subtask))
         self._new_id = new_id
         self._clock = clock
+        self._keeper = keeper
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -187,14 +292,20 @@ class LocalSubtask:
             name = self._current()
             if name is None:
                 return self.create(), "there is no local copy on this host"
+            kept = self._keeper.take(self.path, name) if self._keeper else None
+            if kept is not None:
+                kept.opened_here = False
+                return kept, ""
             try:
                 held = self._lease(self.path / name)
             except FileNotFoundError:
                 return self.create(), "the local copy was deleted"
             if held is None:
-                if self._clock.now_s() >= deadline_s:
+                left_s = deadline_s - self._clock.now_s()
+                if left_s <= 0:
                     return self.create(), f"the local copy was held by another process ({name})"
-                self._clock.sleep_s(_POLL_S)
+                if not ask_for(self.path / name, left_s):
+                    self._clock.sleep_s(_POLL_S)
                 continue
             if self._current() != name:  # another took over while we waited
                 held.release()
@@ -203,6 +314,13 @@ class LocalSubtask:
                 held.release()
                 return self.create(), f"the local copy was marked bad: {reason}"
             return held, ""
+
+    def give_back(self, held: Incarnation) -> None:
+        """Done for this epoch: keep the store open, or let it go."""
+        if self._keeper is None or held.bad is not None:
+            held.release()
+        else:
+            self._keeper.keep(held)
 
     def create(self) -> Incarnation:
         """A new, empty incarnation, made the current one."""
@@ -270,6 +388,13 @@ class LocalSubtask:
             os.close(lease)
             raise FileNotFoundError(path)
         return Incarnation(path, lease)
+
+
+def make_folder(path: Path) -> Path:
+    """A folder, with those above it but the incarnation's own: that is never made twice."""
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _remove(path: Path) -> None:

@@ -8,10 +8,13 @@ digest is the one that the log names; its age, host and name do not matter.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from snapshot.lineage import SliceRef, SubtaskLineage
 from snapshot.messages import LocalCopy
+from snapshot.record import record_name
+from statebackend.errors import CorruptionError
 
 __all__ = ["RestorePlan", "Step", "StepSource", "plan_restore"]
 
@@ -66,13 +69,23 @@ def _why_not(copy: LocalCopy, lineage: SubtaskLineage, job_id: str, epoch: int) 
 
 
 def plan_restore(
-    copy: LocalCopy, lineage: SubtaskLineage, *, job_id: str, epoch: int
+    copy: LocalCopy,
+    lineage: SubtaskLineage,
+    *,
+    job_id: str,
+    epoch: int,
+    avoid: Collection[str] = (),
 ) -> RestorePlan:
     """How to bring a subtask to the end of ``epoch``.
 
     Args:
         copy: what the worker found on its host.
         lineage: the subtask's slices; it knows ``epoch`` (see ``OperatorLineage.require``).
+        avoid: digests of durable slices that are known to be damaged. An older base with the deltas
+            since is as exact as a newer one; an older epoch never is.
+
+    Raises:
+        CorruptionError: without a damaged slice there is no exact way.
     """
     why_not = _why_not(copy, lineage, job_id, epoch)
     if why_not is None:
@@ -83,9 +96,35 @@ def plan_restore(
             ref = lineage.deltas[e]
             local = (e, ref.entry.digest) in here
             steps.append(Step(ref, StepSource.LOCAL) if local else _durable(ref))
-        return RestorePlan(False, "", tuple(steps))
-    base = lineage.base_before(epoch)
+        bad = _damaged(steps, avoid)
+        if bad is None:
+            return RestorePlan(False, "", tuple(steps))
+        why_not = f"it needs the delta of epoch {bad.entry.epoch}, which is damaged"
+    base = lineage.base_before(epoch, avoid)
     first = base.entry.epoch + 1 if base else lineage.start_epoch + 1
+    missing = [e for e in range(first, epoch + 1) if e not in lineage.deltas]
     steps = [_durable(base)] if base else []
-    steps += [_durable(lineage.deltas[e]) for e in range(first, epoch + 1)]
+    steps += [_durable(lineage.deltas[e]) for e in range(first, epoch + 1) if e not in missing]
+    bad = _damaged(steps, avoid)
+    if bad is None and missing:  # with every base: what the log must hold, see require()
+        bad = lineage.base_before(epoch)
+    if bad is not None:
+        raise _no_way(bad, epoch)
     return RestorePlan(True, why_not, tuple(steps))
+
+
+def _damaged(steps: Sequence[Step], avoid: Collection[str]) -> SliceRef | None:
+    bad = (s.ref for s in steps if s.source is not StepSource.LOCAL and s.ref.entry.digest in avoid)
+    return next(bad, None)
+
+
+def _no_way(bad: SliceRef, epoch: int) -> CorruptionError:
+    entry = bad.entry
+    where = entry.object or record_name(bad.sequence)
+    return CorruptionError(
+        f"The state of operator {entry.operator!r}, subtask {entry.subtask}, after epoch {epoch} "
+        f"cannot be restored: its {entry.kind} of epoch {entry.epoch} in {where!r} is damaged, and "
+        f"nothing else leads to that epoch exactly.",
+        todo="Bring back a host that has the local copy, restore the object from another copy of "
+        "the store, or start from a savepoint. An older state is never used in its place.",
+    )

@@ -10,12 +10,28 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Final
 
+from blake3 import blake3
+
+from recovery.fetch import fetch_file, fetch_index
 from recovery.local import Incarnation, LocalSubtask
-from snapshot.delta import decode_delta
+from snapshot.base import decode_index
+from snapshot.delta import DeltaRows
+from snapshot.delta_stream import as_lists, iter_delta
 from snapshot.messages import BeginReply, LocalCopy, RestoreReport, RestoreStep
-from statebackend.errors import CorruptionError, LocalCopyError, LocalDeltaError, StoreBusyError
+from snapshot.storage.base import ObjectStore
+from statebackend.errors import (
+    CorruptionError,
+    FormatError,
+    LocalCopyError,
+    LocalDeltaError,
+    ObjectNotFoundError,
+    StateBackendError,
+    StoreBusyError,
+)
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 
 __all__ = ["OpenSubtask", "Restorer", "Site"]
@@ -23,6 +39,7 @@ __all__ = ["OpenSubtask", "Restorer", "Site"]
 _log = logging.getLogger("statebackend.recovery")
 # A damaged store, then a damaged local delta on its successor, and two to spare.
 _ATTEMPTS: Final = 4
+_IN_MEMORY_BYTES: Final = 64 << 20
 
 Ask = Callable[[LocalCopy], tuple[BeginReply, list[bytes]]]
 
@@ -49,11 +66,15 @@ class _Tally:
 
 @dataclass(frozen=True)
 class OpenSubtask:
-    """A store that stands at ``reply.base_epoch``, leased; and how it got there."""
+    """A store that stands at ``reply.durable_epoch``, leased; and how it got there.
+
+    ``layers``: epochs after that, up to ``reply.base_epoch``, to be laid over it.
+    """
 
     incarnation: Incarnation
     store: RocksStore
     reply: BeginReply
+    layers: list[tuple[int, Iterator[DeltaRows]]]
     report: RestoreReport | None
 
 
@@ -62,7 +83,7 @@ class Restorer:
 
     Args:
         ask: sends ``begin`` with what is here; the reply, and the bytes of its record steps.
-        fetch: reads an object of the durable store, whole.
+        store: the durable one.
         lease_timeout_s: how long a store that another process holds is waited for.
     """
 
@@ -72,18 +93,19 @@ class Restorer:
         site: Site,
         *,
         ask: Ask,
-        fetch: Callable[[str], bytes],
+        store: ObjectStore,
         now_s: Callable[[], float],
         lease_timeout_s: float,
         settings: RocksSettings,
     ) -> None:
         self._local, self._site = local, site
-        self._ask, self._fetch = ask, fetch
+        self._ask, self._store = ask, store
         self._now_s = now_s
         self._lease_timeout_s = lease_timeout_s
         self._settings = settings
         self._tally = _Tally()
-        self._damaged: set[tuple[int, str]] = set()
+        self._damaged: set[tuple[int, str]] = set()  # local deltas
+        self._bad_slices: set[str] = set()  # digests of durable ones
 
     def open(self) -> OpenSubtask:
         """Do it.
@@ -100,7 +122,7 @@ class Restorer:
             if reason:
                 self._tally.reasons.append(reason)
             try:
-                held, reply = self._bring(held, new=new)
+                brought = self._bring(held, new=new)
             except _Unusable as unusable:
                 held, reason = unusable.held, unusable.reason
                 if unusable.replace:
@@ -108,10 +130,13 @@ class Restorer:
                         held.release()
                     held, new = self._local.create(), True
                 continue
-            self._local.sweep(held)
+            held, reply = brought.held, brought.reply
+            if held.opened_here:
+                self._local.sweep(held)
             assert held.store is not None
             report = self._report(reply, self._now_s() - started_s)
-            return OpenSubtask(held, held.store, reply, report)
+            layers = [(step.epoch, rows) for step, rows in brought.layers if step.size_bytes]
+            return OpenSubtask(held, held.store, reply, layers, report)
         held.release()
         raise LocalCopyError(
             f"Operator {self._site.operator!r}, subtask {self._site.subtask}: {_ATTEMPTS} local "
@@ -119,13 +144,16 @@ class Restorer:
             todo="Check the disk behind local_dir.",
         )
 
-    def _bring(self, held: Incarnation, *, new: bool) -> tuple[Incarnation, BeginReply]:
+    def _bring(self, held: Incarnation, *, new: bool) -> _Brought:
         """One try; a new incarnation may have taken the place of ``held``."""
         try:
-            store = held.open_store(self._settings)
-            copy = LocalCopy() if new else held.describe(self._damaged)
-            if copy.epoch is not None:
-                held.drop_deltas(copy.epoch)
+            if new:
+                copy = LocalCopy(damaged=sorted(self._bad_slices))
+            else:
+                held.open_store(self._settings)
+                copy = held.describe(self._damaged, self._bad_slices)
+                if held.opened_here and copy.epoch is not None:
+                    held.drop_deltas(copy.epoch)  # what was on disk when it was opened
             reply, bodies = self._ask(copy)
             if reply.fresh and not new:
                 # The old one was not what the log names; it is left as it is, and swept.
@@ -133,41 +161,68 @@ class Restorer:
                 with contextlib.suppress(LocalCopyError):
                     held.release()
                 held = self._local.create()
-                store = held.open_store(self._settings)
-            self._apply(held, store, reply, iter(bodies))
-            store.compact_if_due()
+            pieces = iter(bodies)
+            held.settle()
+            store = self._apply(held, reply, pieces)
+            layers = [(step, self._rows(held, step, pieces)) for step in reply.layers]
+            if held.opened_here:
+                store.compact_if_due()
         except StoreBusyError as error:
             raise _Unusable(held, error.what, replace=True) from error
         except LocalDeltaError as error:
             raise _Unusable(held, error.what, replace=False) from error
+        except _DamagedStep as damaged:
+            # Left out when the coordinator is asked again; it knows whether there is another way.
+            self._bad_slices.add(damaged.step.digest)
+            raise _Unusable(held, damaged.error.what, replace=damaged.torn) from damaged
         except LocalCopyError as error:
             held.mark_bad(error.what)
             raise _Unusable(held, error.what, replace=True) from error
         except BaseException:
             held.release()
             raise
-        return held, reply
+        return _Brought(held, reply, layers)
 
-    def _apply(
-        self, held: Incarnation, store: RocksStore, reply: BeginReply, bodies: Iterator[bytes]
-    ) -> None:
+    def _apply(self, held: Incarnation, reply: BeginReply, bodies: Iterator[bytes]) -> RocksStore:
+        steps = reply.steps
+        if steps and steps[0].kind == "files":
+            self._restore_files(held, steps[0], bodies)
+            steps = steps[1:]
+        store = held.open_store(self._settings)
         if reply.fresh and not reply.steps:
             # An empty store stands somewhere too: the next epoch's local delta goes on top of it.
-            store.apply((), (), self._marker(reply, reply.base_epoch, reply.chain))
-        for step in reply.steps:
+            store.apply((), (), self._marker(reply, reply.durable_epoch, reply.durable_chain))
+        for step in steps:
             marker = self._marker(reply, step.epoch, step.chain)
+            recent = held.recent
             if not step.size_bytes:
                 store.apply((), (), marker)
-                continue
-            data = self._read(held, step, bodies)
-            try:
-                rows = decode_delta(data, digest=bytes.fromhex(step.digest), name=step.name)
-            except CorruptionError as error:
-                if step.source != "local":
-                    raise
-                self._forget(held, step)
-                raise LocalDeltaError(error.what, todo=error.todo) from error
-            store.apply(rows.keys.to_pylist(), rows.values.to_pylist(), marker)
+            elif recent and (recent.epoch, recent.digest) == (step.epoch, step.digest):
+                store.apply(recent.keys, recent.values, marker)
+            else:
+                rows = self._rows(held, step, bodies)
+                store.apply_batches(as_lists(rows), marker)
+            held.unflushed_epochs += 1
+        held.recent = None
+        return store
+
+    def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:
+        """Fetch RocksDB's own files into an incarnation that has no store yet."""
+        data = self._read(held, step, bodies)
+        try:
+            if blake3(data).hexdigest() != step.digest:
+                raise CorruptionError(f"The file index of epoch {step.epoch} is not what is named.")
+            index = decode_index(data, step.name)
+            fetched_bytes = fetch_index(self._store, index, held.path / "db")
+        except (FormatError, ObjectNotFoundError) as error:
+            raise _DamagedStep(step, error, torn=True) from error
+        self._tally.durable_bytes += fetched_bytes
+        self._tally.durable_reads += len(index.files)
+        marker = held.open_store(self._settings).marker()
+        if marker is None or (marker.epoch, marker.chain) != (step.epoch, step.chain):
+            other = CorruptionError(f"The base of epoch {step.epoch} holds another state.")
+            raise _DamagedStep(step, other, torn=True)
+        held.remember_uploaded(data)
 
     def _marker(self, reply: BeginReply, epoch: int, chain: str) -> Marker:
         return Marker(
@@ -179,6 +234,43 @@ class Restorer:
             chain=chain,
         )
 
+    def _rows(
+        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+    ) -> Iterator[DeltaRows]:
+        """A delta's rows, in pieces; its digest is checked before this returns."""
+        digest = bytes.fromhex(step.digest)
+        tries = 2 if step.source == "object" else 1  # a bit that flipped on its way
+        while True:
+            tries -= 1
+            rows = iter_delta(self._source(held, step, bodies), digest=digest, name=step.name)
+            try:
+                first = next(rows, None)
+                return iter(()) if first is None else chain((first,), rows)
+            except CorruptionError as error:
+                if step.source == "local":
+                    self._forget(held, step)
+                    raise LocalDeltaError(error.what, todo=error.todo) from error
+                if not tries:
+                    raise _DamagedStep(step, error) from error
+
+    def _source(
+        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+    ) -> bytes | Path:
+        """Where a delta's bytes are: in memory, or in a file if they are many."""
+        if step.size_bytes <= _IN_MEMORY_BYTES:
+            return self._read(held, step, bodies)
+        if step.source == "local":
+            self._tally.local_bytes += step.size_bytes
+            return held.delta_path(step.epoch, step.digest)
+        path = held.work_folder("fetch") / step.digest
+        try:
+            fetch_file(self._store, step.name, path, size_bytes=step.size_bytes, digest=step.digest)
+        except (FormatError, ObjectNotFoundError) as error:
+            raise _DamagedStep(step, error) from error
+        self._tally.durable_bytes += step.size_bytes
+        self._tally.durable_reads += 1
+        return path
+
     def _read(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
         tally = self._tally
         if step.source == "local":
@@ -189,7 +281,13 @@ class Restorer:
                 raise
             tally.local_bytes += len(data)
             return data
-        data = next(bodies) if step.source == "record" else self._fetch(step.name)
+        if step.source == "record":
+            data = next(bodies)
+        else:
+            try:
+                data = self._store.get(step.name)
+            except ObjectNotFoundError as error:
+                raise _DamagedStep(step, error) from error
         tally.durable_bytes += len(data)
         tally.durable_reads += 1
         return data
@@ -224,6 +322,23 @@ class Restorer:
         )
         _log.info("restored %s", report)
         return report
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """A store that was brought to the epoch, and what lies over it."""
+
+    held: Incarnation
+    reply: BeginReply
+    layers: list[tuple[RestoreStep, Iterator[DeltaRows]]]
+
+
+class _DamagedStep(Exception):
+    """A durable slice is damaged or gone; ``torn``: the store that it went into is half made."""
+
+    def __init__(self, step: RestoreStep, error: StateBackendError, *, torn: bool = False) -> None:
+        super().__init__(error.what)
+        self.step, self.error, self.torn = step, error, torn
 
 
 class _Unusable(Exception):

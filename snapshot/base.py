@@ -5,7 +5,7 @@ object each of them lies. A file that the base before it had uploaded already is
 sent again: within one incarnation (one directory, opened by one process after the other) RocksDB
 never gives a file number twice, and never changes a table file. Across incarnations equal names
 mean nothing (two restores of one checkpoint were seen to write different files of one name), so a
-file is taken for the same only if the incarnation is.
+file is taken for the same only if this incarnation uploaded it, or was restored from it.
 
 Format version 1: JSON (`FileIndex`) in one zstd frame. Its digest is in the record's manifest, the
 digest of each file is in the index.
@@ -87,17 +87,21 @@ def decode_index(data: bytes, name: str = "") -> FileIndex:
     return index
 
 
-def reusable(index: FileIndex | None, incarnation: str) -> dict[tuple[str, int], FileEntry]:
-    """The files that need not be uploaded again, by name and size.
+def reusable(granted: FileIndex | None, shared: FileIndex | None) -> dict[str, FileEntry]:
+    """The files that need not be uploaded again, by name.
 
     Args:
-        index: of the base before, as the coordinator names it: only its files are known to be
-            kept until the next base is committed.
+        granted: the index of the base before, as the coordinator names it: only its objects are
+            sure to be kept until the next base is committed.
+        shared: the index of the base that the local store was restored from, or uploaded last: only
+            of its files are the local ones known to be the same.
     """
-    if index is None or index.incarnation != incarnation:
+    if granted is None or shared is None:
         return {}
+    local = {(file.name, file.size_bytes, file.digest) for file in shared.files}
     return {
-        (file.name, file.size_bytes): file
-        for file in index.files
-        if not file.name.startswith(_CHANGING)
+        file.name: file
+        for file in granted.files
+        if (file.name, file.size_bytes, file.digest) in local
+        and not file.name.startswith(_CHANGING)
     }

@@ -3,7 +3,8 @@
 Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 
 * an epoch begins only when the one before is durable in every operator: ``begin(n + 1)``
-  confirms n;
+  confirms n. With asynchronous commits it begins when the one before was acked by every subtask,
+  and is acked in full only when the one before is durable: never more than one epoch ahead;
 * a stamp belongs to one epoch: a frame of another batch is refused;
 * the newest attempt that acked wins, and only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
@@ -12,36 +13,27 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping
 
+from snapshot.assembly import assemble
+from snapshot.bases import BaseBook, BasePolicy
 from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import Acked, EpochState
 from snapshot.lineage import OperatorLineage
-from snapshot.messages import AckRequest, BeginRequest, SlicePart
+from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
-from snapshot.record import Manifest, SliceEntry
+from snapshot.record import Manifest
+from snapshot.refusals import stale_attempt, unfinished, wrong_batch
+from snapshot.running import RunningOperator
+from snapshot.stamps import Stamps
 from statebackend.errors import (
     IncompleteEpochError,
     ProtocolError,
-    StaleRequestError,
     StateBackendError,
     WrongBatchError,
 )
 
 __all__ = ["Coordinator"]
-
-# Stamps of past epochs that are known again: days of batches, in a few megabytes.
-_STAMPS_KEPT: Final = 65_536
-
-
-@dataclass
-class _Operator:
-    spec: OperatorSpec
-    lineage: OperatorLineage
-    epoch: EpochState
-    acked: set[int] = field(default_factory=set)  # in this run
 
 
 class Coordinator:
@@ -52,9 +44,12 @@ class Coordinator:
         run: names this start of the query. query_id: Spark's id of the query.
         operators: by uid. lineages: by uid, as resolved from the log.
         inline_budget_bytes: what an ack may carry; more becomes an object of its own.
-        base_every_epochs: a subtask sends its full state at least this often (staggered).
+        bases: when a subtask writes its full state.
+        now_s, new_id: the driver's clock, and ids for grants.
         first_epoch: the batch that Spark will run first, as its checkpoint location says; None
             where that is not known.
+        asynchronous: an epoch may begin while the record of the one before is being written.
+        retain_epochs: confirmed epochs that stay restorable.
     """
 
     def __init__(
@@ -67,23 +62,27 @@ class Coordinator:
         operators: Mapping[str, OperatorSpec],
         lineages: Mapping[str, OperatorLineage],
         inline_budget_bytes: int,
-        base_every_epochs: int,
+        bases: BasePolicy,
+        now_s: Callable[[], float],
+        new_id: Callable[[], str],
         first_epoch: int | None = None,
+        asynchronous: bool = False,
+        retain_epochs: int = 1,
     ) -> None:
         self.job, self.job_id, self.run, self.query_id = job, job_id, run, query_id
         self.inline_budget_bytes = inline_budget_bytes
-        self._base_every = base_every_epochs
+        self.asynchronous = asynchronous
+        self.base_policy, self._now_s, self._new_id = bases, now_s, new_id
+        self._retain_epochs = retain_epochs
         self._expected_epoch = first_epoch
         self._specs = dict(operators)
         self._lineages = dict(lineages)
-        self._operators: dict[str, _Operator] = {}
+        self._operators: dict[str, RunningOperator] = {}
         self._failure: StateBackendError | None = None
         self.epoch: int | None = None
-        self._stamp_ms: int | None = None
-        # In the order of their epochs; a frame may be kept for as long as the query runs.
-        self._older_stamps: dict[int, None] = {}
-        for lineage in self._lineages.values():
-            self._older_stamps.update((e.stamp_ms, None) for e in lineage.epochs.values())
+        self._stamps = Stamps(
+            entry.stamp_ms for known in self._lineages.values() for entry in known.epochs.values()
+        )
 
     # --- begin ---------------------------------------------------------------------------------
 
@@ -112,40 +111,27 @@ class Coordinator:
         if self.epoch is None:
             self._first_epoch(request)
         elif request.epoch < self.epoch:
-            raise StaleRequestError(
+            raise stale_attempt(
                 f"Epoch {request.epoch} of operator {request.operator!r} is over, epoch "
-                f"{self.epoch} is running.",
-                todo="Nothing to do: the attempt was superseded (a frozen or lost worker).",
+                f"{self.epoch} is running."
             )
         elif request.epoch > self.epoch:
             self._next_epoch(request)
-        if request.stamp_ms != self._stamp_ms:
-            raise self._wrong_batch(request.epoch)
+        if request.stamp_ms != self._stamps.current:
+            raise wrong_batch(request.epoch)
         operator = self._operators[request.operator]
         if not 0 <= request.subtask < operator.spec.parallelism:
             raise ProtocolError(f"Operator {request.operator!r} has no subtask {request.subtask}.")
-        first = request.subtask not in operator.acked
-        base_epoch = request.epoch - 1
-        lineage = operator.lineage.subtasks[request.subtask]
-        known = lineage.chain_at(base_epoch)
-        if known is None:
-            raise ProtocolError(f"No lineage of {request.operator!r} at epoch {base_epoch}.")
-        return Admitted(base_epoch, known, first, self._base_due(operator, request))
-
-    def _base_due(self, operator: _Operator, request: BeginRequest) -> bool:
-        # Staggered, so that no epoch carries the bases of all subtasks.
-        spread = request.subtask * self._base_every // operator.spec.parallelism
-        since_first = request.epoch - operator.lineage.first_epoch
-        return since_first > 0 and (since_first + spread) % self._base_every == 0
+        return operator.admit(request)
 
     def _first_epoch(self, request: BeginRequest) -> None:
         base_epoch = request.epoch - 1
         expected = self._expected_epoch
         if expected is not None and request.epoch < expected:
-            raise self._wrong_batch(request.epoch)
+            raise wrong_batch(request.epoch)
         if expected is not None and request.epoch > expected and not self._finished(base_epoch):
-            raise self._unfinished(expected, dict.fromkeys(self._specs, ()), request.epoch)
-        operators: dict[str, _Operator] = {}
+            raise unfinished(expected, dict.fromkeys(self._specs, ()), request.epoch)
+        operators: dict[str, RunningOperator] = {}
         for uid, spec in self._specs.items():
             lineage = self._lineages.get(uid)
             if lineage is None:
@@ -157,16 +143,18 @@ class Coordinator:
                     first_epoch=request.epoch,
                 )
             lineage.require(base_epoch)
-            operators[uid] = _Operator(spec, lineage, EpochState(spec.parallelism))
+            book = BaseBook(self.base_policy, self._now_s, self._new_id)
+            book.remember(lineage, base_epoch, self.inline_budget_bytes)
+            operators[uid] = RunningOperator(
+                spec, lineage, EpochState(spec.parallelism), book, self._retain_epochs
+            )
         # Stamps of the epoch that is repeated, or of later ones given up, are not older ones.
-        repeated = {
+        self._stamps.forget(
             entry.stamp_ms
             for lineage in self._lineages.values()
             for epoch, entry in lineage.epochs.items()
             if epoch >= request.epoch
-        }
-        for stamp_ms in repeated:
-            self._older_stamps.pop(stamp_ms, None)
+        )
         self._bind(request)
         self._operators = operators
 
@@ -184,56 +172,27 @@ class Coordinator:
         assert self.epoch is not None
         self._check_complete(self.epoch)
         if request.epoch != self.epoch + 1:
-            raise self._unfinished(self.epoch + 1, dict.fromkeys(self._specs, ()), request.epoch)
-        self._bind(request, confirm=True)
+            raise unfinished(self.epoch + 1, dict.fromkeys(self._specs, ()), request.epoch)
+        self._bind(request)
         for operator in self._operators.values():
-            operator.lineage.prune(request.epoch - 1)
-            operator.epoch = EpochState(operator.spec.parallelism)
+            operator.next_epoch(request.epoch, asynchronous=self.asynchronous)
 
     def _check_complete(self, epoch: int) -> None:
-        unfinished = {
+        missing = {
             uid: operator.epoch.missing()
             for uid, operator in self._operators.items()
-            if not operator.epoch.complete
+            if not (operator.epoch.scheduled if self.asynchronous else operator.epoch.complete)
         }
-        if unfinished:
-            raise self._unfinished(epoch, unfinished, epoch + 1)
+        if missing:
+            raise unfinished(epoch, missing, epoch + 1)
+        late = [uid for uid, operator in self._operators.items() if operator.tail is not None]
+        if late:  # the last ack of this epoch waits for the record of the one before
+            raise AssertionError(f"epoch {epoch} ended before {epoch - 1} was durable in {late}")
 
-    def _unfinished(
-        self, epoch: int, missing: Mapping[str, Sequence[int]], following: int
-    ) -> IncompleteEpochError:
-        who = ", ".join(
-            f"{uid!r} ({_few(subtasks)})" if subtasks else repr(uid)
-            for uid, subtasks in missing.items()
-        )
-        return IncompleteEpochError(
-            f"Batch {following} followed although batch {epoch} was not finished by operator(s) "
-            f"{who} (in brackets: subtasks without a snapshot). The output was read in part or not "
-            f"at all: isEmpty(), take(), first(), limit() or a foreachBatch that does not use its "
-            f"frame.",
-            todo="Use every row of the frame (wrap the function in backend.checked() to be told "
-            "within the batch), then start the query again with backend.start(): it goes back by "
-            "this one batch and repeats it exactly. An operator whose output the query does not "
-            "use at all must not be made: build the query with a new StateBackend without it.",
-        )
-
-    def _bind(self, request: BeginRequest, *, confirm: bool = False) -> None:
-        if request.stamp_ms in self._older_stamps or (
-            confirm and request.stamp_ms == self._stamp_ms
-        ):
-            raise self._wrong_batch(request.epoch)
-        if self._stamp_ms is not None:
-            self._older_stamps[self._stamp_ms] = None
-            if len(self._older_stamps) > _STAMPS_KEPT:
-                del self._older_stamps[next(iter(self._older_stamps))]
-        self.epoch, self._stamp_ms = request.epoch, request.stamp_ms
-
-    def _wrong_batch(self, epoch: int) -> WrongBatchError:
-        return WrongBatchError(
-            f"A frame that belongs to another batch was evaluated in batch {epoch}.",
-            todo="Do not keep the frame of a foreachBatch beyond its call; collect or write what "
-            "you need of it, or persist() it, within the call.",
-        )
+    def _bind(self, request: BeginRequest) -> None:
+        if not self._stamps.bind(request.stamp_ms):
+            raise wrong_batch(request.epoch)
+        self.epoch = request.epoch
 
     # --- ack -----------------------------------------------------------------------------------
 
@@ -247,13 +206,12 @@ class Coordinator:
         self._check_alive()
         operator = self._operators.get(ack.operator)
         if operator is None or self.epoch is None or ack.epoch != self.epoch:
-            raise StaleRequestError(
+            raise stale_attempt(
                 f"An ack of operator {ack.operator!r}, subtask {ack.subtask}, for epoch "
-                f"{ack.epoch} came while epoch {self.epoch} is running.",
-                todo="Nothing to do: the attempt was superseded (a frozen or lost worker).",
+                f"{ack.epoch} came while epoch {self.epoch} is running."
             )
-        if ack.stamp_ms != self._stamp_ms:
-            raise self._wrong_batch(ack.epoch)
+        if ack.stamp_ms != self._stamps.current:
+            raise wrong_batch(ack.epoch)
         if not self._follows(operator, ack):
             raise ProtocolError(
                 f"The snapshot of operator {ack.operator!r}, subtask {ack.subtask}, for epoch "
@@ -262,19 +220,44 @@ class Coordinator:
             )
         outcome = operator.epoch.take(ack)
         if outcome is Acked.STALE:
-            raise StaleRequestError(
+            raise stale_attempt(
                 f"A newer attempt of operator {ack.operator!r}, subtask {ack.subtask}, has acked "
-                f"epoch {ack.epoch} already.",
-                todo="Nothing to do: this attempt was superseded.",
+                f"epoch {ack.epoch} already."
             )
         operator.acked.add(ack.subtask)
+        if ack.large_bytes:
+            operator.bases.large_bytes[ack.subtask] = ack.large_bytes
         return outcome
 
-    def _follows(self, operator: _Operator, ack: AckRequest) -> bool:
+    def base_done(self, done: BaseDone) -> None:
+        """A base was uploaded; the operator's next record names it.
+
+        Raises:
+            StaleRequestError: its grant has lapsed.
+            ProtocolError: there is no such operator.
+        """
+        book = self._book(done.operator)
+        book.finish(done)
+        if done.state_bytes <= self.inline_budget_bytes:
+            book.large_bytes.pop(done.subtask, None)  # it has shrunk, or was never large
+
+    def base_renewed(self, renewal: BaseRenewal) -> float:
+        """An upload goes on: how long its grant stands now. Raises as :meth:`base_done`."""
+        self._book(renewal.operator).renew(renewal.subtask, renewal.grant)
+        return self.base_policy.lease_s
+
+    def _book(self, uid: str) -> BaseBook:
+        self._check_alive()
+        operator = self._operators.get(uid)
+        if operator is None:
+            raise ProtocolError(f"No operator {uid!r} of job {self.job!r} is running.")
+        return operator.bases
+
+    def _follows(self, operator: RunningOperator, ack: AckRequest) -> bool:
         """Whether an ack's lineage is that of its subtask before the epoch and its delta."""
         if not 0 <= ack.subtask < operator.spec.parallelism:
             return False
-        before = operator.lineage.subtasks[ack.subtask].chain_at(ack.epoch - 1)
+        before = operator.chain_at(ack.subtask, ack.epoch - 1)
         try:
             digest = bytes.fromhex(ack.delta.digest)
         except ValueError:
@@ -286,87 +269,54 @@ class Coordinator:
     def due_commit(self, uid: str, epoch: int) -> CommitWork | None:
         """The record that must be written now for an operator; None where nothing is due.
 
-        Between this and :meth:`committed` no other epoch may begin: the caller holds a lock.
+        With synchronous commits no other epoch may begin between this and :meth:`committed`: the
+        caller holds a lock. In any case records are written in the order in which they were due.
         """
         self._check_alive()
         operator = self._operators[uid]
-        if epoch != self.epoch or self._stamp_ms is None:
+        if epoch != self.epoch or self._stamps.current is None:
             return None
-        acks = operator.epoch.undurable()
+        acks = operator.epoch.take_due()
         if acks is None:
             return None
-        slices: list[SliceEntry] = []
-        bodies: list[bytes | None] = []
-        for subtask in sorted(acks):
-            ack = acks[subtask]
-            for kind, part in (("delta", ack.delta), ("base", ack.base)):
-                if part is not None:
-                    slices.append(self._entry(operator, ack, kind, part))
-                    bodies.append(None if part.name else part.data)
-        manifest = Manifest(
-            kind="checkpoint",
-            generation=0,  # this and the next three are filled in when it is appended
-            sequence=0,
-            writer="",
-            write_id="",
-            job=self.job,
-            job_id=self.job_id,
-            query_id=self.query_id,
-            run=self.run,
-            operator=uid,
-            epoch=self.epoch,
-            first_epoch=operator.lineage.first_epoch,
-            stamp_ms=self._stamp_ms,
-            parallelism=operator.spec.parallelism,
-            max_parallelism=operator.spec.max_parallelism,
-            schemas=operator.spec.schemas,
-            states=operator.spec.states,
-            slices=slices,
-            oldest_needed=self._oldest_needed(),
-            settings=operators_setting(
-                {one: running.lineage.first_epoch for one, running in self._operators.items()}
+        return assemble(
+            Manifest(
+                kind="checkpoint",
+                generation=0,  # this and the next three are filled in when it is appended
+                sequence=0,
+                writer="",
+                write_id="",
+                job=self.job,
+                job_id=self.job_id,
+                query_id=self.query_id,
+                run=self.run,
+                operator=uid,
+                epoch=self.epoch,
+                first_epoch=operator.lineage.first_epoch,
+                stamp_ms=self._stamps.current,
+                parallelism=operator.spec.parallelism,
+                max_parallelism=operator.spec.max_parallelism,
+                schemas=operator.spec.schemas,
+                states=operator.spec.states,
+                oldest_needed=self._oldest_needed(),
+                settings=operators_setting(
+                    {one: running.lineage.first_epoch for one, running in self._operators.items()}
+                ),
             ),
-        )
-        return CommitWork(uid, self.epoch, acks, manifest, bodies)
-
-    def _entry(
-        self, operator: _Operator, ack: AckRequest, kind: str, part: SlicePart
-    ) -> SliceEntry:
-        groups = operator.lineage.subtasks[ack.subtask].key_groups
-        return SliceEntry(
-            operator=ack.operator,
-            subtask=ack.subtask,
-            kind="base" if kind == "base" else "delta",
-            epoch=ack.epoch,
-            key_group_start=groups.start,
-            key_group_end=groups.end,
-            attempt=ack.attempt,
-            rows=part.rows,
-            size_bytes=part.size_bytes,
-            digest=part.digest,
-            chain=ack.chain,
-            offset=None,
-            object=part.name or None,
-            timings_ms=ack.timings_ms if kind == "delta" else {},
+            acks,
+            dict(operator.bases.waiting),
+            [subtask.key_groups for subtask in operator.lineage.subtasks],
         )
 
     def _oldest_needed(self) -> int:
-        # Until epoch n is confirmed the state before it may be asked for: n - 1 counts.
         assert self.epoch is not None
-        needed = [
-            sequence
-            for lineage in (*(o.lineage for o in self._operators.values()),)
-            if (sequence := lineage.oldest_needed(self.epoch - 1)) is not None
-        ]
-        return min(needed, default=0)
+        needed = [o.oldest_needed(self.epoch) for o in self._operators.values()]
+        return min((sequence for sequence in needed if sequence is not None), default=0)
 
     def committed(self, work: CommitWork, manifest: Manifest) -> None:
         """The record of ``work`` is durable; ``manifest`` as written (sequence and offsets)."""
-        if work.epoch != self.epoch:
-            raise AssertionError(f"epoch {self.epoch} began while {work.epoch} was written")
-        operator = self._operators[work.operator]
-        operator.lineage.add(manifest)
-        operator.epoch.made_durable(work.acks)
+        assert self.epoch is not None
+        self._operators[work.operator].committed(self.epoch, work, manifest)
 
     def fail(self, error: StateBackendError) -> None:
         """Accept nothing any more: this driver was fenced, or cannot know whether it was."""
@@ -378,6 +328,26 @@ class Coordinator:
     def failure(self) -> StateBackendError | None:
         """Why nothing is accepted any more."""
         return self._failure
+
+    @property
+    def confirmed_epoch(self) -> int | None:
+        """The newest epoch that nobody can ask to be repeated; None before there is one."""
+        if self.epoch is None:
+            return None
+        late = any(operator.tail is not None for operator in self._operators.values())
+        return self.epoch - (2 if late else 1)
+
+    def lineages(self) -> dict[str, OperatorLineage]:
+        """The lineages of all running operators, by uid."""
+        return {uid: operator.lineage for uid, operator in self._operators.items()}
+
+    def open_grants(self) -> set[str]:
+        """Grants under which bases are being uploaded, or wait for a record."""
+        return set().union(*(o.bases.open_grants() for o in self._operators.values()))
+
+    def pending_names(self) -> set[str]:
+        """Objects of acks and bases that no record names yet."""
+        return set().union(*(o.pending_names() for o in self._operators.values()))
 
     def lineage(self, uid: str) -> OperatorLineage:
         """The lineage of a running operator."""
@@ -407,8 +377,3 @@ class Coordinator:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _few(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown or "none"

@@ -30,6 +30,7 @@ class EpochState:
     parallelism: int
     acks: dict[int, AckRequest] = field(default_factory=dict)
     durable: dict[int, AckRequest] = field(default_factory=dict)
+    _taken: dict[int, AckRequest] = field(default_factory=dict)
 
     def take(self, ack: AckRequest) -> Acked:
         """Take in an ack."""
@@ -39,18 +40,30 @@ class EpochState:
         self.acks[ack.subtask] = ack
         return Acked.COMPLETE if len(self.acks) == self.parallelism else Acked.PARTIAL
 
-    def undurable(self) -> dict[int, AckRequest] | None:
-        """The acks that a record must be written for; None if incomplete or already durable."""
-        if len(self.acks) < self.parallelism:
+    def take_due(self) -> dict[int, AckRequest] | None:
+        """The acks that a record must be written for now; None if that was done, or too early."""
+        if not self.acked or _same(self.acks, self._taken):
             return None
-        same = len(self.durable) == self.parallelism and all(
-            ack.chain == self.durable[subtask].chain for subtask, ack in self.acks.items()
-        )
-        return None if same else dict(self.acks)
+        self._taken = dict(self.acks)
+        return self._taken
 
     def made_durable(self, acks: dict[int, AckRequest]) -> None:
         """A record with ``acks`` is durable."""
         self.durable = acks
+
+    def on_its_way(self) -> dict[int, AckRequest] | None:
+        """The acks of a record that is being written; None where there is none."""
+        return None if _same(self._taken, self.durable) else self._taken
+
+    @property
+    def acked(self) -> bool:
+        """Whether every subtask has acked."""
+        return len(self.acks) == self.parallelism
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a record with every subtask is durable or being written."""
+        return bool(self._taken)
 
     @property
     def complete(self) -> bool:
@@ -60,3 +73,9 @@ class EpochState:
     def missing(self) -> list[int]:
         """Subtasks without an ack."""
         return [s for s in range(self.parallelism) if s not in self.acks]
+
+
+def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:
+    return acks.keys() == others.keys() and all(
+        ack.chain == others[subtask].chain for subtask, ack in acks.items()
+    )

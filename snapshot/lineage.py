@@ -2,17 +2,18 @@
 
 A record of epoch *e* replaces what was known of *e* and of everything after it: later epochs stood
 on a branch that was given up (a repeated epoch, a rewind). Along a lineage
-``chain(n) = H(chain(n - 1), digest(delta n))``; a manifest that breaks this is refused.
+``chain(n) = H(chain(n - 1), digest(delta n))``; a manifest that breaks this is refused. A base may
+come in a record of a later epoch than its own, since it is made while later epochs run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from snapshot.delta import chain, chain_start
 from snapshot.record import Manifest, SliceEntry
-from statebackend.errors import CorruptionError, NotRestorableError
+from statebackend.errors import CorruptionError, NotRestorableError, SettingError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 
 __all__ = ["EpochEntry", "OperatorLineage", "SliceRef", "SubtaskLineage", "resolve"]
@@ -63,18 +64,11 @@ class SubtaskLineage:
         if known is not None:
             return known == digest
         after = self.deltas.get(epoch + 1)
-        if after is None:
-            return False
-        try:
-            before = bytes.fromhex(digest)
-        except ValueError:
-            return False
-        follows = chain(before, bytes.fromhex(after.entry.digest)) if len(before) == 32 else b""
-        return follows.hex() == after.entry.chain
+        return after is not None and _after(digest, after.entry) == after.entry.chain
 
-    def base_before(self, epoch: int) -> SliceRef | None:
-        """The newest base at or before ``epoch``."""
-        epochs = [e for e in self.bases if e <= epoch]
+    def base_before(self, epoch: int, avoid: Collection[str] = ()) -> SliceRef | None:
+        """The newest base at or before ``epoch`` whose digest is not in ``avoid``."""
+        epochs = [e for e, r in self.bases.items() if e <= epoch and r.entry.digest not in avoid]
         return self.bases[max(epochs)] if epochs else None
 
     def gap_before(self, epoch: int) -> bool:
@@ -86,11 +80,29 @@ class SubtaskLineage:
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` needs; None if it needs none."""
         base = self.base_before(epoch)
-        first = base.entry.epoch if base else self.start_epoch + 1
+        first = base.entry.epoch + 1 if base else self.start_epoch + 1
         sequences = [ref.sequence for e, ref in self.deltas.items() if first <= e <= epoch]
         if base:
             sequences.append(base.sequence)
         return min(sequences, default=None)
+
+    def since_base(self, epoch: int) -> tuple[int, int]:
+        """Epochs, and bytes of their deltas, between the newest base and ``epoch``."""
+        base = self.base_before(epoch)
+        first = base.entry.epoch + 1 if base else self.start_epoch + 1
+        deltas = [ref.entry for e, ref in self.deltas.items() if first <= e <= epoch]
+        return len(deltas), sum(entry.size_bytes for entry in deltas)
+
+    def breaks_at(self, entry: SliceEntry) -> bool:
+        """Whether a slice does not fit between what is known before and after it."""
+        if entry.kind == "delta":
+            before = self.chain_at(entry.epoch - 1)
+            return before is not None and _after(before, entry) != entry.chain
+        known = self.chain_at(entry.epoch)
+        after = self.deltas.get(entry.epoch + 1)
+        return (known is not None and known != entry.chain) or (
+            after is not None and _after(entry.chain, after.entry) != after.entry.chain
+        )
 
     def drop_from(self, epoch: int) -> None:
         """Forget ``epoch`` and everything after it."""
@@ -155,25 +167,23 @@ class OperatorLineage:
             subtask.drop_from(epoch)
         for entry in manifest.slices:
             subtask = self.subtasks[entry.subtask]
-            before = subtask.chain_at(epoch - 1)
-            if entry.kind == "base":
-                subtask.bases[epoch] = SliceRef(manifest.sequence, entry)
-                continue
-            if before is not None:
-                follows = chain(bytes.fromhex(before), bytes.fromhex(entry.digest)).hex()
-                if follows != entry.chain:
-                    raise CorruptionError(
-                        f"Record {manifest.sequence} breaks the lineage of operator "
-                        f"{self.uid!r}, subtask {entry.subtask}, at epoch {epoch}.",
-                        todo="The log was changed by hand or mixed with another job's; restore "
-                        "it from a copy, or start a new job.",
-                    )
-            subtask.deltas[epoch] = SliceRef(manifest.sequence, entry)
+            misplaced = entry.epoch != epoch if entry.kind == "delta" else entry.epoch > epoch
+            if misplaced or subtask.breaks_at(entry):
+                raise CorruptionError(
+                    f"Record {manifest.sequence} breaks the lineage of operator "
+                    f"{self.uid!r}, subtask {entry.subtask}, at epoch {entry.epoch}.",
+                    todo="The log was changed by hand or mixed with another job's; restore "
+                    "it from a copy, or start a new job.",
+                )
+            slices = subtask.deltas if entry.kind == "delta" else subtask.bases
+            slices[entry.epoch] = SliceRef(manifest.sequence, entry)
         self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms, manifest.run)
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` needs."""
         needed = [s.oldest_needed(epoch) for s in self.subtasks]
+        if (entry := self.epochs.get(epoch)) is not None:
+            needed.append(entry.sequence)  # that it was complete is said there alone
         return min((s for s in needed if s is not None), default=None)
 
     def prune(self, epoch: int) -> None:
@@ -197,6 +207,14 @@ class OperatorLineage:
                 todo="An older record is never used in its place. Start from the checkpoint "
                 "location that belongs to this job.",
             )
+
+
+def _after(before: str, entry: SliceEntry) -> str:
+    """The lineage digest (hex) once a delta follows; no digest at all gives none."""
+    try:
+        return chain(bytes.fromhex(before), bytes.fromhex(entry.digest)).hex()
+    except (ValueError, SettingError):
+        return ""
 
 
 def resolve(manifests: Iterable[Manifest]) -> dict[str, OperatorLineage]:

@@ -7,9 +7,7 @@ decision what an answer means is `judge`, a pure function.
 
 from __future__ import annotations
 
-import enum
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +16,16 @@ import msgspec
 from snapshot.record import (
     LOG_PREFIX,
     Manifest,
+    Record,
     encode_record,
     parse_record_name,
+    place,
     read_manifest,
+    read_record,
     record_name,
 )
 from snapshot.storage.base import CreateOutcome, ObjectStore
+from snapshot.tenure import NoPatience, Patience, Tenure, Verdict, judge
 from statebackend.errors import (
     CommitUnknownError,
     CorruptionError,
@@ -35,71 +37,12 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 
-__all__ = ["CommitLog", "Tenure", "Verdict", "judge"]
+__all__ = ["CommitLog", "NoPatience", "Patience", "Tenure", "Verdict", "judge"]
 
 CLAIM_ATTEMPTS = 100
 READ_ATTEMPTS = 10
-
-
-class Verdict(enum.Enum):
-    """What became of a commit."""
-
-    COMMITTED = "committed"
-    FENCED = "fenced"
-    UNKNOWN = "unknown"
-
-
-def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_id: str) -> Verdict:
-    """What an answer and a read-back mean together.
-
-    Args:
-        outcome: of the create; None if no answer came.
-        found_write_id: in the slot when it was read back; None if it was absent or unreadable, or
-            was not read (after CREATED it need not be).
-        own_write_id: of this write, never used for another.
-    """
-    if outcome is CreateOutcome.CREATED or found_write_id == own_write_id:
-        return Verdict.COMMITTED
-    if found_write_id is not None:
-        return Verdict.FENCED
-    # Nothing there is no proof of failure: a write was seen to land after its client gave up.
-    return Verdict.UNKNOWN
-
-
-class Tenure:
-    """One driver's right to append, from its claim until it is fenced or in doubt.
-
-    Attributes:
-        generation: raised by every claim; from 1.
-        sequence: of the claim record.
-        job_id: the job's identity for life.
-        oldest_needed: of the last record written; the claim takes it over from the one before.
-    """
-
-    def __init__(self, *, generation: int, sequence: int, job_id: str, oldest_needed: int) -> None:
-        self.generation = generation
-        self.sequence = sequence
-        self.job_id = job_id
-        self.oldest_needed = oldest_needed
-        self._next = sequence + 1
-        self._ended: StateBackendError | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence that the next append takes."""
-        return self._next
-
-    @property
-    def ended(self) -> StateBackendError | None:
-        """Why nothing can be appended any more; None while it can."""
-        return self._ended
-
-    def __repr__(self) -> str:
-        return (
-            f"Tenure(generation={self.generation}, sequence={self.sequence}, "
-            f"job_id={self.job_id!r}, next_sequence={self._next}, ended={self._ended!r})"
-        )
+WHOLE_BYTES = 1 << 20  # a record up to this size is read whole at once
+KEPT_BYTES = 128 << 20  # of whole records, until they are taken
 
 
 class CommitLog:
@@ -124,7 +67,14 @@ class CommitLog:
     """
 
     def __init__(
-        self, store: ObjectStore, *, job: str, writer: str, new_id: Callable[[], str]
+        self,
+        store: ObjectStore,
+        *,
+        job: str,
+        writer: str,
+        new_id: Callable[[], str],
+        patience: Patience | None = None,
+        read_all: Callable[..., Iterable[Manifest]] = map,
     ) -> None:
         """Open, without a request.
 
@@ -133,11 +83,19 @@ class CommitLog:
             job: the job's name; a record of another job is refused.
             writer: this driver, for people (host, process, start).
             new_id: gives an id that is unique over all drivers on every call.
+            patience: how a commit waits for a store that is down; without it, not at all.
+            read_all: as ``map``, perhaps from several threads.
         """
         self._store = store
         self._job = job
         self._writer = writer
         self._new_id = new_id
+        self._patience: Patience = patience or NoPatience()
+        self._read_all = read_all
+        # Records never change: what was read once need not be read again.
+        self._manifests: dict[int, Manifest] = {}
+        self._records: dict[int, Record] = {}
+        self._kept_bytes = 0
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -152,7 +110,8 @@ class CommitLog:
     def manifests(self) -> list[Manifest]:
         """The records that are needed, ascending: from the newest's `oldest_needed` to it.
 
-        One listing, and one or two requests per record. Empty for a new log.
+        One listing, and one request (two for a large one) per record that was not read before.
+        Empty for a new log.
 
         Raises:
             CorruptionError: a gap in that range, or a damaged or foreign record.
@@ -184,21 +143,58 @@ class CommitLog:
             CorruptionError, UnsupportedFormatError, ObjectNotFoundError, StoreUnreachableError
         """
         manifest = read_manifest(self._store, record_name(sequence))
+        self._check(sequence, manifest)
+        return manifest
+
+    def _check(self, sequence: int, manifest: Manifest) -> None:
         if manifest.sequence != sequence:
             raise self._corrupt(sequence, f"it says that it is number {manifest.sequence}")
         if manifest.job != self._job:
             raise self._corrupt(sequence, f"it belongs to the job {manifest.job!r}")
+
+    def live(self) -> list[Manifest]:
+        """The records that are needed, as far as this log knows: after `manifests` and `append`.
+
+        For a driver: nobody else appends to its log.
+        """
+        return [self._manifests[sequence] for sequence in sorted(self._manifests)]
+
+    def known(self, sequence: int) -> Manifest:
+        """A record that :meth:`live` has."""
+        return self._manifests[sequence]
+
+    def _remember(self, tip: Manifest) -> None:
+        known = {**self._manifests, tip.sequence: tip}
+        self._manifests = {s: m for s, m in known.items() if s >= tip.oldest_needed}
+
+    def take_records(self) -> dict[int, Record]:
+        """Whole records that `manifests` came by, by sequence; they are kept no longer."""
+        taken, self._records = self._records, {}
+        self._kept_bytes = 0
+        return taken
+
+    def _known(self, sequence: int) -> Manifest:
+        manifest = self._manifests.get(sequence)
+        if manifest is None:
+            manifest, record = read_record(self._store, record_name(sequence), WHOLE_BYTES)
+            self._check(sequence, manifest)
+            self._manifests[sequence] = manifest
+            if record is not None and manifest.slices and self._kept_bytes < KEPT_BYTES:
+                self._kept_bytes += len(record.body)
+                self._records[sequence] = record
         return manifest
 
     def _needed(self, newest: int, present: frozenset[int]) -> list[Manifest]:
-        tip = self.read(newest)
+        tip = self._known(newest)
         wanted = range(tip.oldest_needed, newest)
         missing = [sequence for sequence in wanted if sequence not in present]
         if missing:
             raise ObjectNotFoundError(
                 f"it needs records from {tip.oldest_needed} on, but {missing[:5]} are not there"
             )
-        chain = [*(self.read(sequence) for sequence in wanted), tip]
+        chain = [*self._read_all(self._known, wanted), tip]
+        self._manifests = {manifest.sequence: manifest for manifest in chain}
+        self._records = {s: r for s, r in self._records.items() if s in self._manifests}
         for older, newer in pairwise(chain):
             if older.job_id != newer.job_id or older.generation > newer.generation:
                 raise self._corrupt(
@@ -244,6 +240,7 @@ class CommitLog:
                 writer=self._writer,
                 write_id=self._new_id(),
                 oldest_needed=tip.oldest_needed if tip else 0,
+                cleaned_below=tip.cleaned_below if tip else 0,
                 query_id=query_id,
                 run=run,
                 stamp_ms=stamp_ms,
@@ -256,6 +253,7 @@ class CommitLog:
                     sequence=manifest.sequence,
                     job_id=manifest.job_id,
                     oldest_needed=manifest.oldest_needed,
+                    cleaned_below=manifest.cleaned_below,
                 )
         raise StoreUnreachableError(
             f"The log in {self._store.uri} could not be claimed: {CLAIM_ATTEMPTS} times another "
@@ -299,8 +297,10 @@ class CommitLog:
                 sequence=tenure._next,
                 writer=self._writer,
                 write_id=self._new_id(),
+                cleaned_below=min(tenure.cleaned_below, manifest.oldest_needed),
             )
             parts = encode_record(filled, bodies)
+            filled = place(filled, bodies)
             # In doubt until proven otherwise, whatever is raised between here and the verdict.
             tenure._ended = self._unknown(filled, "it was interrupted.")
             ended = self._commit(filled, parts)
@@ -310,14 +310,26 @@ class CommitLog:
             tenure._ended = None
             tenure._next += 1
             tenure.oldest_needed = filled.oldest_needed
+            self._remember(filled)
             return filled.sequence
 
     def _commit(self, manifest: Manifest, parts: Sequence[bytes]) -> StateBackendError | None:
-        """One append, judged: None if committed, else the error that ends the tenure."""
-        verdict, found, failure = self._write(manifest, parts)
+        """One append, judged: None if committed, else the error that ends the tenure.
+
+        While the store is down the same write is tried again, with the same write id: whichever of
+        the tries lands, and however late, it is this record, and no other can take the slot.
+        """
+        attempt = 0
+        while True:
+            verdict, found, failure = self._write(manifest, parts)
+            if verdict is not Verdict.UNKNOWN or isinstance(failure, FormatError):
+                break
+            attempt += 1
+            error = failure or self._unknown(manifest, "the slot reads as empty.")
+            if not self._patience.wait(attempt, error):
+                break
         if verdict is Verdict.COMMITTED:
             return None
-        error: StateBackendError
         if verdict is Verdict.FENCED and found is not None:
             error = self._fenced(manifest, found)
         else:

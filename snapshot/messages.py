@@ -14,6 +14,10 @@ __all__ = [
     "PROTOCOL",
     "AckReply",
     "AckRequest",
+    "BaseDone",
+    "BaseGrant",
+    "BaseRenewal",
+    "BaseReply",
     "BeginReply",
     "BeginRequest",
     "ErrorReply",
@@ -23,14 +27,15 @@ __all__ = [
     "SlicePart",
 ]
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 
 class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker found on its host's disk for a subtask.
 
     ``epoch``, ``chain`` and ``applying`` are the store's marker; ``deltas`` are local delta files
-    as (epoch, digest in hex). ``epoch`` is None where there is no usable store.
+    as (epoch, digest in hex). ``epoch`` is None where there is no usable store. ``damaged``:
+    digests of durable slices that were found damaged, for a way around them.
     """
 
     job_id: str = ""
@@ -38,13 +43,14 @@ class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
     chain: str = ""
     applying: str = ""
     deltas: list[tuple[int, str]] = []
+    damaged: list[str] = []
 
 
 class RestoreStep(msgspec.Struct, frozen=True, kw_only=True):
     """One slice to apply, in order.
 
     ``source``: local (a local delta file), record (its bytes come with the reply) or object
-    (``name`` in the store).
+    (``name`` in the store). ``kind``: delta, base, or files (the slice is a file index).
     """
 
     epoch: int
@@ -96,26 +102,51 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
     copy: LocalCopy
 
 
+class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to upload a base of the state after ``epoch``, in the background.
+
+    ``index``: the file index of the base before (empty: none), whose files may be named again.
+    ``whole_limit_bytes``: state up to this size is written as one delta, larger state as files.
+    ``renew_s``: how often to say that the upload goes on.
+    """
+
+    id: str
+    epoch: int
+    chain: str
+    index: bytes
+    whole_limit_bytes: int
+    renew_s: float
+
+
 class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the attempt must do to stand at the end of ``base_epoch``.
 
     ``fresh``: start with an empty store (whatever is there is not used; ``reason`` says why).
-    The bytes of the steps whose source is ``record`` follow in order. ``restoring``: report how it
-    went with the ack. ``base_due``: send a base along with the delta.
+    ``steps`` bring the store to the end of ``durable_epoch``. Where that is not ``base_epoch``,
+    ``layers`` holds what was acked since and is not durable yet: it is laid over the store and
+    never written into it. The bytes of the steps whose source is ``record`` follow in order, the
+    layers' last. ``chain`` and ``durable_chain`` are the lineage after the two epochs.
+    ``restoring``: report how it went with the ack. ``base_due``: send a base along with the delta.
+    ``grant``: upload one in the background. ``generation`` goes into the names of objects.
     """
 
     job_id: str
+    generation: int
     base_epoch: int
+    durable_epoch: int
+    durable_chain: str
     chain: str
     key_group_start: int
     key_group_end: int
     fresh: bool
     reason: str
     steps: list[RestoreStep]
+    layers: list[RestoreStep] = []
     states: dict[str, int]
     inline_budget_bytes: int
     restoring: bool
     base_due: bool
+    grant: BaseGrant | None = None
 
 
 class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +160,12 @@ class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A subtask's snapshot is safe: what is not inline is durable."""
+    """A subtask's snapshot is safe: what is not inline is durable.
+
+    ``large_bytes``: the size of its state, where that is too large for a base in the record.
+    ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
+    object store by this attempt: (requests, bytes) by verb.
+    """
 
     protocol: int
     job: str
@@ -142,7 +178,10 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     delta: SlicePart
     base: SlicePart | None = None
+    large_bytes: int = 0
     timings_ms: dict[str, float] = {}
+    figures: dict[str, int] = {}
+    requests: dict[str, tuple[int, int]] = {}
     restore: RestoreReport | None = None
 
 
@@ -150,6 +189,46 @@ class AckReply(msgspec.Struct, frozen=True, kw_only=True):
     """``durable``: the epoch is durable for the whole operator."""
 
     durable: bool
+
+
+class BaseDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A base was uploaded under a grant: everything that it names is durable.
+
+    ``kind``: base (one delta that holds everything) or files (the part is a file index).
+    ``uploaded_bytes``: what was sent for it; ``part.size_bytes`` is of the slice itself.
+    """
+
+    protocol: int
+    job: str
+    session: str
+    operator: str
+    subtask: int
+    grant: str
+    epoch: int
+    chain: str
+    kind: str
+    part: SlicePart
+    state_bytes: int
+    uploaded_bytes: int
+    seconds: float
+    requests: dict[str, tuple[int, int]] = {}
+
+
+class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
+    """An upload goes on."""
+
+    protocol: int
+    job: str
+    session: str
+    operator: str
+    subtask: int
+    grant: str
+
+
+class BaseReply(msgspec.Struct, frozen=True, kw_only=True):
+    """``lease_s``: how long the grant now stands."""
+
+    lease_s: float
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):

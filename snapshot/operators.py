@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from snapshot.messages import AckRequest
+from snapshot.bases import Grant
+from snapshot.messages import AckRequest, BaseDone
 from snapshot.record import Manifest
 
 __all__ = ["Admitted", "CommitWork", "OperatorSpec", "operators_setting"]
@@ -34,12 +35,20 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Admitted:
-    """A begin that may go on: from the state after ``base_epoch``."""
+    """A begin that may go on: from the state after ``base_epoch``, whose digest is ``chain``.
+
+    ``durable_epoch`` is the newest that the log holds; where that is the epoch before
+    ``base_epoch``, ``layer`` is the subtask's ack of ``base_epoch``. ``base_due``: a base is sent
+    with the ack. ``grant``: a base is uploaded apart.
+    """
 
     base_epoch: int
+    durable_epoch: int
     chain: str
     first_of_run: bool
     base_due: bool
+    grant: Grant | None
+    layer: AckRequest | None
 
 
 @dataclass(frozen=True)
@@ -49,5 +58,6 @@ class CommitWork:
     operator: str
     epoch: int
     acks: dict[int, AckRequest]
+    bases: dict[int, BaseDone]
     manifest: Manifest
     bodies: list[bytes | None]

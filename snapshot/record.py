@@ -44,6 +44,7 @@ __all__ = [
     "encode_record",
     "parse_record",
     "parse_record_name",
+    "place",
     "read_manifest",
     "read_record",
     "record_name",
@@ -220,17 +221,9 @@ def encode_record(manifest: Manifest, bodies: Sequence[bytes | None] = ()) -> li
             (a NaN, for one, does not survive JSON).
         CorruptionError: a body is not the bytes that its slice names.
     """
-    if len(bodies) != len(manifest.slices):
-        raise SettingError(
-            f"A record of {len(manifest.slices)} slices was given {len(bodies)} bodies."
-        )
-    where = record_name(manifest.sequence)
-    offset = 0
-    slices = []
-    for entry, body in zip(manifest.slices, bodies, strict=True):
-        slices.append(_placed(entry, body, offset, where))
-        offset += len(body or b"")
-    text = _encode_manifest(msgspec.structs.replace(manifest, slices=slices))
+    placed = place(manifest, bodies)
+    offset = sum(len(body or b"") for body in bodies)
+    text = _encode_manifest(placed)
     footer = _FOOTER.pack(
         _MAGIC,
         FORMAT_VERSION,
@@ -241,6 +234,21 @@ def encode_record(manifest: Manifest, bodies: Sequence[bytes | None] = ()) -> li
         _END_MAGIC,
     )
     return [*(body for body in bodies if body), text, footer]
+
+
+def place(manifest: Manifest, bodies: Sequence[bytes | None]) -> Manifest:
+    """The manifest with the offsets that `encode_record` gives its inline slices. Raises as it."""
+    if len(bodies) != len(manifest.slices):
+        raise SettingError(
+            f"A record of {len(manifest.slices)} slices was given {len(bodies)} bodies."
+        )
+    where = record_name(manifest.sequence)
+    offset = 0
+    slices = []
+    for entry, body in zip(manifest.slices, bodies, strict=True):
+        slices.append(_placed(entry, body, offset, where))
+        offset += len(body or b"")
+    return msgspec.structs.replace(manifest, slices=slices)
 
 
 def read_manifest(store: ObjectStore, name: str) -> Manifest:

@@ -91,9 +91,11 @@ SETTINGS: Final[dict[str, Setting]] = {
         "commit",
         "sync",
         str,
-        "when a batch may be committed by Spark: once it is durable (sync)",
-        lambda value: value == "sync",
-        "'sync'",
+        "when Spark may commit a batch: once it is durable (sync), or while its record is being "
+        "written, at most one batch ahead (async: one round trip less in each batch; after a "
+        "crash of the driver the query may go back by one batch)",
+        lambda value: value in ("sync", "async"),
+        "'sync' or 'async'",
     ),
     "driver_host": Setting(
         "driver.host", "", str, "the name executors reach the coordinator by (spark.driver.host)"
@@ -136,13 +138,102 @@ SETTINGS: Final[dict[str, Setting]] = {
         _positive,
         "a positive number",
     ),
-    "base_limit_bytes": Setting(
-        "baseLimitBytes",
-        256 << 20,
+    "base_apart_every_epochs": Setting(
+        "baseApartEveryEpochs",
+        256,
         int,
-        "no full state is written for a subtask that holds more",
+        "the same for state that is too large for a record: its full copy is uploaded apart",
+        _positive,
+        "a positive number",
+    ),
+    "base_apart_min_bytes": Setting(
+        "baseApartMinBytes",
+        16 << 20,
+        int,
+        "large state is written in full when the changes since are over this",
         _not_negative,
         "a number of bytes",
+    ),
+    "base_apart_ratio": Setting(
+        "baseApartRatio",
+        0.5,
+        float,
+        "... and over so many times its size",
+        _not_negative,
+        "a number",
+    ),
+    "base_whole_limit_bytes": Setting(
+        "baseWholeLimitBytes",
+        8 << 20,
+        int,
+        "state up to this size is uploaded as one object, larger state as RocksDB's own files, of "
+        "which only new ones are sent",
+        _not_negative,
+        "a number of bytes",
+    ),
+    "base_lease_s": Setting(
+        "baseLeaseSeconds",
+        300.0,
+        float,
+        "an upload of full state that its worker has not renewed for so long has lapsed",
+        _positive,
+        "seconds",
+    ),
+    "retain_epochs": Setting(
+        "retainEpochs",
+        1,
+        int,
+        "how many confirmed epochs stay restorable",
+        _positive,
+        "a positive number",
+    ),
+    "clean_every_epochs": Setting(
+        "cleanEveryEpochs",
+        64,
+        int,
+        "what nobody needs any more is deleted once in so many epochs (0: never)",
+        _not_negative,
+        "a number",
+    ),
+    "clean_min_age_s": Setting(
+        "cleanMinAgeSeconds",
+        600.0,
+        float,
+        "nothing younger is deleted, by the store's clock",
+        _not_negative,
+        "seconds",
+    ),
+    "input_budget_bytes": Setting(
+        "inputBudgetBytes",
+        64 << 20,
+        int,
+        "how much of an epoch's input a task keeps in memory; more is sorted through local disk",
+        _positive,
+        "a positive number of bytes",
+    ),
+    "overlay_budget_bytes": Setting(
+        "overlayBudgetBytes",
+        64 << 20,
+        int,
+        "how much memory an epoch's changes may take; more goes to local disk",
+        _positive,
+        "a positive number of bytes",
+    ),
+    "open_stores": Setting(
+        "openStores",
+        32,
+        int,
+        "stores that a worker keeps open between batches (0: none)",
+        _not_negative,
+        "a number",
+    ),
+    "idle_close_s": Setting(
+        "idleCloseSeconds",
+        30.0,
+        float,
+        "an open store that nobody used for so long is closed",
+        _positive,
+        "seconds",
     ),
     "lease_timeout_s": Setting(
         "leaseTimeoutSeconds",
@@ -157,7 +248,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         "commitTimeoutSeconds",
         600.0,
         float,
-        "how long a task waits for its epoch to be durable",
+        "how long a task waits for its epoch to be durable, also while the store is down",
         _positive,
         "seconds",
     ),
@@ -173,7 +264,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         "rocksdb.blockCacheBytes",
         64 << 20,
         int,
-        "RocksDB's block cache per open store",
+        "RocksDB's block cache, one for all stores of a worker",
         _positive,
         "a positive number of bytes",
     ),
@@ -184,6 +275,31 @@ SETTINGS: Final[dict[str, Setting]] = {
         "RocksDB's write buffer per open store",
         _positive,
         "a positive number of bytes",
+    ),
+    "s3_endpoint": Setting(
+        "s3.endpoint", "", str, "an S3 server that is not Amazon's, https://host:port"
+    ),
+    "s3_region": Setting("s3.region", "", str, "the bucket's region (boto3's choice)"),
+    "s3_sse": Setting(
+        "s3.sse",
+        "",
+        str,
+        "server-side encryption to ask for: AES256 or aws:kms",
+        lambda value: value in ("", "AES256", "aws:kms"),
+        "'', 'AES256' or 'aws:kms'",
+    ),
+    "s3_kms_key_id": Setting("s3.kmsKeyId", "", str, "the key for aws:kms (the account's own)"),
+    "s3_role_arn": Setting("s3.roleArn", "", str, "a role to assume through STS"),
+    "s3_ca_bundle": Setting(
+        "s3.caBundle", "", str, "a file of certificates to trust, at this path on every host"
+    ),
+    "s3_deadline_s": Setting(
+        "s3.deadlineSeconds",
+        60.0,
+        float,
+        "how long one call to S3 may go on trying",
+        _positive,
+        "seconds",
     ),
 }
 
@@ -202,12 +318,30 @@ class Settings:
     record_limit_bytes: int
     inline_limit_bytes: int
     base_every_epochs: int
-    base_limit_bytes: int
+    base_apart_every_epochs: int
+    base_apart_min_bytes: int
+    base_apart_ratio: float
+    base_whole_limit_bytes: int
+    base_lease_s: float
+    retain_epochs: int
+    clean_every_epochs: int
+    clean_min_age_s: float
+    input_budget_bytes: int
+    overlay_budget_bytes: int
+    open_stores: int
+    idle_close_s: float
     lease_timeout_s: float
     commit_timeout_s: float
     start_timeout_s: float
     block_cache_bytes: int
     write_buffer_bytes: int
+    s3_endpoint: str
+    s3_region: str
+    s3_sse: str
+    s3_kms_key_id: str
+    s3_role_arn: str
+    s3_ca_bundle: str
+    s3_deadline_s: float
 
     @classmethod
     def resolve(cls, arguments: Mapping[str, Any], conf: Callable[[str], str | None]) -> Settings:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.s3 import *  # noqa: F403  (S3 servers, started when a test asks for one)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

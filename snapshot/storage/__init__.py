@@ -1,7 +1,8 @@
 """Object stores: one small interface, several places to keep bytes.
 
 `snapshot.storage.testing.StoreTests` is the suite that every store passes; it needs pytest, so it
-is not imported here.
+is not imported here. Nor are `snapshot.storage.s3` and `snapshot.storage.filesystem`, which take
+time to load and packages of their own: `open_store` imports them when a URI asks for them.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ from snapshot.storage.base import (
     check_name,
 )
 from snapshot.storage.counting import CountingStore, VerbCount
+from snapshot.storage.failing import FailingStore
 from snapshot.storage.local import LocalStore
 from snapshot.storage.memory import MemoryStore
 from snapshot.storage.open import open_store, probe
+from snapshot.storage.options import StoreOptions
+from snapshot.storage.slow import SlowStore
 
 __all__ = [
     "Buffer",
     "Capabilities",
     "CountingStore",
     "CreateOutcome",
+    "FailingStore",
     "Listing",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
+    "SlowStore",
+    "StoreOptions",
     "VerbCount",
     "check_name",
     "open_store",

@@ -8,14 +8,17 @@ open the store where it is used.
 from __future__ import annotations
 
 import enum
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
+from snapshot.storage.files import file_chunks
 from statebackend.errors import SettingError
 
 __all__ = [
+    "CHUNK_BYTES",
     "Buffer",
     "Capabilities",
     "CreateOutcome",
@@ -23,14 +26,18 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "byte_views",
+    "check_chunk",
     "check_name",
     "check_prefix",
     "check_range",
     "checked_names",
+    "is_name",
+    "sliced",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+CHUNK_BYTES = 8 << 20
 NAME_LIMIT_BYTES = 1024  # S3's limit on a key
 PART_LIMIT_BYTES = 255  # NAME_MAX of the usual file systems
 
@@ -49,20 +56,33 @@ class Capabilities:
     Attributes:
         create_if_absent: `create` is atomic against every other writer of the same place.
         ranged_read: `get_range` and `get_tail` cost one request and move only what is asked for.
+        atomic_put: a reader sees the old object or the new one while `put` is under way. Where this
+            is missing, only digests (which readers check anyway) tell a torn object from a whole.
+        streamed: `put_file` and `get_chunks` need memory for some chunks, whatever the size.
         reason: why something above is missing; empty if nothing is.
     """
 
     create_if_absent: bool
     ranged_read: bool
+    atomic_put: bool = True
+    streamed: bool = True
     reason: str = ""
 
 
 @dataclass(frozen=True, order=True)
 class ObjectInfo:
-    """One object of a listing: its name and its size in bytes."""
+    """One object of a listing; compares and sorts by name and size.
+
+    Attributes:
+        name: without the store's own prefix.
+        size_bytes: of the whole object.
+        modified_ms: when it was last written, in milliseconds since 1970 by the store's clock
+            (often cut to seconds); None if the store does not say.
+    """
 
     name: str
     size_bytes: int
+    modified_ms: int | None = field(default=None, compare=False)
 
 
 # Inside the class below `list` is a method, so the built-in type needs another name there.
@@ -97,6 +117,14 @@ class ObjectStore(ABC):
         are unique by construction, so a repetition carries the same bytes.
         """
 
+    def put_file(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Write one object from a local file that nobody changes meanwhile; otherwise as `put`.
+
+        Raises:
+            LocalCopyError: the file is not there, cannot be read, or changed its size.
+        """
+        self.put(name, list(file_chunks(path, CHUNK_BYTES)))
+
     @abstractmethod
     def create(self, name: str, parts: Sequence[Buffer]) -> CreateOutcome:
         """Write one object if there is none of that name; of all racing callers one gets CREATED.
@@ -108,6 +136,18 @@ class ObjectStore(ABC):
     @abstractmethod
     def get(self, name: str) -> bytes:
         """The whole object. Raises `ObjectNotFoundError`."""
+
+    def get_chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The object from its start in pieces of `chunk_bytes`; the last one may be shorter.
+
+        Nothing for an empty object. All pieces are of one version of the object: if it is replaced
+        meanwhile and the old version is gone, `StoreUnreachableError`. What was handed out before
+        an error was right. Digests are for the caller to check.
+
+        Raises `ObjectNotFoundError` with the first piece at the latest.
+        """
+        check_chunk(chunk_bytes)
+        return sliced(self.get(name), chunk_bytes)
 
     @abstractmethod
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -184,6 +224,11 @@ def check_name(name: str) -> None:
         )
 
 
+def is_name(name: str) -> bool:
+    """Whether `check_name` would let it pass: what a listing shows of what others put there."""
+    return not _name_fault(name)
+
+
 def check_prefix(prefix: str) -> None:
     """Refuse a listing prefix that no name could start with. Raises `SettingError`."""
     folders, _, _ = prefix.rpartition("/")
@@ -201,6 +246,19 @@ def check_range(start: int, length: int) -> None:
             f"The range of {length} bytes from {start} is refused.",
             todo="Ask for at least one byte, from position 0 or later.",
         )
+
+
+def check_chunk(chunk_bytes: int) -> None:
+    """Refuse pieces of no bytes. Raises `SettingError`."""
+    if chunk_bytes < 1:
+        raise SettingError(
+            f"Pieces of {chunk_bytes} bytes are refused.", todo="Ask for at least one byte each."
+        )
+
+
+def sliced(body: bytes, chunk_bytes: int) -> Iterator[bytes]:
+    """A body in pieces."""
+    return (body[start : start + chunk_bytes] for start in range(0, len(body), chunk_bytes))
 
 
 def byte_views(parts: Sequence[Buffer]) -> Sequence[memoryview]:

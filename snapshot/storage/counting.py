@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-from snapshot.storage.base import (
-    Buffer,
-    Capabilities,
-    CreateOutcome,
-    Listing,
-    ObjectStore,
-    byte_views,
-)
+from snapshot.storage.base import ObjectStore
+from snapshot.storage.passing import PassingStore
 
 __all__ = ["CountingStore", "VerbCount"]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -29,79 +26,44 @@ class VerbCount:
     size_bytes: int = 0
 
 
-class CountingStore(ObjectStore):
+class CountingStore(PassingStore):
     """Passes every call on to `inner` and counts it. Thread-safe."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._counts: dict[str, VerbCount] = {}
-
-    @property
-    def uri(self) -> str:
-        """The inner store's."""
-        return self._inner.uri
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's."""
-        return self._inner.capabilities
 
     @property
     def counts(self) -> dict[str, VerbCount]:
         """A copy of the counts so far, by verb (`put`, `create`, `get`, ...); unused verbs absent.
 
-        `delete` counts one request per call, as the stores that delete in bulk charge for it.
+        One request per call: for `delete`, as the stores that delete in bulk charge for it, for
+        `put_file` and for `get_chunks` too.
         """
         with self._lock:
             return dict(self._counts)
 
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Count a `put`."""
-        self._add("put", requests=1, size_bytes=_size_bytes(parts))
-        self._inner.put(name, parts)
+    def _around(
+        self,
+        verb: str,
+        name: str,
+        sent_bytes: int,
+        call: Callable[[], Result],
+        received_bytes: Callable[[Result], int],
+    ) -> Result:
+        self._add(verb, requests=1, size_bytes=sent_bytes)
+        found = call()
+        self._add(verb, size_bytes=received_bytes(found))
+        return found
 
-    def create(self, name: str, parts: Sequence[Buffer]) -> CreateOutcome:
-        """Count a `create`."""
-        self._add("create", requests=1, size_bytes=_size_bytes(parts))
-        return self._inner.create(name, parts)
-
-    def get(self, name: str) -> bytes:
-        """Count a `get`."""
-        self._add("get", requests=1)
-        body = self._inner.get(name)
-        self._add("get", size_bytes=len(body))
-        return body
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Count a `get_range`."""
-        self._add("get_range", requests=1)
-        body = self._inner.get_range(name, start, length)
-        self._add("get_range", size_bytes=len(body))
-        return body
-
-    def get_tail(self, name: str, length: int) -> tuple[bytes, int]:
-        """Count a `get_tail`."""
-        self._add("get_tail", requests=1)
-        body, total_bytes = self._inner.get_tail(name, length)
-        self._add("get_tail", size_bytes=len(body))
-        return body, total_bytes
-
-    def list(self, prefix: str) -> Listing:
-        """Count a `list`."""
-        self._add("list", requests=1)
-        return self._inner.list(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Count a `delete`."""
-        self._add("delete", requests=1)
-        self._inner.delete(names)
+    def _stream(self, name: str, start: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        self._add("get_chunks", requests=1)
+        for chunk in start():
+            self._add("get_chunks", size_bytes=len(chunk))
+            yield chunk
 
     def _add(self, verb: str, *, requests: int = 0, size_bytes: int = 0) -> None:
         with self._lock:
             old = self._counts.get(verb, VerbCount())
             self._counts[verb] = VerbCount(old.requests + requests, old.size_bytes + size_bytes)
-
-
-def _size_bytes(parts: Sequence[Buffer]) -> int:
-    return sum(view.nbytes for view in byte_views(parts))

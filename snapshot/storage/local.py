@@ -15,18 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from snapshot.storage.base import (
+    CHUNK_BYTES,
     Buffer,
     Capabilities,
     CreateOutcome,
     Listing,
     ObjectInfo,
     ObjectStore,
-    byte_views,
+    check_chunk,
     check_name,
     check_prefix,
     check_range,
     checked_names,
 )
+from snapshot.storage.files import file_chunks
 from statebackend.errors import (
     ObjectNotFoundError,
     SettingError,
@@ -101,6 +103,12 @@ class LocalStore(ObjectStore):
         with self._typed_errors("write", name):
             self._publish(name, parts, os.replace)
 
+    def put_file(self, name: str, path: str | os.PathLike[str]) -> None:
+        """As `put`; the bytes are copied, a chunk at a time."""
+        check_name(name)
+        with self._typed_errors("write", name):
+            self._publish(name, file_chunks(path, CHUNK_BYTES), os.replace)
+
     def create(self, name: str, parts: Sequence[Buffer]) -> CreateOutcome:
         """Write to a temporary file, sync, hard-link to the name, sync the folder.
 
@@ -119,6 +127,19 @@ class LocalStore(ObjectStore):
         """The whole file."""
         with self._opened(name) as handle:
             return _read(handle, 0, os.fstat(handle).st_size)
+
+    def get_chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The file in pieces, from one open file: a replacement cannot mix in."""
+        check_name(name)
+        check_chunk(chunk_bytes)
+        return self._chunks(name, chunk_bytes)
+
+    def _chunks(self, name: str, chunk_bytes: int) -> Iterator[bytes]:
+        with self._opened(name) as handle:
+            start = 0
+            while chunk := _read(handle, start, chunk_bytes):
+                yield chunk
+                start += len(chunk)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """A part of the file."""
@@ -156,7 +177,7 @@ class LocalStore(ObjectStore):
     # --- writing -----------------------------------------------------------------------------
 
     def _publish(
-        self, name: str, parts: Sequence[Buffer], give_name: Callable[[Path, Path], None]
+        self, name: str, parts: Iterable[Buffer], give_name: Callable[[Path, Path], None]
     ) -> None:
         target = self._root / name
         temp = self._write_temp(parts)
@@ -192,12 +213,12 @@ class LocalStore(ObjectStore):
                 todo="Use a file system with hard links, in one piece.",
             ) from error
 
-    def _write_temp(self, parts: Sequence[Buffer]) -> Path:
+    def _write_temp(self, parts: Iterable[Buffer]) -> Path:
         temp, handle = self._open_temp()
         try:
             try:
-                for view in byte_views(parts):
-                    _write(handle, view)
+                for part in parts:
+                    _write(handle, memoryview(part).cast("B"))
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -340,4 +361,5 @@ def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
             if entry.is_dir():
                 yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
             elif entry.is_file():
-                yield ObjectInfo(prefix + entry.name, entry.stat().st_size)
+                found = entry.stat()
+                yield ObjectInfo(prefix + entry.name, found.st_size, found.st_mtime_ns // 10**6)

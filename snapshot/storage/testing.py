@@ -13,16 +13,30 @@ Subclass `StoreTests`, give it a `store` fixture that yields an empty store, and
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from snapshot.storage.base import CreateOutcome, ObjectStore
-from statebackend.errors import ObjectNotFoundError, SettingError
+from statebackend.errors import (
+    LocalCopyError,
+    ObjectNotFoundError,
+    SettingError,
+    StoreCapabilityError,
+)
 
 __all__ = ["StoreTests"]
 
 RACERS = 8
+
+
+def creating(store: ObjectStore) -> ObjectStore:
+    """The store; skips the test if the store says that it cannot create if absent."""
+    if not store.capabilities.create_if_absent:
+        pytest.skip(store.capabilities.reason)
+    return store
 
 
 class StoreTests:
@@ -37,9 +51,16 @@ class StoreTests:
         assert store.uri
         assert store.uri in repr(store)
 
-    def test_the_store_says_that_it_can_create_if_absent(self, store: ObjectStore) -> None:
-        assert store.capabilities.create_if_absent
-        assert store.capabilities.ranged_read or store.capabilities.reason
+    def test_a_store_says_why_it_cannot_do_something(self, store: ObjectStore) -> None:
+        can = store.capabilities
+        everything = can.create_if_absent and can.ranged_read and can.atomic_put and can.streamed
+        assert everything or can.reason
+
+    def test_a_store_that_cannot_create_if_absent_refuses_to(self, store: ObjectStore) -> None:
+        if not store.capabilities.create_if_absent:
+            with pytest.raises(StoreCapabilityError):
+                store.create("log/0", [b"x"])
+            assert store.list("") == []
 
     def test_what_is_put_is_read_back(self, store: ObjectStore) -> None:
         store.put("data/a", [b"one", bytearray(b"two"), memoryview(b"three")])
@@ -65,20 +86,67 @@ class StoreTests:
         store.put("data/large", [body[:1000], body[1000:]])
         assert store.get("data/large") == body
 
+    @pytest.mark.parametrize("size_bytes", [0, 1, 3_000_000])
+    def test_a_file_is_uploaded_as_it_is(
+        self, store: ObjectStore, tmp_path: Path, size_bytes: int
+    ) -> None:
+        body = (bytes(range(251)) * (size_bytes // 251 + 1))[:size_bytes]
+        (tmp_path / "file to upload").write_bytes(body)
+        store.put("data/file", [b"something before"])
+        store.put_file("data/file", tmp_path / "file to upload")
+        assert store.get("data/file") == body
+
+    def test_a_file_that_cannot_be_read_is_not_the_store_s_failure(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        for path in (tmp_path / "not there", tmp_path):
+            with pytest.raises(LocalCopyError, match=str(path)):
+                store.put_file("data/file", path)
+        assert store.list("") == []
+
+    @pytest.mark.parametrize("chunk_bytes", [1, 3, 10, 11])
+    def test_an_object_comes_in_pieces_of_the_size_asked_for(
+        self, store: ObjectStore, chunk_bytes: int
+    ) -> None:
+        store.put("data/digits", [b"0123456789"])
+        chunks = list(store.get_chunks("data/digits", chunk_bytes))
+        assert b"".join(chunks) == b"0123456789"
+        assert {len(chunk) for chunk in chunks[:-1]} <= {chunk_bytes}
+        assert 0 < len(chunks[-1]) <= chunk_bytes
+
+    def test_an_empty_object_has_no_pieces(self, store: ObjectStore) -> None:
+        store.put("data/empty", [])
+        assert list(store.get_chunks("data/empty")) == []
+
+    def test_a_large_object_comes_in_pieces(self, store: ObjectStore) -> None:
+        body = bytes(range(256)) * 8192
+        store.put("data/large", [body])
+        assert b"".join(store.get_chunks("data/large", 100_000)) == body
+
+    def test_pieces_that_nobody_takes_hurt_nobody(self, store: ObjectStore) -> None:
+        store.put("data/large", [bytes(1_000_000)])
+        for _ in range(40):  # more than a pool of connections holds
+            next(iter(store.get_chunks("data/large", 1000)))
+        assert store.get("data/large") == bytes(1_000_000)
+
     def test_create_on_a_free_name_creates(self, store: ObjectStore) -> None:
+        creating(store)
         assert store.create("log/0", [b"mine"]) is CreateOutcome.CREATED
         assert store.get("log/0") == b"mine"
 
     def test_create_on_a_taken_name_changes_nothing(self, store: ObjectStore) -> None:
+        creating(store)
         store.create("log/0", [b"first"])
         assert store.create("log/0", [b"second"]) is CreateOutcome.EXISTS
         assert store.get("log/0") == b"first"
 
     def test_create_sees_what_put_wrote(self, store: ObjectStore) -> None:
+        creating(store)
         store.put("log/0", [b"put"])
         assert store.create("log/0", [b"created"]) is CreateOutcome.EXISTS
 
     def test_a_deleted_name_is_free_again(self, store: ObjectStore) -> None:
+        creating(store)
         store.create("log/0", [b"first"])
         store.delete(["log/0"])
         assert store.create("log/0", [b"second"]) is CreateOutcome.CREATED
@@ -110,6 +178,8 @@ class StoreTests:
         if length < 1:
             with pytest.raises(SettingError):
                 store.get_tail("data/digits", length)
+            with pytest.raises(SettingError):
+                store.get_chunks("data/digits", length)
 
     def test_every_read_of_an_absent_object_says_so_and_names_it(self, store: ObjectStore) -> None:
         store.put("data/there", [b"x"])
@@ -117,6 +187,7 @@ class StoreTests:
             lambda: store.get("data/gone"),
             lambda: store.get_range("data/gone", 0, 1),
             lambda: store.get_tail("data/gone", 1),
+            lambda: list(store.get_chunks("data/gone")),
         ):
             with pytest.raises(ObjectNotFoundError, match="data/gone"):
                 read()
@@ -133,6 +204,15 @@ class StoreTests:
             store.put(name, [name.encode()])
         found = [(info.name, info.size_bytes) for info in store.list("log/")]
         assert found == [("log/1", 5), ("log/10", 6), ("log/2", 5)]
+
+    def test_a_listing_says_when_an_object_was_written_if_the_store_knows(
+        self, store: ObjectStore
+    ) -> None:
+        before_ms = time.time_ns() // 10**6
+        store.put("data/a", [b"x"])
+        [info] = store.list("")
+        if info.modified_ms is not None:  # cut to seconds by some, and by another clock
+            assert abs(info.modified_ms - before_ms) < 60_000
 
     def test_a_prefix_is_a_plain_string_prefix(self, store: ObjectStore) -> None:
         for name in ("a/b1/x", "a/b2", "a/c", "ab"):
@@ -160,11 +240,14 @@ class StoreTests:
         ],
     )
     def test_a_name_that_could_mean_another_place_is_refused(
-        self, store: ObjectStore, name: str
+        self, store: ObjectStore, name: str, tmp_path: Path
     ) -> None:
+        (tmp_path / "file").write_bytes(b"x")
         for call in (
             lambda: store.put(name, [b"x"]),
+            lambda: store.put_file(name, tmp_path / "file"),
             lambda: store.create(name, [b"x"]),
+            lambda: list(store.get_chunks(name)),
             lambda: store.get(name),
             lambda: store.get_range(name, 0, 1),
             lambda: store.get_tail(name, 1),
@@ -186,6 +269,7 @@ class StoreTests:
         assert store.get("data/größe = 1+2%20") == b"x"
 
     def test_of_racing_creators_exactly_one_wins(self, store: ObjectStore) -> None:
+        creating(store)
         for round_number in range(10):
             name = f"log/{round_number}"
             start = threading.Barrier(RACERS)
@@ -200,6 +284,8 @@ class StoreTests:
             assert store.get(name) == b"%d" % won.index(True)
 
     def test_a_reader_never_sees_half_an_object(self, store: ObjectStore) -> None:
+        if not store.capabilities.atomic_put:
+            pytest.skip(store.capabilities.reason)
         bodies = [bytes([letter]) * 200_000 for letter in b"abcdef"]
         store.put("data/hot", [bodies[0]])
         done = threading.Event()
@@ -224,6 +310,7 @@ class StoreTests:
             assert all(reader.result() for reader in readers)
 
     def test_a_created_object_appears_whole_or_not_at_all(self, store: ObjectStore) -> None:
+        creating(store)
         body = b"x" * 300_000
         seen: set[int] = set()
         done = threading.Event()

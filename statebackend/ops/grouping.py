@@ -6,33 +6,53 @@ the same in every attempt. Rows of one key keep the order in which they arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-__all__ = ["Groups", "group_rows"]
+from statebackend.ops.staging import Part, StagedRows
+
+__all__ = ["Groups", "group_part", "group_rows"]
+
+_GROUP_BYTES: Final = 2
+_LOOKED_THROUGH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True)
 class Groups:
-    """An epoch's rows, sorted by key.
+    """Rows sorted by key: an epoch's, or a part of them.
 
-    ``keys[i]`` (encoded) and ``key_groups[i]`` (2 bytes, big-endian) belong to the rows
+    ``full[i]`` (binary: 2 bytes of key group, big-endian, then the encoded key) belongs to the rows
     ``starts[i]:starts[i + 1]`` of ``rows``.
     """
 
-    rows: pa.Table
-    keys: list[bytes]
-    key_groups: list[bytes]
+    rows: pa.Table | StagedRows
+    full: pa.BinaryArray
     starts: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.full)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Every encoded key; an operator takes them by the :meth:`chunk`."""
+        return self.chunk(0, len(self))[1]
+
+    @property
+    def key_groups(self) -> list[bytes]:
+        """The key group of every key, 2 bytes, big-endian."""
+        return self.chunk(0, len(self))[0]
+
+    def chunk(self, first: int, last: int) -> tuple[list[bytes], list[bytes]]:
+        """Key groups and encoded keys of ``first`` to ``last`` (exclusive)."""
+        # As Python objects they take several times what they take in the column.
+        full: list[bytes] = self.full.slice(first, last - first).to_pylist()
+        return [key[:_GROUP_BYTES] for key in full], [key[_GROUP_BYTES:] for key in full]
 
 
 def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> Groups:
@@ -44,12 +64,8 @@ def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> 
         key_groups: uint16, the key group of each row.
     """
     if table.num_rows == 0:
-        return Groups(table, [], [], np.zeros(1, dtype=np.int64))
-    group_bytes = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(2), len(key_groups), [None, pa.py_buffer(key_groups.astype(">u2"))]
-    ).cast(pa.binary())
-    full = pc.binary_join_element_wise(group_bytes, encoded, pa.scalar(b"", pa.binary()))
-    coded = full.dictionary_encode()
+        return Groups(table, pa.array([], pa.binary()), np.zeros(1, dtype=np.int64))
+    coded = _full_keys(encoded, key_groups).dictionary_encode()
     distinct = coded.dictionary
     order = pc.sort_indices(distinct)
     rank = np.empty(len(distinct), dtype=np.int32)
@@ -58,10 +74,50 @@ def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> 
     row_order = np.argsort(codes, kind="stable")
     starts = np.zeros(len(distinct) + 1, dtype=np.int64)
     np.cumsum(np.bincount(codes, minlength=len(distinct)), out=starts[1:])
-    keys: Sequence[bytes] = distinct.take(order).to_pylist()
     return Groups(
         rows=table.take(pa.array(row_order)),
-        keys=[key[2:] for key in keys],
-        key_groups=[key[:2] for key in keys],
+        full=distinct.take(order),
         starts=starts,
     )
+
+
+def group_part(
+    part: Part, encode: Callable[[Sequence[pa.Array]], pa.Array], key_positions: Sequence[int]
+) -> Groups:
+    """Sort a part of the staged input by key.
+
+    Args:
+        encode: from key columns to encoded keys (see ``KeyCodec.encode_arrow``).
+        key_positions: where the key columns stand.
+    """
+
+    def encoded(table: pa.Table) -> pa.Array:
+        return encode([table.column(i).combine_chunks() for i in key_positions])
+
+    if isinstance(part.rows, StagedRows):
+        only = _only_key(part.rows, encoded)
+        if only is not None:
+            full = _full_keys(only, part.key_groups)
+            return Groups(part.rows, full, np.array([0, part.rows.num_rows], np.int64))
+        part = part.whole()
+    return group_rows(part.rows, encoded(part.rows), part.key_groups)
+
+
+def _full_keys(encoded: pa.Array, key_groups: NDArray[Any]) -> pa.BinaryArray:
+    group_bytes = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(_GROUP_BYTES), len(key_groups), [None, pa.py_buffer(key_groups.astype(">u2"))]
+    ).cast(pa.binary())
+    return pc.binary_join_element_wise(group_bytes, encoded, pa.scalar(b"", pa.binary()))
+
+
+def _only_key(rows: StagedRows, encoded: Callable[[pa.Table], pa.Array]) -> pa.Array | None:
+    """The key of all rows (one item), if they have the same."""
+    only = None
+    step = max(1, rows.num_rows // max(1, rows.nbytes // _LOOKED_THROUGH_BYTES))
+    for start in range(0, rows.num_rows, step):
+        keys = encoded(rows.slice(start, step))
+        if only is None:
+            only = keys.slice(0, 1)
+        if not pc.all(pc.equal(keys, only[0])).as_py():
+            return None
+    return only

@@ -13,8 +13,10 @@ What is handled here so that nobody else has to know it (each was reproduced on 
 
 from __future__ import annotations
 
+import functools
+import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ import msgspec
 from rocksdict import (
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     DBCompressionType,
     Options,
     Rdict,
@@ -44,6 +47,7 @@ META_PREFIX: Final = b"\xff\xff"
 
 _NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
 _BATCH_ROWS: Final = 50_000
+_KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
 _L0_FILES_BEFORE_COMPACTION: Final = 8
 
 
@@ -66,10 +70,16 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RocksSettings:
-    """Memory of one open store, in bytes."""
+    """Memory in bytes: the cache of all stores of a process, the write buffer of each."""
 
     block_cache_bytes: int = 64 << 20
     write_buffer_bytes: int = 32 << 20
+
+
+@functools.cache
+def _cache(size_bytes: int) -> Any:
+    """One for all stores of the process: a worker may keep many open."""
+    return Cache(size_bytes)
 
 
 def _options(settings: RocksSettings) -> Any:
@@ -86,7 +96,7 @@ def _options(settings: RocksSettings) -> Any:
     options.set_skip_stats_update_on_db_open(True)
     table = BlockBasedOptions()
     table.set_bloom_filter(10, False)
-    table.set_block_cache(Cache(settings.block_cache_bytes))
+    table.set_block_cache(_cache(settings.block_cache_bytes))
     table.set_cache_index_and_filter_blocks(True)
     options.set_block_based_table_factory(table)
     return options
@@ -204,6 +214,26 @@ class RocksStore:
             rows = slice(batch * _BATCH_ROWS, (batch + 1) * _BATCH_ROWS)
             self._write_checked(keys[rows], values[rows], marker if batch == last else None)
 
+    def apply_batches(
+        self,
+        batches: Iterable[tuple[Sequence[bytes], Sequence[bytes | None]]],
+        marker: Marker,
+    ) -> None:
+        """As :meth:`apply`, for a delta that comes in pieces (keys, values), in order.
+
+        Two pieces are in memory at a time. What the iterator raises is passed on; the store is then
+        good for ``marker``'s epoch only.
+        """
+        pieces = iter(batches)
+        pending = next(pieces, ((), ()))
+        for number, piece in enumerate(pieces):
+            before = None if number else self.marker()
+            if before is not None:
+                self._write_checked((), (), msgspec.structs.replace(before, applying=marker.chain))
+            self._write_checked(*pending, None)
+            pending = piece
+        self._write_checked(*pending, marker)
+
     def _write_checked(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
     ) -> None:
@@ -237,6 +267,11 @@ class RocksStore:
         """About how large the live data is on disk; unflushed writes are not in it."""
         return int(self._db.property_int_value("rocksdb.estimate-live-data-size") or 0)
 
+    def stored_bytes(self) -> int:
+        """At most about how large the data is: :meth:`live_bytes` and what is not flushed yet."""
+        unflushed = self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
+        return self.live_bytes() + int(unflushed)
+
     def compact_if_due(self) -> bool:
         """Merge level 0 when it has grown; stores that are open shortly starve compaction."""
         if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
@@ -246,6 +281,32 @@ class RocksStore:
         except Exception as error:
             raise classify(error, self.path) from error
         return True
+
+    def flush(self) -> None:
+        """Bring everything that was applied to disk; the interpreter is free meanwhile."""
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise classify(error, self.path) from error
+
+    def checkpoint(self, path: str) -> list[str]:
+        """Hard-link a consistent copy of the store to ``path``, which must not exist yet.
+
+        Returns:
+            the names of the files that make it up: table files, MANIFEST and CURRENT.
+        """
+        self.flush()  # first, with the interpreter free: the checkpoint itself holds it
+        try:
+            maker = Checkpoint(self._db)
+            try:
+                maker.create_checkpoint(path)
+            finally:
+                del maker  # while it lives, close() does not release the lock
+        except Exception as error:
+            raise classify(error, self.path) from error
+        return sorted(
+            name for name in os.listdir(path) if name.startswith(_KEPT) or name.endswith(".sst")
+        )
 
     def close(self) -> None:
         """Flush and close; may be called twice."""

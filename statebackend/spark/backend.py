@@ -17,8 +17,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from recovery.keeper import KeeperSettings
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
+from snapshot.progress import CheckpointProgress, ProgressBook
 from statebackend import system
 from statebackend.errors import (
     DuplicateUidError,
@@ -32,7 +34,8 @@ from statebackend.ops.rowconv import arrow_schema
 from statebackend.rocks.store import RocksSettings
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
-from statebackend.spark.job import Job
+from statebackend.spark.housekeeping import StorePatience
+from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch, Operator
 from statebackend.spark.plan import Anchor, anchored
 from statebackend.spark.task import SubtaskTask, TaskSpec
@@ -49,14 +52,16 @@ class StateBackend:
 
     Args:
         spark: a classic session (not Spark Connect).
-        uri: where durable copies go: ``file:///path`` or an absolute path on a file system that
-            driver and executors share.
+        uri: where durable copies go: ``s3://bucket/prefix``, or ``file:///path`` or an absolute
+            path on a file system that driver and executors share.
         job: a name under it; one job is one streaming query.
         local_dir: directory for task-local copies on each executor's host; may name environment
             variables of the executor (``$TMPDIR/state``).
         parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
         max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
-        commit: ``"sync"`` (the default): what Spark has committed is durable.
+        commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: the
+            record of a batch is written while the next one runs; after a crash of the driver the
+            query may go back by one batch, so its sources must be able to repeat one.
         allow_dropped_state: start although the checkpoint holds operators or states that the query
             no longer has; their state is dropped.
         settings: further settings by name (see docs/settings.md); an argument beats a
@@ -96,7 +101,14 @@ class StateBackend:
             **(settings or {}),
         }
         self._settings = Settings.resolve(given, lambda key: spark.conf.get(key, None))
-        self._job = Job(uri, job or "default")
+        self._job = Job(
+            uri,
+            job or "default",
+            options=store_options(self._settings),
+            patience=StorePatience(
+                self._settings.commit_timeout_s, now_s=system.monotonic_s, sleep_s=system.sleep_s
+            ),
+        )
         self._allow_dropped_state = allow_dropped_state
         self._local_dir = self._settings.local_dir or _fallback_local_dir()
         self._operators: dict[str, Operator] = {}
@@ -185,7 +197,12 @@ class StateBackend:
             "lease_timeout_s": settings.lease_timeout_s,
             "begin_timeout_s": settings.start_timeout_s + 30.0,
             "commit_timeout_s": settings.commit_timeout_s,
-            "base_limit_bytes": settings.base_limit_bytes,
+            "input_budget_bytes": settings.input_budget_bytes,
+            "overlay_budget_bytes": settings.overlay_budget_bytes,
+            "keeper": KeeperSettings(
+                open_limit=settings.open_stores, idle_close_s=settings.idle_close_s
+            ),
+            "store_options": self._job.options,
             "rocks": RocksSettings(
                 block_cache_bytes=settings.block_cache_bytes,
                 write_buffer_bytes=settings.write_buffer_bytes,
@@ -334,6 +351,14 @@ class StateBackend:
     def restores(self) -> list[RestoreReport]:
         """How each subtask got its state back since the query was started last."""
         return list(self._launch.session.restores) if self._launch else []
+
+    def progress(self) -> CheckpointProgress:
+        """What the newest epochs cost, by operator and subtask: sizes, durations, requests.
+
+        The same events go to the logger ``statebackend.progress``, one JSON object each.
+        """
+        book = self._launch.session.progress if self._launch else ProgressBook(self._job.name)
+        return book.summary(self.epoch)
 
     @property
     def epoch(self) -> int | None:

@@ -8,8 +8,9 @@ stream side ended well. An input that ends without it was cut off.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismatchError
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
+from statebackend.ops.grouping import Groups, group_part
+from statebackend.ops.staging import InputStage, Part
 
 __all__ = ["CONTROL_COLUMNS", "EpochInput", "read_epoch"]
 
@@ -25,14 +28,64 @@ CONTROL_COLUMNS = ("__statebackend_key_group", "__statebackend_subtask", "__stat
 _CHECKED_ROWS = 32
 
 
+class ColumnEncoder(Protocol):
+    """A key codec (see ``statebackend.schema.keys``)."""
+
+    def encode_arrow(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encoded keys of key columns."""
+
+
 @dataclass(frozen=True)
 class EpochInput:
-    """All rows of one subtask in one epoch. ``key_groups``: uint16, one per row."""
+    """All rows of one subtask in one epoch, staged in memory or (over a budget) on disk.
+
+    :meth:`groups` or :meth:`parts` is called once, then :meth:`close`, whatever happened.
+    """
 
     subtask: int
     stamp_ms: int
-    rows: pa.Table
-    key_groups: NDArray[np.uint16]
+    stage: InputStage
+    key_positions: tuple[int, ...]
+
+    @property
+    def rows(self) -> pa.Table:
+        """The rows that are in memory: all of them without a budget."""
+        return self.stage.held().rows
+
+    @property
+    def key_groups(self) -> NDArray[np.uint16]:
+        """The key groups of :attr:`rows`."""
+        return self.stage.held().key_groups
+
+    def parts(self) -> Iterator[Part]:
+        """The rows in ascending, disjoint ranges of key groups; one part if all fits the budget.
+
+        Raises:
+            LocalDirError: the disk is full or failed.
+        """
+        return self.stage.parts()
+
+    def groups(self, codec: ColumnEncoder) -> Iterator[Groups]:
+        """The rows of each part, sorted by key.
+
+        Raises:
+            NullKeyError: a key is null.
+            LocalDirError: the disk is full or failed.
+        """
+        parts = self.parts()
+        while True:
+            part = next(parts, None)
+            if part is None:
+                return
+            groups = group_part(part, codec.encode_arrow, self.key_positions)
+            # Let go of each, so that one part is in memory and not two.
+            del part
+            yield groups
+            del groups
+
+    def close(self) -> None:
+        """Forget the rows and remove what is on disk; may be called twice."""
+        self.stage.close()
 
 
 def read_epoch(
@@ -43,20 +96,33 @@ def read_epoch(
     key_positions: tuple[int, ...],
     parallelism: int,
     max_parallelism: int,
+    stage: InputStage | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
     Args:
         schema: of the data columns, which come first.
+        stage: takes the rows, and is closed if this raises; without one they stay in memory.
 
     Raises:
         BarrierMissingError: the upstream failed, was killed, or the query is being stopped.
         ForeignRowError: a row belongs to another subtask.
         HashMismatchError: Spark and Python disagree on a key's group.
+        LocalDirError: the input is over the budget, and the disk is full or failed.
     """
-    reader = _Reader(schema, parallelism, max_parallelism)
-    for batch in batches:
-        reader.take(batch)
+    if stage is None:
+        stage = InputStage(schema, key_positions=key_positions)
+    try:
+        reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
+        for batch in batches:
+            reader.take(batch)
+        return _checked(reader, uid, key_positions)
+    except BaseException:
+        stage.close()
+        raise
+
+
+def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> EpochInput:
     if not reader.barriers:
         raise BarrierMissingError(
             f"The input of operator {uid!r} ended without its barrier: the stages before it "
@@ -70,28 +136,44 @@ def read_epoch(
             f"({sorted(present)[:8]}).",
             todo="Report this with the query's plan (df.explain()): a plan rewrite moved rows.",
         )
-    result = reader.result()
-    _check_hash(result, uid, key_positions, max_parallelism)
-    return result
+    if not reader.hash_agrees:
+        raise HashMismatchError(
+            f"Spark's plan and Python put keys of operator {uid!r} into different key groups.",
+            todo="Use a supported release of Spark; nothing of this attempt was kept.",
+        )
+    return EpochInput(min(reader.barriers), reader.stamp_ms, reader.stage, key_positions)
 
 
 class _Reader:
     """Collects an epoch's batches, and what identifies them."""
 
-    def __init__(self, schema: pa.Schema, parallelism: int, max_parallelism: int) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key_positions: tuple[int, ...],
+        parallelism: int,
+        max_parallelism: int,
+        stage: InputStage,
+    ) -> None:
         self._schema = schema
+        self._key_positions = key_positions
         self._parallelism, self._max_parallelism = parallelism, max_parallelism
-        self._batches: list[pa.RecordBatch] = []
-        self._key_groups: list[NDArray[np.uint16]] = []
-        self._stamp_ms = -1
+        self._unchecked_rows = _CHECKED_ROWS
+        self.stage = stage
+        self.stamp_ms = -1
+        self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Take in one batch: data columns, then the control columns."""
         width = len(self._schema)
+        pinned_bytes = None
         key_group, subtask, stamp = batch.columns[width : width + 3]
-        if key_group.null_count:
+        if not key_group.null_count:
+            # Buffers of one message are one allocation: the control columns stay with the others.
+            pinned_bytes = batch.get_total_buffer_size()
+        else:
             self._take_anchor_rows(key_group, subtask, stamp)
             batch = batch.filter(key_group.is_valid())
             key_group, subtask = batch.columns[width : width + 2]
@@ -101,8 +183,11 @@ class _Reader:
         owners = subtask_of(groups, self._parallelism, self._max_parallelism)
         self.subtasks.update(np.unique(subtask.to_numpy()).tolist())
         self.subtasks.update(np.unique(owners).tolist())
-        self._key_groups.append(groups.astype(np.uint16))
-        self._batches.append(pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema))
+        narrow = groups.astype(np.uint16)
+        rows = pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema)
+        if self._unchecked_rows:
+            self._check_hash(rows, narrow)
+        self.stage.add(rows, narrow, pinned_bytes)
 
     def _take_anchor_rows(self, key_group: pa.Array, subtask: pa.Array, stamp: pa.Array) -> None:
         for i in np.flatnonzero(np.asarray(key_group.is_null())).tolist():
@@ -111,31 +196,15 @@ class _Reader:
                 self.subtasks.add(marker)
                 continue
             self.barriers.add(~marker)
-            self._stamp_ms = stamp[i].cast(pa.int64()).as_py() // 1000
+            self.stamp_ms = stamp[i].cast(pa.int64()).as_py() // 1000
 
-    def result(self) -> EpochInput:
-        """Everything taken in, of one subtask."""
-        empty = np.empty(0, dtype=np.uint16)
-        return EpochInput(
-            subtask=min(self.barriers),
-            stamp_ms=self._stamp_ms,
-            rows=pa.Table.from_batches(self._batches, schema=self._schema),
-            key_groups=np.concatenate(self._key_groups) if self._key_groups else empty,
+    def _check_hash(self, rows: pa.RecordBatch, key_groups: NDArray[np.uint16]) -> None:
+        # A sample: the hash is part of the format, and a Spark release that changed it must not
+        # pass.
+        head = rows.slice(0, self._unchecked_rows)
+        self._unchecked_rows -= head.num_rows
+        found = hash_key_groups(
+            [head.column(i) for i in self._key_positions], self._max_parallelism
         )
-
-
-def _check_hash(
-    taken: EpochInput, uid: str, key_positions: tuple[int, ...], max_parallelism: int
-) -> None:
-    # A sample: the hash is part of the format, and a Spark release that changed it must not pass.
-    head = taken.rows.slice(0, _CHECKED_ROWS)
-    if head.num_rows == 0:
-        return
-    columns = [head.column(i).combine_chunks() for i in key_positions]
-    if not np.array_equal(
-        hash_key_groups(columns, max_parallelism), taken.key_groups[: head.num_rows]
-    ):
-        raise HashMismatchError(
-            f"Spark's plan and Python put keys of operator {uid!r} into different key groups.",
-            todo="Use a supported release of Spark; nothing of this attempt was kept.",
-        )
+        if not np.array_equal(found, key_groups[: head.num_rows]):
+            self.hash_agrees = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 from urllib.parse import quote
 
 from blake3 import blake3
@@ -10,12 +13,17 @@ from recovery.rewind import LogProgress
 from snapshot.lineage import OperatorLineage, resolve
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
-from snapshot.storage.base import ObjectStore
+from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store, probe
+from snapshot.storage.options import StoreOptions
+from snapshot.tenure import Patience
 from statebackend import system
 from statebackend.errors import MaxParallelismChangedError, ParallelismError, SettingError
+from statebackend.settings import Settings
 
-__all__ = ["Job", "live_lineages"]
+__all__ = ["Job", "live_lineages", "store_options"]
+
+_READERS: Final = 8
 
 
 def _named_operators(manifests: list[Manifest]) -> dict[str, int] | None:
@@ -34,20 +42,47 @@ def live_lineages(manifests: list[Manifest]) -> dict[str, OperatorLineage]:
     }
 
 
+def _read_all(read: Callable[[int], Manifest], wanted: Iterable[int]) -> list[Manifest]:
+    """As ``map``, several at a time: a record is a round trip."""
+    with ThreadPoolExecutor(_READERS, "statebackend-log") as pool:
+        return list(pool.map(read, wanted))
+
+
+def store_options(settings: Settings) -> StoreOptions:
+    """What an object store must be told beyond its URI; no secrets."""
+    return StoreOptions(
+        endpoint_url=settings.s3_endpoint,
+        region=settings.s3_region,
+        sse=settings.s3_sse,
+        kms_key_id=settings.s3_kms_key_id,
+        role_arn=settings.s3_role_arn,
+        ca_bundle=settings.s3_ca_bundle,
+        deadline_s=settings.s3_deadline_s,
+    )
+
+
 class Job:
     """A named job under a URI; opened (and the store probed) when it is first asked for anything.
 
     Args:
         uri: the folder of all jobs. name: this one.
+        options: what the store must be told. patience: how commits wait for it.
     """
 
-    def __init__(self, uri: str, name: str) -> None:
+    def __init__(
+        self,
+        uri: str,
+        name: str,
+        *,
+        options: StoreOptions | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         if not isinstance(uri, str) or not uri:
-            raise SettingError(f"The uri is {uri!r}.", todo="Give a file:/// URI.")
+            raise SettingError(f"The uri is {uri!r}.", todo="Give a file:/// or s3:// URI.")
         if uri.startswith("memory:"):
             raise SettingError(
                 f"The uri {uri!r} is in one process's memory, which executors do not share.",
-                todo="Give a file:/// URI.",
+                todo="Give a file:/// or s3:// URI.",
             )
         if not isinstance(name, str) or not name.strip("."):
             raise SettingError(f"The job's name is {name!r}.", todo="Give job= a name.")
@@ -55,28 +90,40 @@ class Job:
         self.store_uri = f"{uri.rstrip('/')}/{quote(name, safe='')}"
         # Jobs of one name in two stores must not meet in a host's local directory.
         # By the URI as the store has it: /path and file:///path are one place.
-        store = open_store(self.store_uri, new_id=system.new_id)  # refuses what cannot be a URI
+        self.options = options or StoreOptions()
+        # Refuses what cannot be a URI.
+        store = open_store(self.store_uri, new_id=system.new_id, options=self.options)
         self.local_name = f"{name}-{blake3(store.uri.encode()).hexdigest()[:12]}"
-        self._store: ObjectStore | None = None
+        self._patience = patience
+        self._store: CountingStore | None = None
+        self._log: CommitLog | None = None
 
     @property
-    def store(self) -> ObjectStore:
+    def store(self) -> CountingStore:
         """The job's folder.
 
         Raises:
             StoreUnreachableError, StoreCapabilityError: it cannot be used, and why.
         """
         if self._store is None:
-            store = open_store(self.store_uri, new_id=system.new_id)
-            probe(store, new_id=system.new_id)
-            self._store = store
+            store = open_store(self.store_uri, new_id=system.new_id, options=self.options)
+            counted = CountingStore(store)
+            probe(counted, new_id=system.new_id)
+            self._store = counted
         return self._store
 
     def log(self) -> CommitLog:
         """The job's commit log, to be read or claimed by this driver."""
-        return CommitLog(
-            self.store, job=self.name, writer=system.process_name(), new_id=system.new_id
-        )
+        if self._log is None:
+            self._log = CommitLog(
+                self.store,
+                job=self.name,
+                writer=system.process_name(),
+                new_id=system.new_id,
+                patience=self._patience,
+                read_all=_read_all,
+            )
+        return self._log
 
     def manifests(self) -> list[Manifest]:
         """What the log holds now."""

@@ -22,8 +22,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
+from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.operators import OperatorSpec, operators_setting
+from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
 from statebackend import system
 from statebackend.errors import (
@@ -76,7 +78,7 @@ class _Services:
     lock: ClassVar[threading.Lock] = threading.Lock()
     starting: ClassVar[threading.RLock] = threading.RLock()
     server: ClassVar[Server | None] = None
-    running: ClassVar[dict[str, tuple[str, StreamingQuery]]] = {}
+    running: ClassVar[dict[str, tuple[str, StreamingQuery, RunSession]]] = {}
 
     @classmethod
     def get(cls, spark: SparkSession, settings: Settings) -> Server:
@@ -109,7 +111,13 @@ class Launch:
         self._allow_dropped_state = allow_dropped_state
         self._log = job.log()
         self.session = RunSession(
-            store=job.store, log=self._log, gate_timeout_s=settings.start_timeout_s
+            store=job.store,
+            log=self._log,
+            gate_timeout_s=settings.start_timeout_s,
+            whole_limit_bytes=settings.base_whole_limit_bytes,
+            progress=ProgressBook(job.name),
+            clean_every_epochs=settings.clean_every_epochs,
+            clean_min_age_s=settings.clean_min_age_s,
         )
         self._name = system.new_id()
         self._first_epoch: int | None = None
@@ -154,16 +162,19 @@ class Launch:
         return f"{folder}/{name}" if folder and name else None
 
     def _refuse_running(self) -> None:
-        session, query = _Services.running.get(self._job.store.uri, ("", None))
-        if query is None:
+        known = _Services.running.get(self._job.store.uri)
+        if known is None:
             return
+        name, query, session = known
         if query.isActive:
             raise JobRunningError(
                 f"Job {self._job.name!r} in {self._job.uri} is being run by query "
                 f"{query.name or query.id} of this driver.",
                 todo="Stop that query first, or give this one another job= name.",
             )
-        _Services.get(self._spark, self._settings).remove(session)
+        _Services.get(self._spark, self._settings).remove(name)
+        # What it had on its way when it ended is part of what this start finds in the log.
+        session.drain(self._settings.commit_timeout_s)
 
     def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
         live = live_lineages(manifests)
@@ -306,10 +317,20 @@ class Launch:
                 if uid in self._operators
             },
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
-            base_every_epochs=self._settings.base_every_epochs,
+            bases=BasePolicy(
+                every_epochs=self._settings.base_every_epochs,
+                apart_every_epochs=self._settings.base_apart_every_epochs,
+                apart_min_bytes=self._settings.base_apart_min_bytes,
+                apart_ratio=self._settings.base_apart_ratio,
+                lease_s=self._settings.base_lease_s,
+            ),
+            now_s=system.monotonic_s,
+            new_id=system.new_id,
             first_epoch=first_epoch,
+            asynchronous=self._settings.commit == "async",
+            retain_epochs=self._settings.retain_epochs,
         )
-        _Services.running[self._job.store.uri] = (self._name, query)
+        _Services.running[self._job.store.uri] = (self._name, query, self.session)
         self.session.open(coordinator, tenure)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id

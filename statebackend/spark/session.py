@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 from blake3 import blake3
 
-from recovery.plan import StepSource, plan_restore
+from recovery.plan import RestorePlan, plan_restore
 from snapshot.coordinator import Coordinator
 from snapshot.epoch import Acked
-from snapshot.lineage import SliceRef
+from snapshot.lineage import SubtaskLineage
 from snapshot.log import CommitLog, Tenure
 from snapshot.messages import (
     AckReply,
     AckRequest,
+    BaseDone,
+    BaseRenewal,
+    BaseReply,
     BeginReply,
     BeginRequest,
     RestoreReport,
@@ -24,43 +28,17 @@ from snapshot.messages import (
     SlicePart,
 )
 from snapshot.operators import CommitWork
-from snapshot.record import Manifest, Record, parse_record, record_name
+from snapshot.progress import ProgressBook
 from snapshot.storage.base import ObjectStore
-from statebackend.errors import (
-    CommitUnknownError,
-    CoordinatorUnreachableError,
-    FencedError,
-    ProtocolError,
-    StateBackendError,
-)
+from statebackend import system
+from statebackend.errors import CoordinatorUnreachableError, ProtocolError, StateBackendError
+from statebackend.spark.housekeeping import Cleaner
+from statebackend.spark.records import DamagedSliceError, Records
+from statebackend.spark.replies import base_grant, layer_step, plan_steps
 
 __all__ = ["RunSession"]
 
 _log = logging.getLogger("statebackend.coordinator")
-
-
-class _Records:
-    """Records read for restores: each once, whole, for as long as the first epochs run."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self._records: dict[int, Record] = {}
-        self._lock = threading.Lock()
-
-    def slice(self, ref: SliceRef) -> bytes:
-        """A slice's bytes, digest-checked."""
-        with self._lock:
-            record = self._records.get(ref.sequence)
-            if record is None:
-                name = record_name(ref.sequence)
-                record = parse_record(self._store.get(name), name)
-                self._records[ref.sequence] = record
-        return record.slice(ref.entry)
-
-    def forget(self, before: int) -> None:
-        """Drop what is older than a sequence: running subtasks need the last record at most."""
-        with self._lock:
-            self._records = {s: r for s, r in self._records.items() if s >= before}
 
 
 class RunSession:
@@ -69,22 +47,51 @@ class RunSession:
     Requests wait at a gate until the driver has checked what it started (:meth:`open`), or refuse.
     """
 
-    def __init__(self, *, store: ObjectStore, log: CommitLog, gate_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        log: CommitLog,
+        gate_timeout_s: float,
+        whole_limit_bytes: int = 8 << 20,
+        progress: ProgressBook | None = None,
+        clean_every_epochs: int = 0,
+        clean_min_age_s: float = 0.0,
+    ) -> None:
         self._store, self._commit_log = store, log
         self._gate_timeout_s = gate_timeout_s
+        self._whole_limit_bytes = whole_limit_bytes
+        self.progress = progress or ProgressBook()
         self._gate = threading.Event()
         self._refusal: StateBackendError | None = None
         self._coordinator: Coordinator | None = None
         self._tenure: Tenure | None = None
         self._state_lock = threading.Lock()
         self._commit_lock = threading.Lock()
-        self._records = _Records(store)
+        self._records = Records(store)
+        self._damaged: set[str] = set()
+        self._writer = ThreadPoolExecutor(1, "statebackend-commit")
+        self._in_flight: dict[str, Future[None]] = {}
+        self.cleaner = Cleaner(
+            store,
+            log,
+            self._records,
+            self._state_lock,
+            every_epochs=clean_every_epochs,
+            min_age_ms=int(clean_min_age_s * 1000),
+        )
         self.restores: list[RestoreReport] = []
 
     def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
         """Let requests in."""
         self._coordinator, self._tenure = coordinator, tenure
+        self._records.seed(self._commit_log.take_records())
         self._gate.set()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait for the records that are on their way, also of a query that has ended."""
+        wait(list(self._in_flight.values()), timeout_s)
+        self.cleaner.drain(timeout_s)
 
     def refuse(self, error: StateBackendError) -> None:
         """Answer every request with ``error``."""
@@ -135,57 +142,88 @@ class RunSession:
             admitted = coordinator.begin(request)
             operator = coordinator.lineage(request.operator)
             lineage = operator.subtasks[request.subtask]
-            plan = plan_restore(
-                request.copy, lineage, job_id=coordinator.job_id, epoch=admitted.base_epoch
-            )
             spec = coordinator.spec(request.operator)
-            last = operator.epochs.get(admitted.base_epoch)
+            last = operator.epochs.get(admitted.durable_epoch)
+            previous = lineage.base_before(admitted.durable_epoch) if admitted.grant else None
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
-        bodies = [
-            self._records.slice(step.ref)
-            for step in plan.steps
-            if step.source is StepSource.RECORD and step.ref.entry.size_bytes
-        ]
-        steps = [
-            RestoreStep(
-                epoch=step.ref.entry.epoch,
-                kind=step.ref.entry.kind,
-                digest=step.ref.entry.digest,
-                chain=step.ref.entry.chain,
-                size_bytes=step.ref.entry.size_bytes,
-                rows=step.ref.entry.rows,
-                source=step.source.value,
-                name=step.ref.entry.object or "",
+        self.progress.begun(request, system.monotonic_s())
+        plan, steps, bodies = self._planned(coordinator, lineage, request, admitted.durable_epoch)
+        layers: list[RestoreStep] = []
+        if admitted.layer is not None:
+            layer, more = layer_step(admitted.layer, request.copy)
+            layers, bodies = [layer], bodies + more
+        grant = None
+        if admitted.grant is not None:
+            grant = base_grant(
+                admitted.grant,
+                previous,
+                self._records,
+                coordinator.base_policy,
+                self._whole_limit_bytes,
             )
-            for step in plan.steps
-        ]
+        assert self._tenure is not None
         reply = BeginReply(
             job_id=coordinator.job_id,
+            generation=self._tenure.generation,
             base_epoch=admitted.base_epoch,
+            durable_epoch=admitted.durable_epoch,
+            durable_chain=lineage.chain_at(admitted.durable_epoch) or admitted.chain,
             chain=admitted.chain,
             key_group_start=lineage.key_groups.start,
             key_group_end=lineage.key_groups.end,
             fresh=plan.fresh,
             reason=plan.reason,
             steps=steps,
+            layers=layers,
             states=spec.states,
             inline_budget_bytes=coordinator.inline_budget_bytes,
             restoring=admitted.first_of_run,
             base_due=admitted.base_due,
+            grant=grant,
         )
         return reply, bodies
+
+    def _planned(
+        self,
+        coordinator: Coordinator,
+        lineage: SubtaskLineage,
+        request: BeginRequest,
+        epoch: int,
+    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+        """The nearest exact way to the state after ``epoch`` that is not known to be damaged."""
+        while True:
+            with self._state_lock:
+                plan = plan_restore(
+                    request.copy,
+                    lineage,
+                    job_id=coordinator.job_id,
+                    epoch=epoch,
+                    avoid=self._damaged.union(request.copy.damaged),
+                )
+            try:
+                return plan, *plan_steps(plan, self._records)
+            except DamagedSliceError as damaged:
+                _log.error("%s", damaged.error)
+                self._damaged.add(damaged.ref.entry.digest)
 
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot; the one that completes its operator answers when that is durable."""
         coordinator, tenure = self._ready()
         for part in (request.delta, request.base):
             _check_part(request, part)
+        work = None
         with self._state_lock:
             outcome = coordinator.ack(request)
             if request.restore is not None:
                 self.restores.append(request.restore)
+            if outcome is Acked.COMPLETE and coordinator.asynchronous:
+                work = coordinator.due_commit(request.operator, request.epoch)
+        self.progress.acked(request, system.monotonic_s())
         if outcome is not Acked.COMPLETE:
+            return AckReply(durable=False)
+        if coordinator.asynchronous:
+            self._commit_behind(coordinator, tenure, request.operator, work)
             return AckReply(durable=False)
         with self._commit_lock:
             with self._state_lock:
@@ -194,22 +232,52 @@ class RunSession:
                 self._commit(coordinator, tenure, work)
         return AckReply(durable=True)
 
+    def _commit_behind(
+        self, coordinator: Coordinator, tenure: Tenure, uid: str, work: CommitWork | None
+    ) -> None:
+        """Have a record written while the next epoch runs; the epoch before must be durable."""
+        before = self._in_flight.get(uid)
+        if work is not None:
+            self._in_flight[uid] = self._writer.submit(self._commit, coordinator, tenure, work)
+        if before is not None:
+            before.result()
+
     def _commit(self, coordinator: Coordinator, tenure: Tenure, work: CommitWork) -> None:
         # What is retained never grows backwards, whatever a new operator's lineage says.
         oldest = max(work.manifest.oldest_needed, tenure.oldest_needed)
         manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest)
+        started_s = system.monotonic_s()
         try:
             sequence = self._commit_log.append(tenure, manifest, work.bodies)
-        except (FencedError, CommitUnknownError) as error:
+        except StateBackendError as error:
             with self._state_lock:
                 coordinator.fail(error)
             _log.error("%s", error)
             raise
         with self._state_lock:
-            coordinator.committed(work, _placed(manifest, work.bodies, sequence))
+            coordinator.committed(work, self._commit_log.known(sequence))
+        self.progress.committed(work, sequence, started_s, system.monotonic_s())
+        self.cleaner.after_commit(coordinator, tenure, work.epoch)
+
+    # --- bases ---------------------------------------------------------------------------------
+
+    def base_done(self, request: BaseDone) -> BaseReply:
+        """A base is durable; the operator's next record names it."""
+        coordinator, _ = self._ready()
+        _check_part(request, request.part)
+        with self._state_lock:
+            coordinator.base_done(request)
+        self.progress.base_done(request)
+        return BaseReply(lease_s=coordinator.base_policy.lease_s)
+
+    def base_renewed(self, request: BaseRenewal) -> BaseReply:
+        """An upload goes on."""
+        coordinator, _ = self._ready()
+        with self._state_lock:
+            return BaseReply(lease_s=coordinator.base_renewed(request))
 
 
-def _check_part(request: AckRequest, part: SlicePart | None) -> None:
+def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
     """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
     if part is None or part.name:
         return
@@ -219,13 +287,3 @@ def _check_part(request: AckRequest, part: SlicePart | None) -> None:
             f"{request.epoch} is not the bytes that it names.",
             todo="The task is tried again; if it happens again, look at the network.",
         )
-
-
-def _placed(manifest: Manifest, bodies: list[bytes | None], sequence: int) -> Manifest:
-    """The manifest as the record has it: with its sequence, and offsets of inline slices."""
-    slices = []
-    offset = 0
-    for entry, body in zip(manifest.slices, bodies, strict=True):
-        slices.append(entry if body is None else msgspec.structs.replace(entry, offset=offset))
-        offset += len(body or b"")
-    return msgspec.structs.replace(manifest, sequence=sequence, slices=slices)

@@ -8,35 +8,53 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
-from blake3 import blake3
 from pyspark import Broadcast
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from recovery.local import Clock, LocalSubtask
+from recovery.keeper import Keeper, KeeperSettings
+from recovery.local import Clock, LocalSubtask, RecentDelta
 from recovery.restore import OpenSubtask, Restorer, Site
-from snapshot.delta import chain, encode_delta
-from snapshot.messages import PROTOCOL, AckRequest, BeginReply, BeginRequest, LocalCopy, SlicePart
+from recovery.upload import BaseUpload
+from recovery.workspace import Workspace
+from snapshot.delta import DeltaRows, chain, encode_delta
+from snapshot.delta_stream import EncodedDelta, encode_frozen
+from snapshot.messages import (
+    PROTOCOL,
+    AckRequest,
+    BaseGrant,
+    BeginReply,
+    BeginRequest,
+    LocalCopy,
+    SlicePart,
+)
+from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
+from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
+from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.errors import LocalCopyError, LocalDirError
-from statebackend.ops.grouping import Groups, group_rows
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.rows import RowOperator
+from statebackend.ops.staging import InputStage
 from statebackend.rocks.store import RocksSettings
 from statebackend.schema.keys import KeyCodec
 from statebackend.spark.context import EpochContext
 from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.tws import StateDeclaration, TwsCalls
 from statebackend.spark.wire import client_for
 from statebackend.state.cells import KeyCursor
+from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 
 __all__ = ["SubtaskTask", "TaskSpec"]
@@ -45,6 +63,8 @@ _log = logging.getLogger("statebackend.task")
 
 
 _YOUNG_OBJECTS = 50_000
+_RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
+_TRIED_BYTES = 64 << 20  # state that is larger on disk will not fit into a record when packed
 
 
 @dataclass(frozen=True)
@@ -65,8 +85,11 @@ class TaskSpec:
     lease_timeout_s: float
     begin_timeout_s: float
     commit_timeout_s: float
-    base_limit_bytes: int
+    input_budget_bytes: int
+    overlay_budget_bytes: int
     rocks: RocksSettings
+    keeper: KeeperSettings
+    store_options: StoreOptions
 
 
 @dataclass
@@ -95,45 +118,84 @@ class SubtaskTask:
         spec = self.spec
         context = EpochContext.current(spec.uid, self.token.value)
         timings = _Timings()
+        work = Workspace.of_process(system.expanded(spec.local_dir), system.new_id)
+        schema = arrow_schema(spec.input_schema)
+        stage = InputStage(
+            schema,
+            key_positions=spec.key_positions,
+            budget_bytes=spec.input_budget_bytes,
+            folder=work.path,
+        )
         taken = read_epoch(
             batches,
             uid=spec.uid,
-            schema=arrow_schema(spec.input_schema),
+            schema=schema,
             key_positions=spec.key_positions,
             parallelism=spec.parallelism,
             max_parallelism=spec.max_parallelism,
+            stage=stage,
         )
         timings.mark("read")
-        key_codec = KeyCodec(StructType([spec.input_schema[i] for i in spec.key_positions]))
-        key_columns = [taken.rows.column(i).combine_chunks() for i in spec.key_positions]
-        groups = group_rows(taken.rows, key_codec.encode_arrow(key_columns), taken.key_groups)
-        timings.mark("group")
-        store = _durable_store(spec.uri)
-        opened = self._restorer(context, taken, store).open()
-        timings.mark("restore")
-        try:
-            table = StateTable(opened.store)
-            with _unhurried_collector():
-                yield from self._process(groups, table, opened.reply.states)
-            timings.mark("process")
-            request = self._snapshot(context, taken, opened, table, store, timings)
-        except LocalCopyError as error:
-            # Marked before the attempt fails, so that the next one does not take it again.
-            opened.incarnation.mark_bad(error.what)
-            raise
-        finally:
-            opened.incarnation.release()
-        timings.mark("close")
-        request = msgspec.structs.replace(request, timings_ms=timings.marks_ms)
-        endpoint = context.endpoint
-        client_for(endpoint.location).ack(endpoint, request, timeout_s=spec.commit_timeout_s)
+        store = CountingStore(_durable_store(spec.uri, spec.store_options))
+        spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
+        with contextlib.ExitStack() as stack:
+            stack.callback(spill.close)
+            stack.callback(taken.close)
+            worker = SubtaskEpoch(self.spec, self.processor, context, taken, store, timings)
+            yield from worker.run(spill, work)
 
-    def _process(
-        self, groups: Groups, table: StateTable, state_ids: dict[str, int]
-    ) -> Iterator[pa.RecordBatch]:
-        spec, cursor = self.spec, KeyCursor()
+
+class SubtaskEpoch:
+    """One attempt at one epoch, once its input is whole."""
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        processor: StatefulProcessor,
+        context: EpochContext,
+        taken: EpochInput,
+        store: CountingStore,
+        timings: _Timings,
+    ) -> None:
+        self._spec, self._processor = spec, processor
+        self._context, self._taken = context, taken
+        self._store, self._timings = store, timings
+        self._client = client_for(context.endpoint.location)
+
+    def run(self, spill: OverlaySpill, work: Workspace) -> Iterator[pa.RecordBatch]:
+        """Get the state, process, snapshot, ack."""
+        spec, timings = self._spec, self._timings
+        local = self._local()
+        opened = self._restorer(local).open()
+        timings.mark("restore")
+        held = opened.incarnation
+        try:
+            if opened.reply.grant is not None:
+                self._upload_base(opened, opened.reply.grant)
+            table = StateTable(opened.store, spill=spill)
+            for epoch, rows in opened.layers:
+                table.add_layer(epoch, _one_or_all(rows))
+            with _unhurried_collector():
+                yield from self._process(table, opened.reply.states)
+            timings.mark("process")
+            request = self._snapshot(opened, table, work)
+        except BaseException as error:
+            if isinstance(error, LocalCopyError):
+                # Marked before the attempt fails, so that the next one does not take it again.
+                held.mark_bad(error.what)
+            held.release()
+            raise
+        local.give_back(held)
+        timings.mark("close")
+        request = msgspec.structs.replace(
+            request, timings_ms=timings.marks_ms, requests=_requests(self._store)
+        )
+        self._client.ack(self._context.endpoint, request, timeout_s=spec.commit_timeout_s)
+
+    def _process(self, table: StateTable, state_ids: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        spec, cursor = self._spec, KeyCursor()
         calls = TwsCalls(
-            self.processor,
+            self._processor,
             spec.uid,
             cursor=cursor,
             table=table,
@@ -147,12 +209,26 @@ class SubtaskTask:
             key_positions=spec.key_positions,
             output_schema=spec.output_schema,
         )
-        yield from operator.run(groups, calls)
+        codec = KeyCodec(StructType([spec.input_schema[i] for i in spec.key_positions]))
+        yield from operator.run_parts(self._taken.groups(codec), calls)
         calls.close()
 
-    def _restorer(self, context: EpochContext, taken: EpochInput, store: ObjectStore) -> Restorer:
-        spec, endpoint = self.spec, context.endpoint
-        client = client_for(endpoint.location)
+    def _local(self) -> LocalSubtask:
+        spec = self._spec
+        clock = Clock(system.monotonic_s, system.sleep_s)
+        return LocalSubtask(
+            system.expanded(spec.local_dir),
+            job=spec.local_name,
+            operator=spec.uid,
+            subtask=self._taken.subtask,
+            new_id=system.new_id,
+            clock=clock,
+            keeper=Keeper.of_process(clock, spec.keeper),
+        )
+
+    def _restorer(self, local: LocalSubtask) -> Restorer:
+        spec, context, taken = self._spec, self._context, self._taken
+        endpoint = context.endpoint
         site = Site(
             operator=spec.uid,
             subtask=taken.subtask,
@@ -175,82 +251,131 @@ class SubtaskTask:
                 executor=site.executor,
                 copy=copy,
             )
-            return client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
+            return self._client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
 
-        local = LocalSubtask(
-            system.expanded(spec.local_dir),
-            job=spec.local_name,
-            operator=spec.uid,
-            subtask=taken.subtask,
-            new_id=system.new_id,
-            clock=Clock(system.monotonic_s, system.sleep_s),
-        )
         return Restorer(
             local,
             site,
             ask=ask,
-            fetch=store.get,
+            store=self._store,
             now_s=system.monotonic_s,
             lease_timeout_s=spec.lease_timeout_s,
             settings=spec.rocks,
         )
 
-    def _snapshot(
-        self,
-        context: EpochContext,
-        taken: EpochInput,
-        opened: OpenSubtask,
-        table: StateTable,
-        store: ObjectStore,
-        timings: _Timings,
-    ) -> AckRequest:
+    def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
+        spec = self._spec
+        counted = CountingStore(_durable_store(spec.uri, spec.store_options))
+        reporter = UploadReporter(
+            self._client,
+            self._context.endpoint,
+            job=spec.job,
+            operator=spec.uid,
+            subtask=self._taken.subtask,
+            grant=grant,
+            counted=counted,
+            timeout_s=spec.begin_timeout_s,
+        )
+        BaseUpload(
+            opened.incarnation,
+            grant,
+            store=counted,
+            generation=opened.reply.generation,
+            reporter=reporter,
+            now_s=system.monotonic_s,
+        ).start()
+
+    def _snapshot(self, opened: OpenSubtask, table: StateTable, work: Workspace) -> AckRequest:
         """Freeze, and make both copies of what changed."""
-        reply, epoch = opened.reply, context.epoch
+        spec, context, reply = self._spec, self._context, opened.reply
+        epoch, held = context.epoch, opened.incarnation
         frozen = table.freeze(epoch)
-        budget_bytes = reply.inline_budget_bytes
-        keys, values = frozen.sorted()
-        delta = encode_delta(keys, values) if keys else None
-        data = delta.data if delta else b""
-        part = _part(data, len(keys), budget_bytes, store)
+        delta = encode_frozen(frozen, work.path)
+        digest = delta.digest.hex()
+        name = data_name(reply.generation, epoch, system.new_id())
+        part = self._durable(delta, reply.inline_budget_bytes, name)
         try:
-            opened.incarnation.write_delta(epoch, part.digest, data)
+            if delta.path is not None:
+                held.adopt_delta(epoch, digest, delta.path)
+            else:
+                held.write_delta(epoch, digest, delta.data or b"")
+                if not frozen.spilled and delta.size_bytes <= _RECENT_BYTES:
+                    held.recent = RecentDelta(epoch, digest, *frozen.sorted())
         except LocalDirError as error:
             _log.warning("no local copy of epoch %d: %s", epoch, error)
-        timings.mark("snapshot")
-        base = None
-        if reply.base_due and self._base_fits(opened):
-            entries = list(table.snapshot())
-            full = encode_delta([k for k, _ in entries], [v for _, v in entries])
-            base = _part(full.data, full.rows, budget_bytes - len(part.data), store)
-            timings.mark("base")
-        follows = chain(bytes.fromhex(reply.chain), bytes.fromhex(part.digest)).hex()
+        self._timings.mark("snapshot")
+        base, large_bytes = None, 0
+        if reply.base_due:
+            base, large_bytes = self._inline_base(
+                opened, table, reply.inline_budget_bytes - len(part.data)
+            )
+            self._timings.mark("base")
+        follows = chain(bytes.fromhex(reply.chain), delta.digest).hex()
         return AckRequest(
             protocol=PROTOCOL,
-            job=self.spec.job,
+            job=spec.job,
             session=context.endpoint.session,
-            operator=self.spec.uid,
-            subtask=taken.subtask,
+            operator=spec.uid,
+            subtask=self._taken.subtask,
             epoch=epoch,
-            stamp_ms=taken.stamp_ms,
+            stamp_ms=self._taken.stamp_ms,
             attempt=context.attempt,
             chain=follows,
             delta=part,
             base=base,
+            large_bytes=large_bytes,
+            figures=self._figures(opened),
             restore=opened.report,
         )
 
-    def _base_fits(self, opened: OpenSubtask) -> bool:
-        # A base is made whole in memory, within the batch: only for state that this suits.
-        size_bytes = opened.store.live_bytes()
-        if size_bytes > self.spec.base_limit_bytes:
-            _log.warning(
-                "operator %s: no base is written of %d bytes of state (the limit is %d)",
-                self.spec.uid,
-                size_bytes,
-                self.spec.base_limit_bytes,
+    def _durable(self, delta: EncodedDelta, budget_bytes: int, name: str) -> SlicePart:
+        """A slice: inline if the budget allows, else an object of its own, durable on return."""
+        digest = delta.digest.hex()
+        if delta.path is not None:
+            self._store.put_file(name, delta.path)
+        elif delta.size_bytes > budget_bytes:
+            self._store.put(name, [delta.data or b""])
+        else:
+            return SlicePart(
+                digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, data=delta.data or b""
             )
-            return False
-        return True
+        return SlicePart(digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, name=name)
+
+    def _inline_base(
+        self, opened: OpenSubtask, table: StateTable, budget_bytes: int
+    ) -> tuple[SlicePart | None, int]:
+        """The whole state for the record; or, where that is too large, how large it is."""
+        stored_bytes = opened.store.live_bytes()
+        if stored_bytes > _TRIED_BYTES:
+            return None, stored_bytes
+        entries = list(table.snapshot())
+        if not entries:
+            return None, 0
+        full = encode_delta([k for k, _ in entries], [v for _, v in entries])
+        size_bytes = len(full.data)
+        if size_bytes > budget_bytes:
+            return None, size_bytes
+        digest = full.digest.hex()
+        return SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, data=full.data), 0
+
+    def _figures(self, opened: OpenSubtask) -> dict[str, int]:
+        return {
+            "rows": self._taken.stage.rows,
+            "spilled_bytes": self._taken.stage.staged_bytes,
+            "level0_files": opened.store.level0_files(),
+            "stored_bytes": opened.store.stored_bytes(),
+        }
+
+
+def _one_or_all(rows: Iterator[DeltaRows]) -> DeltaRows | Iterator[DeltaRows]:
+    """One block stays in memory; more of them go to disk, one after the other."""
+    first = next(rows)
+    second = next(rows, None)
+    return first if second is None else itertools.chain((first, second), rows)
+
+
+def _requests(store: CountingStore) -> dict[str, tuple[int, int]]:
+    return {verb: (one.requests, one.size_bytes) for verb, one in store.counts.items()}
 
 
 @contextlib.contextmanager
@@ -265,21 +390,12 @@ def _unhurried_collector() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _part(data: bytes, rows: int, budget_bytes: int, store: ObjectStore) -> SlicePart:
-    """A slice: inline if the budget allows, else an object of its own, durable on return."""
-    digest = blake3(data).hexdigest()
-    if len(data) <= budget_bytes:
-        return SlicePart(digest=digest, size_bytes=len(data), rows=rows, data=data)
-    name = f"data/{system.new_id()}"
-    store.put(name, [data])
-    return SlicePart(digest=digest, size_bytes=len(data), rows=rows, name=name)
+_stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
 
 
-_stores: dict[str, ObjectStore] = {}
-
-
-def _durable_store(uri: str) -> ObjectStore:
-    store = _stores.get(uri)
+def _durable_store(uri: str, options: StoreOptions) -> ObjectStore:
+    key = (os.getpid(), uri, options)
+    store = _stores.get(key)
     if store is None:
-        store = _stores[uri] = open_store(uri, new_id=system.new_id)
+        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options)
     return store

@@ -20,6 +20,9 @@ from snapshot.messages import (
     PROTOCOL,
     AckReply,
     AckRequest,
+    BaseDone,
+    BaseRenewal,
+    BaseReply,
     BeginReply,
     BeginRequest,
     ErrorReply,
@@ -76,6 +79,15 @@ class Handler(Protocol):
 
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot."""
+
+    def base_done(self, request: BaseDone) -> BaseReply:
+        """A base was uploaded."""
+
+    def base_renewed(self, request: BaseRenewal) -> BaseReply:
+        """An upload goes on."""
+
+
+_Request = BeginRequest | AckRequest | BaseDone | BaseRenewal
 
 
 class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
@@ -143,10 +155,17 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         elif kind == "ack":
             ack = _decode(body, AckRequest)
             yield msgspec.msgpack.encode([True, self._handler(context, ack).ack(ack)])
+        elif kind == "base_done":
+            done = _decode(body, BaseDone)
+            yield msgspec.msgpack.encode([True, self._handler(context, done).base_done(done)])
+        elif kind == "base_renewed":
+            renewal = _decode(body, BaseRenewal)
+            answer = self._handler(context, renewal).base_renewed(renewal)
+            yield msgspec.msgpack.encode([True, answer])
         else:
             raise ProtocolError(f"The coordinator knows no request {kind!r}.")
 
-    def _handler(self, context: Any, request: BeginRequest | AckRequest) -> Handler:
+    def _handler(self, context: Any, request: _Request) -> Handler:
         if request.protocol != PROTOCOL:
             raise ProtocolError(
                 f"The executor speaks protocol {request.protocol}, the driver {PROTOCOL}.",
@@ -194,6 +213,16 @@ class Client:
     def ack(self, endpoint: Endpoint, request: AckRequest, *, timeout_s: float) -> AckReply:
         """Report a snapshot; may take as long as a commit takes."""
         return self._call(endpoint, "ack", request, AckReply, timeout_s)[0]
+
+    def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
+        """Report a base that is durable."""
+        return self._call(endpoint, "base_done", request, BaseReply, timeout_s)[0]
+
+    def base_renewed(
+        self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
+    ) -> BaseReply:
+        """Say that an upload goes on."""
+        return self._call(endpoint, "base_renewed", request, BaseReply, timeout_s)[0]
 
     def _call(
         self, endpoint: Endpoint, kind: str, request: Any, reply: type[T], timeout_s: float

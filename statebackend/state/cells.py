@@ -22,6 +22,7 @@ __all__ = ["KeyCursor", "ListCell", "MapCell", "ValueCell"]
 
 Row = tuple[Any, ...]
 _COUNT_BYTES = 8
+_SAMPLED_KEYS = 16
 
 
 class RowCodecLike(Protocol):
@@ -41,20 +42,30 @@ class KeyCodecLike(Protocol):
 class KeyCursor:
     """The chunk of keys that is loaded, and which of them is current.
 
-    ``index`` is -1 outside a call for a key: state cannot be touched then.
+    ``index`` is -1 outside a call for a key: state cannot be touched then. ``loaded_bytes``: about
+    how much state was read for the chunk.
     """
 
-    __slots__ = ("_loaders", "index", "prefixes", "suffixes")
+    __slots__ = ("_loaders", "_tables", "index", "loaded_bytes", "prefixes", "suffixes")
 
     def __init__(self) -> None:
         self.index = -1
         self.prefixes: Sequence[bytes] = ()
         self.suffixes: Sequence[bytes] = ()
+        self.loaded_bytes = 0
         self._loaders: list[Callable[[], None]] = []
+        self._tables: list[StateTable] = []
 
-    def attach(self, loader: Callable[[], None]) -> None:
-        """``loader`` is called after each :meth:`load`."""
+    def attach(self, loader: Callable[[], None], table: StateTable | None = None) -> None:
+        """``loader`` is called after each :meth:`load`; ``table`` is what it reads."""
         self._loaders.append(loader)
+        if table is not None and table not in self._tables:
+            self._tables.append(table)
+
+    def relieve(self) -> None:
+        """Let tables spill that have grown over their limit; never between a read and its write."""
+        for table in self._tables:
+            table.relieve()
 
     def load(self, key_groups: Sequence[bytes], keys: Sequence[bytes]) -> None:
         """Make a chunk of keys available.
@@ -64,6 +75,8 @@ class KeyCursor:
             keys: the encoded user keys, ascending within a key group.
         """
         self.index = -1
+        self.relieve()
+        self.loaded_bytes = 0
         self.prefixes = key_groups
         self.suffixes = keys
         for loader in self._loaders:
@@ -86,7 +99,7 @@ class _Cell:
         self._name = name
         self._id = state_id.to_bytes(2, "big")
         self._keys: list[bytes] = []
-        cursor.attach(self._load)
+        cursor.attach(self._load, table)
 
     def _load(self) -> None:
         cursor, state_id = self._cursor, self._id
@@ -120,6 +133,8 @@ class ValueCell(_Cell):
     def _load(self) -> None:
         super()._load()
         self._current = self._table.multi_get(self._keys)
+        sample = self._current[::_SAMPLED_KEYS]
+        self._cursor.loaded_bytes += _SAMPLED_KEYS * sum(map(len, filter(None, sample)))
 
     def exists(self) -> bool:
         """Whether the current key has a value."""

@@ -1,26 +1,45 @@
 """The overlay over RocksDB, and its copy-on-write freeze.
 
 Writes of the current epoch live in an overlay: a dict from full key to encoded value, None for
-deleted. Reads go overlay, then frozen overlays (newest first), then the base. At the barrier the
-overlay is frozen and a fresh one put over it: constant time, whatever the state's size.
+deleted. An overlay over its limit goes to disk as a sorted run. Reads go overlay, its runs (newest
+first), then frozen overlays and layers (newest first), then the base. At the barrier the overlay is
+frozen and a fresh one put over it: constant time, whatever the state's size.
 
 Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | sub key``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Protocol
+
+import pyarrow as pa
+
+from statebackend.state.blocks import ABSENT, SortedRows, binary_array
+from statebackend.state.spill import (
+    ArrowRows,
+    OverlayGauge,
+    OverlaySpill,
+    Run,
+    count_merged,
+    merge,
+)
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]
-
-_ABSENT: Final[Any] = object()
 
 
 def state_prefix(key_group: int, state_id: int) -> bytes:
     """The first four bytes of every key of one state in one key group."""
     return key_group.to_bytes(2, "big") + state_id.to_bytes(2, "big")
+
+
+_END: tuple[None, None] = (None, None)
+
+
+def _in_order(entries: dict[bytes, bytes | None]) -> tuple[list[bytes], list[bytes | None]]:
+    keys = sorted(entries)
+    return keys, list(map(entries.__getitem__, keys))
 
 
 class ReadableBase(Protocol):
@@ -41,79 +60,165 @@ class _Overlay:
     """One epoch's changes.
 
     ``entries`` holds every changed key. ``under`` holds, for the states that are read by prefix,
-    which of these keys stand under which prefix: a dict cannot be asked for a range.
+    which of these keys stand under which prefix: a dict cannot be asked for a range. ``runs`` are
+    the parts that left these dicts, oldest first; a key in ``entries`` beats them.
     """
 
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
     under: dict[bytes, set[bytes]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+
+    def sources(self) -> Iterator[dict[bytes, bytes | None] | Run]:
+        """What to look a key up in, newest first."""
+        if self.entries:
+            yield self.entries
+        yield from reversed(self.runs)
+
+    def all_runs(self) -> list[Run]:
+        """Everything as runs, oldest first; what is in the dict as one more in memory."""
+        if not self.entries:
+            return self.runs
+        keys, values = _in_order(self.entries)
+        return [*self.runs, Run.in_memory([SortedRows(binary_array(keys), binary_array(values))])]
 
 
 @dataclass(frozen=True)
 class FrozenOverlay:
-    """One epoch's changes after the barrier; never written again."""
+    """One epoch's changes after the barrier (or a layer); never written again."""
 
     epoch: int
     _overlay: _Overlay
 
+    @property
+    def spilled(self) -> bool:
+        """Whether some of it stands in runs: then :meth:`merged` is the way to read it."""
+        return bool(self._overlay.runs)
+
     def __len__(self) -> int:
-        return len(self._overlay.entries)
+        if not self.spilled:
+            return len(self._overlay.entries)
+        return count_merged(self._overlay.all_runs())
 
     def sorted(self) -> tuple[list[bytes], list[bytes | None]]:
         """Keys in ascending order and their values (None: deleted), as a delta wants them."""
-        entries = self._overlay.entries
-        keys = sorted(entries)
-        return keys, list(map(entries.__getitem__, keys))
+        if not self.spilled:
+            return _in_order(self._overlay.entries)
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        for some_keys, some_values in self.merged():
+            keys += some_keys.to_pylist()
+            values += some_values.to_pylist()
+        return keys, values
+
+    def merged(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+        """As :meth:`sorted`, in pieces: binary keys and values (null: deleted)."""
+        return merge(self._overlay.all_runs())
 
 
 class StateTable:
     """All keyed state of one subtask: one sorted map from bytes to bytes.
 
     Not thread-safe: one task owns it.
+
+    Args:
+        base: the confirmed state.
+        spill: where an overlay goes that grows too large; without it, it stays in memory.
     """
 
-    def __init__(self, base: ReadableBase) -> None:
+    def __init__(self, base: ReadableBase, *, spill: OverlaySpill | None = None) -> None:
         self.base = base
         self._overlay = _Overlay()
         self._frozen: list[FrozenOverlay] = []
+        self._spill = spill
+        self._gauge = OverlayGauge()
 
     @property
     def entries(self) -> dict[bytes, bytes | None]:
-        """The current overlay. Point states write to it directly; it changes at each freeze."""
+        """The current overlay. Point states write to it directly.
+
+        It is another dict after each :meth:`freeze` and :meth:`relieve`: do not keep it.
+        """
         return self._overlay.entries
+
+    def relieve(self) -> None:
+        """Write the overlay to disk if it is over its limit; between two keys' changes, or chunks.
+
+        Raises:
+            LocalDirError: the disk is full or failed.
+        """
+        spill, overlay = self._spill, self._overlay
+        if spill is None:
+            return
+        if self._gauge.look(overlay.entries, bool(overlay.under)) <= spill.limit_bytes:
+            return
+        run = spill.write(overlay.entries)
+        self._overlay = _Overlay(runs=[*overlay.runs, run])
+        self._gauge = OverlayGauge()
+
+    def add_layer(self, epoch: int, rows: ArrowRows | Iterable[ArrowRows]) -> FrozenOverlay:
+        """Put the changes of an earlier epoch, not yet in the base, below this one's.
+
+        Layers are added oldest first, before anything is written. Given blocks in key order, they
+        go to disk if there is a spill: only one is in memory at a time.
+        """
+        if not isinstance(rows, Iterable):
+            run = Run.in_memory([rows])
+        elif self._spill is None:
+            run = Run.in_memory(rows)
+        else:
+            run = self._spill.write_rows(rows)
+        layer = FrozenOverlay(epoch, _Overlay(runs=[run]))
+        self._frozen.append(layer)
+        return layer
 
     def get(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None."""
-        found = self._overlay.entries.get(key, _ABSENT)
-        if found is _ABSENT:
-            for frozen in reversed(self._frozen):
-                found = frozen._overlay.entries.get(key, _ABSENT)
-                if found is not _ABSENT:
-                    break
-            else:
-                return self.base.get(key)
-        return found  # type: ignore[no-any-return]
+        found = self._overlay.entries.get(key, ABSENT)
+        if found is not ABSENT:
+            return found  # type: ignore[no-any-return]
+        if self._frozen or self._overlay.runs:
+            for source in self._sources():
+                found = source.get(key) if isinstance(source, Run) else source.get(key, ABSENT)
+                if found is not ABSENT:
+                    return found  # type: ignore[no-any-return]
+        return self.base.get(key)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys`` in their order; one call into the base for those not overlaid."""
-        layers = [self._overlay.entries, *(f._overlay.entries for f in reversed(self._frozen))]
-        layers = [layer for layer in layers if layer]
-        if not layers:
+        sources = self._sources()
+        if not sources:
             return self.base.multi_get(keys)
         values: list[bytes | None] = [None] * len(keys)
-        missing: list[int] = []
-        for i, key in enumerate(keys):
-            for layer in layers:
-                found = layer.get(key, _ABSENT)
-                if found is not _ABSENT:
-                    values[i] = found
-                    break
-            else:
-                missing.append(i)
-        if missing:
-            read = self.base.multi_get([keys[i] for i in missing])
-            for i, value in zip(missing, read, strict=True):
-                values[i] = value
+        wanted = list(range(len(keys)))
+        ends: tuple[bytes, bytes] | None = None
+        for source in sources:
+            if isinstance(source, Run):
+                # Keys come in order: a chunk lies behind all that was spilled before it.
+                ends = ends or (min(keys, default=b""), max(keys, default=b""))
+                if source.touches(*ends):
+                    wanted = source.get_many(keys, wanted, values)
+                continue
+            missing = []
+            for place in wanted:
+                found = source.get(keys[place], ABSENT)
+                if found is ABSENT:
+                    missing.append(place)
+                else:
+                    values[place] = found
+            wanted = missing
+        if wanted:
+            wanted.sort()
+            read = self.base.multi_get([keys[place] for place in wanted])
+            for place, value in zip(wanted, read, strict=True):
+                values[place] = value
         return values
+
+    def _sources(self) -> list[dict[bytes, bytes | None] | Run]:
+        """What lies over the base, newest first."""
+        sources = list(self._overlay.sources())
+        for frozen in reversed(self._frozen):
+            sources += frozen._overlay.sources()
+        return sources
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Set (or, with None, delete) one key."""
@@ -129,48 +234,65 @@ class StateTable:
         merged: dict[bytes, bytes | None] = dict(self.base.scan(prefix))
         changed = False
         for overlay in (*(f._overlay for f in self._frozen), self._overlay):
+            for run in overlay.runs:
+                for key, value in run.scan(prefix):
+                    merged[key] = value
+                    changed = True
             for key in overlay.under.get(prefix, ()):
                 merged[key] = overlay.entries[key]
                 changed = True
         if not changed:
             return list(merged.items())  # type: ignore[arg-type]
-        return [(key, value) for key in sorted(merged) if (value := merged[key]) is not None]
+        return [(key, live) for key in sorted(merged) if (live := merged[key]) is not None]
 
     def freeze(self, epoch: int) -> FrozenOverlay:
         """Close the epoch: constant time. Reads see through it until :meth:`applied`."""
         frozen = FrozenOverlay(epoch, self._overlay)
         self._frozen.append(frozen)
         self._overlay = _Overlay()
+        self._gauge = OverlayGauge()
         return frozen
 
     def applied(self, frozen: FrozenOverlay) -> None:
-        """The base holds ``frozen`` now (it must be the oldest that is left)."""
+        """The base holds ``frozen`` now (it must be the oldest that is left); its runs go."""
         if not self._frozen or self._frozen[0] is not frozen:
             raise AssertionError("frozen overlays are applied in the order of their epochs")
         del self._frozen[0]
+        for run in frozen._overlay.runs:
+            run.remove()
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
         """Every live entry in key order, overlays included: what a base delta holds."""
-        merged: dict[bytes, bytes | None] = {}
-        for overlay in (*(f._overlay for f in self._frozen), self._overlay):
-            merged.update(overlay.entries)
-        pending = iter(sorted(merged))
-        upcoming = next(pending, None)
+        pending = self._changes()
+        upcoming, over = next(pending, _END)
         for key, value in self.base.scan():
             while upcoming is not None and upcoming < key:
-                if (over := merged[upcoming]) is not None:
+                if over is not None:
                     yield upcoming, over
-                upcoming = next(pending, None)
+                upcoming, over = next(pending, _END)
             if upcoming == key:
-                if (over := merged[key]) is not None:
+                if over is not None:
                     yield key, over
-                upcoming = next(pending, None)
+                upcoming, over = next(pending, _END)
             else:
                 yield key, value
         while upcoming is not None:
-            if (over := merged[upcoming]) is not None:
+            if over is not None:
                 yield upcoming, over
-            upcoming = next(pending, None)
+            upcoming, over = next(pending, _END)
+
+    def _changes(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """All that lies over the base, in key order."""
+        overlays = [*(frozen._overlay for frozen in self._frozen), self._overlay]
+        if any(overlay.runs for overlay in overlays):
+            for keys, values in merge([run for o in overlays for run in o.all_runs()]):
+                yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
+            return
+        merged: dict[bytes, bytes | None] = {}
+        for overlay in overlays:
+            merged.update(overlay.entries)
+        for key in sorted(merged):
+            yield key, merged[key]
 
 
 class MemoryBase:

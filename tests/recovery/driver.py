@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from recovery.plan import RestorePlan
+from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.delta import chain, decode_delta, encode_delta
 from snapshot.epoch import Acked
@@ -167,7 +168,9 @@ class Run:
             },
             lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
             inline_budget_bytes=1 << 20,
-            base_every_epochs=base_every_epochs,
+            bases=BasePolicy(every_epochs=base_every_epochs),
+            now_s=lambda: 0.0,
+            new_id=new_id,
             first_epoch=first_epoch,
         )
 
@@ -304,7 +307,9 @@ class Started:
                 uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
             },
             inline_budget_bytes=inline_budget_bytes,
-            base_every_epochs=base_every_epochs,
+            bases=BasePolicy(every_epochs=base_every_epochs),
+            now_s=lambda: 0.0,
+            new_id=new_id,
             first_epoch=first_epoch,
         )
         self.session = RunSession(store=store, log=log, gate_timeout_s=0)

@@ -108,7 +108,7 @@ class Job:
             self.local(host),
             Site(operator="op", subtask=0, host=host, executor="e"),
             ask=self.ask,
-            fetch=self.durable.get,
+            store=self.durable,
             now_s=Ticks(),
             lease_timeout_s=1.0,
             settings=SMALL,

@@ -261,7 +261,7 @@ def test_a_reader_that_retention_overtakes_reads_again() -> None:
         store.delete([record_name(1)])
 
     store.overtake = overtake
-    assert [m.sequence for m in log.manifests()] == [2]
+    assert [m.sequence for m in log_on(store, "reader").manifests()] == [2]
 
 
 def test_a_passing_failure_is_never_taken_for_an_absence() -> None:

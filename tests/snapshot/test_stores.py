@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import pickle
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +18,21 @@ from snapshot.storage import (
     Capabilities,
     CountingStore,
     CreateOutcome,
+    FailingStore,
     LocalStore,
     MemoryStore,
     ObjectStore,
+    SlowStore,
+    StoreOptions,
     VerbCount,
     open_store,
     probe,
 )
-from snapshot.storage.base import Buffer
+from snapshot.storage.base import Buffer, ObjectInfo
+from snapshot.storage.failing import Failure
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import (
+    EnvironmentMissingError,
     ObjectNotFoundError,
     SettingError,
     StateBackendError,
@@ -54,6 +61,22 @@ class TestCountingStore(StoreTests):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return CountingStore(MemoryStore())
+
+
+class TestSlowStore(StoreTests):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        def no_wait(seconds: float) -> None:
+            raise AssertionError("nothing was to be waited for")
+
+        return SlowStore(MemoryStore(), sleep_s=no_wait)
+
+
+class TestFailingStore(StoreTests):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        inner = LocalStore(tmp_path / "store", new_id=new_id)
+        return FailingStore(inner, lambda verb, name, call_number: None)
 
 
 # --- LocalStore: errors --------------------------------------------------------------------------
@@ -277,7 +300,7 @@ def test_an_object_whose_folder_failed_to_sync_is_not_read_back_as_if_it_were_sa
 # --- CountingStore, open_store, probe ------------------------------------------------------------
 
 
-def test_counts_are_requests_and_bytes_by_verb() -> None:
+def test_counts_are_requests_and_bytes_by_verb(tmp_path: Path) -> None:
     store = CountingStore(MemoryStore())
     store.put("a", [b"123", b"45"])
     store.create("b", [b"1"])
@@ -285,6 +308,11 @@ def test_counts_are_requests_and_bytes_by_verb() -> None:
     store.get("a")
     store.get_range("a", 1, 2)
     store.get_tail("a", 3)
+    assert list(store.get_chunks("a", 2)) == [b"12", b"34", b"5"]
+    with pytest.raises(ObjectNotFoundError):
+        list(store.get_chunks("gone"))
+    (tmp_path / "file").write_bytes(b"1234567")
+    store.put_file("c", tmp_path / "file")
     with pytest.raises(ObjectNotFoundError):
         store.get("gone")
     before = store.counts
@@ -297,9 +325,80 @@ def test_counts_are_requests_and_bytes_by_verb() -> None:
         "get": VerbCount(2, 5),
         "get_range": VerbCount(1, 2),
         "get_tail": VerbCount(1, 3),
+        "get_chunks": VerbCount(2, 5),
+        "put_file": VerbCount(1, 7),
         "list": VerbCount(1, 0),
         "delete": VerbCount(1, 0),
     }
+
+
+def test_a_call_takes_the_latency_and_its_bytes_the_bandwidth() -> None:
+    waits: list[float] = []
+    inner = MemoryStore()
+    store = SlowStore(inner, sleep_s=waits.append, latency_s=0.5, bytes_per_s=1000)
+    store.put("a", [b"x" * 250, b"y" * 250])
+    assert waits == [0.75, 0.25]
+    waits.clear()
+    store.get("a")
+    assert waits == [0.25, 0.75]
+    waits.clear()
+    assert len(list(store.get_chunks("a", 250))) == 2
+    assert waits == [0.5, 0.25, 0.25]
+    with pytest.raises(SettingError):
+        SlowStore(inner, sleep_s=waits.append, latency_s=-1)
+
+
+def test_a_lost_request_does_nothing_and_a_lost_answer_hides_what_was_done() -> None:
+    inner = MemoryStore()
+    asked: list[tuple[str, str, int]] = []
+    failures: dict[int, Failure] = {1: "before", 2: "after", 3: KeyError("as planned")}
+
+    def plan(verb: str, name: str, call_number: int) -> Failure:
+        asked.append((verb, name, call_number))
+        return failures.get(call_number) if verb == "create" else None
+
+    store = FailingStore(inner, plan)
+    with pytest.raises(StoreUnreachableError):
+        store.create("log/0", [b"x"])
+    assert inner.list("") == []
+    with pytest.raises(StoreUnreachableError):
+        store.create("log/0", [b"x"])
+    assert inner.get("log/0") == b"x"
+    with pytest.raises(KeyError):
+        store.create("log/1", [b"x"])
+    assert store.create("log/0", [b"x"]) is CreateOutcome.EXISTS
+    store.list("log/")
+    store.delete(["log/0", "log/1"])
+    assert asked[-3:] == [("create", "log/0", 4), ("list", "log/", 1), ("delete", "log/0", 1)]
+
+
+def test_a_stream_breaks_off_after_its_first_piece() -> None:
+    inner = MemoryStore()
+    inner.put("a", [b"0123"])
+    chunks = FailingStore(inner, lambda *_: "after").get_chunks("a", 2)
+    assert next(chunks) == b"01"
+    with pytest.raises(StoreUnreachableError):
+        next(chunks)
+
+
+def test_a_memory_store_says_by_its_own_clock_when_an_object_was_written() -> None:
+    store = MemoryStore(clock_ms=lambda: 7)
+    store.put("a", [b"x"])
+    assert [info.modified_ms for info in store.list("")] == [7]
+
+
+def test_listings_compare_by_name_and_size_whenever_they_were_written() -> None:
+    assert ObjectInfo("a", 1, 5) == ObjectInfo("a", 1, 6)
+    assert sorted([ObjectInfo("b", 1), ObjectInfo("a", 2, 9)])[0].name == "a"
+
+
+def test_a_replaced_file_is_read_to_the_end_as_it_was(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, new_id=new_id)
+    store.put("a", [b"old."])
+    chunks = store.get_chunks("a", 2)
+    assert next(chunks) == b"ol"
+    store.put("a", [b"new"])
+    assert list(chunks) == [b"d."]
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{quoted}", "file:{quoted}"])
@@ -322,8 +421,8 @@ def test_one_memory_store_per_name_in_a_process() -> None:
 @pytest.mark.parametrize(
     ("uri", "named"),
     [
-        ("s3://bucket/x", "'s3'"),
-        ("hdfs://host/x", "file, memory"),
+        ("nosuch://host/x", "file, memory, s3"),
+        ("simplecache::file:///x", "chain"),
         ("here/there", "relative"),
         ("./a:b", "relative"),
         ("", "relative"),
@@ -336,6 +435,76 @@ def test_one_memory_store_per_name_in_a_process() -> None:
 def test_a_uri_that_cannot_be_opened_says_why(uri: str, named: str) -> None:
     with pytest.raises(SettingError, match=named):
         open_store(uri, new_id=new_id)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:topsecret@bucket/x",
+        "s3://key@bucket/topsecret",
+        "sftp://user:topsecret@host/x",
+        "file://user:topsecret@host/x",
+    ],
+)
+def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        open_store(uri, new_id=new_id)
+    assert "topsecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("s3://", "s3:bucket", "s3://B/x", "s3://a/x", "s3://a..b/x", "s3://1.2.3.4/x"),
+        *("s3://bucket//x", "s3://bucket/../x", "s3://bucket/.x", "s3://buc_ket/x"),
+    ],
+)
+def test_a_malformed_s3_uri_is_refused(uri: str) -> None:
+    with pytest.raises(SettingError):
+        open_store(uri, new_id=new_id)
+
+
+def test_what_only_s3_can_give_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    options = StoreOptions(sse="AES256", endpoint_url="https://host")
+    for uri in (str(tmp_path), tmp_path.as_uri(), "memory://x", "gs://bucket/x"):
+        with pytest.raises(SettingError, match="endpoint_url, sse"):
+            open_store(uri, new_id=new_id, options=options)
+    open_store("memory://x", new_id=new_id, options=StoreOptions(deadline_s=5))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"endpoint_url": "host:80"},
+        {"endpoint_url": "https://"},
+        {"endpoint_url": "https://host?x=1"},
+        {"sse": "ROT13"},
+        {"kms_key_id": "key"},
+        {"deadline_s": 0},
+        {"read_timeout_s": float("nan")},
+        {"max_connections": 0},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingError):
+        StoreOptions(**given)
+
+
+def test_options_travel_and_refuse_a_secret_without_repeating_it() -> None:
+    options = StoreOptions(endpoint_url="https://host:9000", region="here", deadline_s=1.5)
+    assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(SettingError) as caught:
+        StoreOptions(endpoint_url="https://key:topsecret@host")
+    assert "topsecret" not in str(caught.value)
+
+
+def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("snapshot.storage.s3")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    with pytest.raises(EnvironmentMissingError) as caught:
+        open_store("s3://bucket/x", new_id=new_id)
+    assert "statebackend[s3]" in caught.value.todo
 
 
 def test_a_store_is_not_shipped_in_a_closure(tmp_path: Path) -> None:
@@ -355,6 +524,12 @@ def test_an_unwritable_place_fails_the_probe_by_name(tmp_path: Path) -> None:
         probe(LocalStore(tmp_path / "file", new_id=new_id), new_id=new_id)
 
 
+def test_a_probe_costs_four_requests() -> None:
+    store = CountingStore(MemoryStore())
+    probe(store, new_id=new_id)
+    assert sum(count.requests for count in store.counts.values()) == 4
+
+
 class Overwrites(MemoryStore):
     def create(self, name: str, parts: list[Buffer]) -> CreateOutcome:  # type: ignore[override]
         self.put(name, parts)
@@ -371,11 +546,6 @@ class Alters(MemoryStore):
         return super().get(name) + b"!"
 
 
-class NeverDeletes(MemoryStore):
-    def delete(self, names: object) -> None:
-        pass
-
-
 class SaysThatItCannot(MemoryStore):
     @property
     def capabilities(self) -> Capabilities:
@@ -387,7 +557,6 @@ class SaysThatItCannot(MemoryStore):
         (Overwrites, "twice"),
         (Forgets, "not there"),
         (Alters, "other bytes"),
-        (NeverDeletes, "deleted"),
         (SaysThatItCannot, "a tape"),
     ]
 )

@@ -1,0 +1,205 @@
+"""Stores that a worker keeps open between epochs, and their hand-over to other workers of the host.
+
+Opening a store for each task costs a flush at its end and starves compaction. So a worker keeps
+its stores open, leased, and any worker of the host may ask for one at the holder's *door*: a local
+socket, whose path lies in the incarnation's directory. A store that is not in use is closed and
+let go at once; one that is in use is not. A holder that does not answer (frozen, or a twin that is
+still working) is not waited for beyond a bounded time: the asker makes an incarnation of its own.
+
+The door's thread also closes what nobody used for a while, and flushes what has many epochs in
+memory only: their local deltas are needed until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from statebackend.errors import StateBackendError
+
+if TYPE_CHECKING:
+    from recovery.local import Clock, Incarnation
+
+__all__ = ["Keeper", "KeeperSettings", "ask_for"]
+
+_log = logging.getLogger("statebackend.recovery")
+_TICK_S: Final = 0.5
+_LINE_BYTES: Final = 8192
+HOLDER: Final = "holder"
+
+
+@dataclass(frozen=True)
+class KeeperSettings:
+    """How many stores a worker keeps open, for how long, and how many epochs stay unflushed."""
+
+    open_limit: int = 32
+    idle_close_s: float = 30.0
+    unflushed_epochs: int = 16
+
+
+@dataclass
+class _Kept:
+    held: Incarnation
+    since_s: float
+
+
+class Keeper:
+    """The stores of this process that are open and not in use. Thread-safe.
+
+    One per process: `of_process` makes it anew after a fork, since neither threads nor RocksDB
+    survive one.
+    """
+
+    _instance: ClassVar[tuple[int, Keeper] | None] = None
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, clock: Clock, settings: KeeperSettings) -> None:
+        self._clock, self._settings = clock, settings
+        self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="sb-"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.door = str(self._folder / "door")
+        self._socket.bind(self.door)
+        self._socket.listen(64)
+        self._socket.settimeout(_TICK_S)
+        self._thread = threading.Thread(target=self._serve, name="statebackend-door", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of_process(cls, clock: Clock, settings: KeeperSettings) -> Keeper:
+        """This process's keeper; the first caller's settings count."""
+        with cls._making:
+            known = cls._instance
+            if known is None or known[0] != os.getpid():
+                known = cls._instance = (os.getpid(), cls(clock, settings))
+            return known[1]
+
+    def take(self, subtask: Path, name: str) -> Incarnation | None:
+        """The open store of a subtask, if it is the current incarnation; one of another is let go.
+
+        Args:
+            subtask: the subtask's folder. name: the incarnation that counts.
+        """
+        with self._lock:
+            kept = self._kept.pop(subtask, None)
+        if kept is None:
+            return None
+        if kept.held.path.name == name and kept.held.bad is None:
+            return kept.held
+        _let_go(kept.held)
+        return None
+
+    def keep(self, held: Incarnation) -> None:
+        """Keep a store open; the one that was unused for longest makes room."""
+        if self._closed.is_set() or self._settings.open_limit < 1:
+            held.release()
+            return
+        held.say_holder(self.door)
+        subtask = held.path.parent
+        with self._lock:
+            before = self._kept.pop(subtask, None)
+            self._kept[subtask] = _Kept(held, self._clock.now_s())
+            over = None
+            if len(self._kept) > self._settings.open_limit:
+                over = self._kept.pop(next(iter(self._kept)))
+        for one in (before, over):
+            if one is not None:
+                _let_go(one.held)
+
+    def close(self) -> None:
+        """Let everything go and shut the door; for tests and at exit."""
+        self._closed.set()
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            _let_go(one.held)
+        self._thread.join(10 * _TICK_S)
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._making:
+            if self._instance is not None and self._instance[1] is self:
+                Keeper._instance = None
+
+    # --- the door's thread ---------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        tidied_s = self._clock.now_s()
+        while not self._closed.is_set():
+            if self._clock.now_s() - tidied_s >= _TICK_S:
+                self._tidy()
+                tidied_s = self._clock.now_s()
+            try:
+                asker, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            with asker, contextlib.suppress(OSError):
+                asker.settimeout(_TICK_S)
+                path = Path(asker.recv(_LINE_BYTES).decode())
+                asker.sendall(b"free" if self._hand_over(path) else b"busy")
+
+    def _hand_over(self, path: Path) -> bool:
+        """Close a store that somebody asked for; False where it is in use, or not ours."""
+        with self._lock:
+            kept = self._kept.get(path.parent)
+            if kept is None or kept.held.path != path:
+                return False
+            del self._kept[path.parent]
+        _let_go(kept.held)
+        return True
+
+    def _tidy(self) -> None:
+        now_s = self._clock.now_s()
+        with self._lock:
+            idle = [
+                subtask
+                for subtask, kept in self._kept.items()
+                if now_s - kept.since_s >= self._settings.idle_close_s
+            ]
+            closing = [self._kept.pop(subtask) for subtask in idle]
+            flushing = [
+                kept.held
+                for kept in self._kept.values()
+                if kept.held.unflushed_epochs >= self._settings.unflushed_epochs
+            ]
+        for one in closing:
+            _let_go(one.held)
+        for held in flushing:
+            try:
+                held.flush()
+            except StateBackendError as error:
+                held.mark_bad(error.what)
+
+
+def _let_go(held: Incarnation) -> None:
+    try:
+        held.release()
+    except StateBackendError as error:  # marked bad by release()
+        _log.warning("a local store could not be closed well: %s", error)
+
+
+def ask_for(path: Path, timeout_s: float) -> bool:
+    """Ask the holder of an incarnation to let it go; True if it did.
+
+    False where there is nobody to ask, it is in use, or no answer came in time.
+    """
+    try:
+        door = (path / HOLDER).read_text()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(max(0.01, timeout_s))
+            asking.connect(door)
+            asking.sendall(str(path).encode())
+            return asking.recv(16) == b"free"
+    except OSError:
+        return False

@@ -1,0 +1,179 @@
+"""Uploading a base in the background: from an open store to objects, under a grant.
+
+The files are hard-linked while the epoch's input is processed (nothing is applied to the store
+then), and uploaded by one thread of the worker while later epochs run. What the base before it has
+uploaded already is named again and not sent again. A worker that dies on the way leaves objects
+that no record names: cleaning finds them by the grant in their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from blake3 import blake3
+
+from recovery.local import Incarnation
+from snapshot.base import FileEntry, FileIndex, decode_index, encode_index, reusable
+from snapshot.delta import encode_delta
+from snapshot.messages import BaseGrant, SlicePart
+from snapshot.names import base_file_name
+from snapshot.storage.base import ObjectStore
+from statebackend.errors import FormatError, StaleRequestError, StateBackendError
+
+__all__ = ["BaseUpload", "Reporter", "Uploaded"]
+
+_log = logging.getLogger("statebackend.upload")
+_INLINE_INDEX_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 1 << 20
+_TURN_S: Final = 5.0
+_turn = threading.Semaphore(1)  # a worker uploads one base at a time
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """A base whose every object is durable."""
+
+    kind: str
+    part: SlicePart
+    state_bytes: int
+    uploaded_bytes: int
+    seconds: float
+
+
+class Reporter(Protocol):
+    """How an upload speaks to the coordinator."""
+
+    def renew(self) -> None:
+        """The upload goes on. Raises a typed error if the grant has lapsed."""
+
+    def done(self, uploaded: Uploaded) -> None:
+        """Everything is durable."""
+
+
+class BaseUpload:
+    """One upload.
+
+    Args:
+        generation: goes into the names of the objects.
+        now_s: the worker's clock.
+    """
+
+    def __init__(
+        self,
+        held: Incarnation,
+        grant: BaseGrant,
+        *,
+        store: ObjectStore,
+        generation: int,
+        reporter: Reporter,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._held, self._grant = held, grant
+        self._store, self._generation = store, generation
+        self._reporter, self._now_s = reporter, now_s
+        self._renewed_s = self._started_s = now_s()
+        self._sent_bytes = 0
+        self._linked = held.begin_linking()
+
+    def start(self) -> None:
+        """Do it in a thread of its own, which dies with the process."""
+        threading.Thread(target=self.run, name="statebackend-upload", daemon=True).start()
+
+    def run(self) -> None:
+        """Link, wait for the turn, upload, report; what goes wrong costs this base alone."""
+        folder = self._held.path / "work" / f"base-{self._grant.id}"
+        try:
+            finish = self._link(folder)
+            self._linked.set()
+            while not _turn.acquire(timeout=_TURN_S):
+                self._keep_grant()
+            try:
+                uploaded = finish()
+            finally:
+                _turn.release()
+            self._reporter.done(uploaded)
+        except (StateBackendError, OSError) as error:
+            _log.warning("the base of epoch %d was given up: %s", self._grant.epoch, error)
+        finally:
+            self._linked.set()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _link(self, folder: Path) -> Callable[[], Uploaded]:
+        """Take what the base consists of; the store may go on from here."""
+        store = self._held.store
+        marker = store.marker() if store else None
+        if store is None or marker is None or marker.chain != self._grant.chain:
+            raise StaleRequestError("The store does not stand at the epoch that was granted.")
+        if store.stored_bytes() <= self._grant.whole_limit_bytes:
+            entries = list(store.scan())
+            return lambda: self._whole(entries)
+        folder.parent.mkdir(exist_ok=True)
+        names = store.checkpoint(str(folder))
+        return lambda: self._files(folder, names)
+
+    def _whole(self, entries: list[tuple[bytes, bytes]]) -> Uploaded:
+        """Everything as one delta: one request."""
+        full = encode_delta([key for key, _ in entries], [value for _, value in entries])
+        name = self._name("whole")
+        self._store.put(name, [full.data])
+        self._sent_bytes = len(full.data)
+        digest, rows = full.digest.hex(), full.rows
+        part = SlicePart(digest=digest, size_bytes=len(full.data), rows=rows, name=name)
+        return self._uploaded("base", part, len(full.data))
+
+    def _files(self, folder: Path, names: Sequence[str]) -> Uploaded:
+        """RocksDB's own files, without those that the base before has uploaded."""
+        granted = None
+        with contextlib.suppress(FormatError):
+            granted = decode_index(self._grant.index) if self._grant.index else None
+        known = reusable(granted, self._held.uploaded)
+        files = [self._file(folder / name, known.get(name)) for name in names]
+        index = FileIndex(incarnation=self._held.path.name, files=files)
+        data = encode_index(index)
+        self._sent_bytes += len(data)
+        digest = blake3(data).hexdigest()
+        if len(data) <= _INLINE_INDEX_BYTES:
+            part = SlicePart(digest=digest, size_bytes=len(data), rows=0, data=data)
+        else:
+            name = self._name("index")
+            self._store.put(name, [data])
+            part = SlicePart(digest=digest, size_bytes=len(data), rows=0, name=name)
+        self._held.remember_uploaded(data)
+        return self._uploaded("files", part, index.size_bytes)
+
+    def _file(self, path: Path, known: FileEntry | None) -> FileEntry:
+        size_bytes = path.stat().st_size
+        if known is not None and known.size_bytes == size_bytes:
+            return known
+        hasher = blake3()
+        with path.open("rb", buffering=0) as file:
+            while data := file.read(_READ_BYTES):
+                hasher.update(data)
+        self._keep_grant()
+        name = self._name(path.name)
+        self._store.put_file(name, path)
+        self._sent_bytes += size_bytes
+        self._keep_grant()
+        return FileEntry(
+            name=path.name, object=name, size_bytes=size_bytes, digest=hasher.hexdigest()
+        )
+
+    def _keep_grant(self) -> None:
+        now_s = self._now_s()
+        if now_s - self._renewed_s >= self._grant.renew_s:
+            self._reporter.renew()
+            self._renewed_s = now_s
+
+    def _name(self, file: str) -> str:
+        return base_file_name(self._generation, self._grant.id, file)
+
+    def _uploaded(self, kind: str, part: SlicePart, state_bytes: int) -> Uploaded:
+        seconds = self._now_s() - self._started_s
+        return Uploaded(kind, part, state_bytes, self._sent_bytes, seconds)

@@ -1,0 +1,83 @@
+"""From acks to a record: which slices it names, and the bytes that go into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from snapshot.messages import AckRequest, BaseDone, SlicePart
+from snapshot.operators import CommitWork
+from snapshot.record import Manifest, SliceEntry
+from statebackend.keygroups import KeyGroupRange
+
+__all__ = ["assemble"]
+
+
+def assemble(
+    head: Manifest,
+    acks: dict[int, AckRequest],
+    bases: dict[int, BaseDone],
+    key_groups: Sequence[KeyGroupRange],
+) -> CommitWork:
+    """The record of one operator's epoch.
+
+    Args:
+        head: the manifest but for its slices.
+        acks: of every subtask.
+        bases: made apart since the last record, by subtask; one that comes with an ack wins.
+        key_groups: by subtask.
+    """
+    slices: list[SliceEntry] = []
+    bodies: list[bytes | None] = []
+
+    def add(entry: SliceEntry, part: SlicePart) -> None:
+        slices.append(entry)
+        bodies.append(None if part.name else part.data)
+
+    for subtask in sorted(acks):
+        ack, groups = acks[subtask], key_groups[subtask]
+        delta = _entry(ack, groups, ack.delta)
+        add(msgspec.structs.replace(delta, timings_ms=ack.timings_ms), ack.delta)
+        done = bases.get(subtask)
+        if ack.base is not None:
+            entry = _entry(ack, groups, ack.base)
+            size_bytes = ack.base.size_bytes
+            add(msgspec.structs.replace(entry, kind="base", state_bytes=size_bytes), ack.base)
+        elif done is not None:
+            add(_apart(_entry(ack, groups, done.part), done), done.part)
+    manifest = msgspec.structs.replace(head, slices=slices)
+    return CommitWork(head.operator, head.epoch, acks, _named(bases, acks), manifest, bodies)
+
+
+def _named(bases: Mapping[int, BaseDone], acks: Mapping[int, AckRequest]) -> dict[int, BaseDone]:
+    """The bases that need not wait any more: named, or overtaken by a newer one."""
+    return {subtask: done for subtask, done in bases.items() if subtask in acks}
+
+
+def _entry(ack: AckRequest, groups: KeyGroupRange, part: SlicePart) -> SliceEntry:
+    return SliceEntry(
+        operator=ack.operator,
+        subtask=ack.subtask,
+        kind="delta",
+        epoch=ack.epoch,
+        key_group_start=groups.start,
+        key_group_end=groups.end,
+        attempt=ack.attempt,
+        rows=part.rows,
+        size_bytes=part.size_bytes,
+        digest=part.digest,
+        chain=ack.chain,
+        object=part.name or None,
+    )
+
+
+def _apart(entry: SliceEntry, done: BaseDone) -> SliceEntry:
+    """A base that was made while later epochs ran is of an earlier epoch than the ack."""
+    return msgspec.structs.replace(
+        entry,
+        kind="files" if done.kind == "files" else "base",
+        epoch=done.epoch,
+        chain=done.chain,
+        state_bytes=done.state_bytes,
+    )

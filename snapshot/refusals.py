@@ -1,0 +1,50 @@
+"""The coordinator's refusals, in words: what happened, to what, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from statebackend.errors import IncompleteEpochError, StaleRequestError, WrongBatchError
+
+__all__ = ["stale_attempt", "unfinished", "wrong_batch"]
+
+
+def unfinished(
+    epoch: int, missing: Mapping[str, Sequence[int]], following: int
+) -> IncompleteEpochError:
+    """Spark went on to ``following`` before these subtasks, by operator, had acked ``epoch``."""
+    who = ", ".join(
+        f"{uid!r} ({_few(subtasks)})" if subtasks else repr(uid)
+        for uid, subtasks in missing.items()
+    )
+    return IncompleteEpochError(
+        f"Batch {following} followed although batch {epoch} was not finished by operator(s) "
+        f"{who} (in brackets: subtasks without a snapshot). The output was read in part or not "
+        f"at all: isEmpty(), take(), first(), limit() or a foreachBatch that does not use its "
+        f"frame.",
+        todo="Use every row of the frame (wrap the function in backend.checked() to be told "
+        "within the batch), then start the query again with backend.start(): it goes back by "
+        "this one batch and repeats it exactly. An operator whose output the query does not "
+        "use at all must not be made: build the query with a new StateBackend without it.",
+    )
+
+
+def wrong_batch(epoch: int) -> WrongBatchError:
+    """A frame of another batch was evaluated in ``epoch``."""
+    return WrongBatchError(
+        f"A frame that belongs to another batch was evaluated in batch {epoch}.",
+        todo="Do not keep the frame of a foreachBatch beyond its call; collect or write what "
+        "you need of it, or persist() it, within the call.",
+    )
+
+
+def stale_attempt(what: str) -> StaleRequestError:
+    """An attempt came too late."""
+    return StaleRequestError(
+        what, todo="Nothing to do: the attempt was superseded (a frozen or lost worker)."
+    )
+
+
+def _few(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown or "none"

@@ -1,0 +1,217 @@
+"""What botocore raises, sorted into what to do about it and what to tell the user.
+
+No text here holds a secret: of answers about credentials only the code is repeated.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import urllib3.exceptions
+from botocore import exceptions as boto
+
+from statebackend.errors import (
+    LocalCopyError,
+    ObjectNotFoundError,
+    StateBackendError,
+    StorageError,
+    StoreCapabilityError,
+    StoreUnreachableError,
+)
+
+__all__ = [
+    "CALL_ERRORS",
+    "DeadlinePassedError",
+    "Step",
+    "error_code",
+    "http_status",
+    "next_step",
+    "typed_error",
+]
+
+
+class Step(enum.Enum):
+    """What comes after a failure."""
+
+    RETRY = "retry"  # it may pass
+    RENEW = "renew"  # the credentials ran out: take new ones, once
+    STOP = "stop"
+
+
+class DeadlinePassedError(Exception):
+    """The deadline passed between two of botocore's own tries.
+
+    Attributes:
+        last: the failure of the try before; None if that is not known.
+    """
+
+    def __init__(self, last: BaseException | None) -> None:
+        super().__init__()
+        self.last = last
+
+
+# The last two are what reading a body may raise after the headers were fine.
+CALL_ERRORS: tuple[type[Exception], ...] = (
+    DeadlinePassedError,
+    boto.ClientError,
+    boto.BotoCoreError,
+    urllib3.exceptions.HTTPError,
+    OSError,
+)
+
+_MISSING = ("NoSuchKey", "NotFound", "404")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
+_EXPIRED_HEAD = "400"  # all that an answer without a body says of it
+_PASSING = (
+    "ConditionalRequestConflict",  # 409: another conditional write of this name is under way
+    "OperationAborted",  # 409, likewise
+    "BadDigest",  # the body was damaged on its way
+    "XAmzContentSHA256Mismatch",
+    "IncompleteBody",
+    "InternalError",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+)
+_CHAIN = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.ProfileNotFound,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+    boto.RefreshWithMFAUnsupportedError,
+    boto.InfiniteLoopConfigError,
+)
+# A failure of the transport, whatever its cause; HTTPClientError also wraps what a body raised.
+_TRANSPORT = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError)
+
+_KEYS = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile or the role in use."
+_TODO = {
+    "NoSuchBucket": "Create the bucket, or correct its name or the endpoint.",
+    "InvalidBucketName": "Correct the bucket's name.",
+    "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload on "
+    "the objects and s3:ListBucket on the bucket (without which an absent object is refused, too).",
+    "AllAccessDisabled": "Ask the owner of the account.",
+    "InvalidAccessKeyId": _KEYS,
+    "SignatureDoesNotMatch": f"{_KEYS} A proxy that changes requests does this as well.",
+    "InvalidToken": f"{_KEYS} A session token of other keys does this.",
+    "AuthorizationHeaderMalformed": "Set the region that the bucket is in.",
+    "IllegalLocationConstraintException": "Set the region that the bucket is in.",
+    "PermanentRedirect": "Set the region that the bucket is in.",
+    "RequestTimeTooSkewed": "Set this host's clock: it is minutes off (NTP).",
+    "KMS.DisabledException": "Enable the KMS key.",
+    "KMS.NotFoundException": "Correct the KMS key's id.",
+    "QuotaExceeded": "Free space in the bucket or raise its quota.",
+}
+_SILENT = frozenset(  # their messages may repeat parts of the credentials or of the signature
+    (
+        *_EXPIRED,
+        *("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"),
+        *(
+            "AuthorizationHeaderMalformed",
+            "IncompleteSignature",
+            "AuthorizationQueryParametersError",
+        ),
+    )
+)
+
+
+def error_code(error: BaseException) -> str:
+    """The store's code for a refusal; empty if the store did not answer."""
+    return str(_detail(error).get("Code", ""))
+
+
+def http_status(error: BaseException) -> int:
+    """The HTTP status of a refusal; 0 if the store did not answer."""
+    if not isinstance(error, boto.ClientError):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _detail(error: BaseException) -> dict[str, Any]:
+    if not isinstance(error, boto.ClientError):
+        return {}
+    found: dict[str, Any] = error.response.get("Error", {})
+    return found
+
+
+def next_step(error: BaseException) -> Step:
+    """Whether trying again may help."""
+    if isinstance(error, boto.ClientError):
+        code = error_code(error)
+        if code in (*_EXPIRED, _EXPIRED_HEAD):
+            return Step.RENEW
+        passing = code in _PASSING or http_status(error) in (429, 500, 502, 503, 504)
+        return Step.RETRY if passing else Step.STOP
+    if isinstance(error, boto.ProxyConnectionError | boto.ConnectTimeoutError):
+        return Step.RETRY
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Step.STOP
+    if isinstance(error, _TRANSPORT):
+        return Step.STOP if _wrapped(error) else Step.RETRY
+    if isinstance(error, boto.BotoCoreError):
+        return Step.STOP
+    return Step.RETRY if isinstance(error, CALL_ERRORS) else Step.STOP
+
+
+def _wrapped(error: BaseException) -> StateBackendError | None:
+    """Our own error, raised while botocore read a body that is sent."""
+    inner = getattr(error, "kwargs", {}).get("error")
+    return inner if isinstance(inner, StateBackendError) else None
+
+
+def typed_error(
+    error: BaseException, verb: str, name: str, uri: str, tries: str = ""
+) -> StateBackendError:
+    """The error to raise instead.
+
+    Args:
+        error: what botocore or a body raised.
+        verb: what was tried: `write`, `create`, `read`, `list`, `delete`.
+        name: of the object, or a prefix.
+        uri: of the store.
+        tries: how long it was tried, for the text.
+    """
+    inner = _wrapped(error)
+    if isinstance(inner, LocalCopyError):
+        return inner
+    if error_code(error) in _MISSING and verb == "read":
+        return ObjectNotFoundError(f"There is no object {name!r} in {uri}.")
+    return _failed(error, f"Could not {verb} {name!r} in {uri}", tries)
+
+
+def _failed(error: BaseException, what: str, tries: str) -> StorageError:
+    code = error_code(error)
+    if code:
+        message = "" if code in _SILENT else str(_detail(error).get("Message", ""))[:200]
+        reason = f"{code} (HTTP {http_status(error)}{', ' if message else ''}{message})"
+        kind = StoreCapabilityError if http_status(error) == 501 else StoreUnreachableError
+        return kind(f"{what}: {reason}{tries}.", todo=_todo(code))
+    if isinstance(error, _CHAIN):
+        return StoreUnreachableError(
+            f"{what}: no usable credentials were found ({type(error).__name__}).",
+            todo="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or run with a role: "
+            "on every executor, not only on the driver.",
+        )
+    if isinstance(error, boto.SSLError):
+        return StoreUnreachableError(
+            f"{what}: the TLS connection failed{tries}.",
+            todo="Check the endpoint's certificate and the ca_bundle (AWS_CA_BUNDLE).",
+        )
+    return StoreUnreachableError(
+        f"{what}: {type(error).__name__}, no whole answer came{tries}.",
+        todo="Check the endpoint (AWS_ENDPOINT_URL_S3), the network and the proxy (NO_PROXY).",
+    )
+
+
+def _todo(code: str) -> str:
+    if code in _EXPIRED:
+        return "Provide fresh credentials where this process finds its own, or a role to assume."
+    if code in _PASSING:
+        return "The store is overloaded or ill: wait, then start again."
+    return _TODO.get(code, "Look the code up in the store's documentation.")

@@ -1,0 +1,126 @@
+"""Trying again for what botocore gives up on, until a deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from snapshot.storage.s3_client import Clients
+from snapshot.storage.s3_errors import (
+    CALL_ERRORS,
+    DeadlinePassedError,
+    Step,
+    error_code,
+    next_step,
+    typed_error,
+)
+
+__all__ = ["Retries", "Trying"]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+Result = TypeVar("Result")
+
+
+class Retries:
+    """Calls with a deadline, exponential backoff and full jitter."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        uri: str,
+        deadline_s: float,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep_s: Callable[[float], None] = time.sleep,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """Retries for one store.
+
+        Args:
+            clients: where each try takes its client.
+            uri: of the store, for errors.
+            deadline_s: seconds after which no further try is begun.
+            clock_s: seconds that never go backwards.
+            sleep_s: waits.
+            draw: a number from 0 to 1.
+        """
+        self._clients = clients
+        self.uri = uri
+        self._deadline_s = deadline_s
+        self._clock_s = clock_s
+        self._sleep_s = sleep_s
+        self._draw = draw
+
+    def call(self, verb: str, name: str, operation: Callable[[Any], Result]) -> Result:
+        """What `operation(client)` returns, at last.
+
+        Raises:
+            StorageError: as `typed_error` sorts the last failure.
+        """
+        trying = Trying(self, verb, name)
+        while True:
+            client = trying.client()
+            try:
+                return operation(client)
+            except CALL_ERRORS as error:
+                trying.failed(error)
+
+
+class Trying:
+    """One call's tries: how many there were and whether there may be another."""
+
+    def __init__(self, retries: Retries, verb: str, name: str) -> None:
+        self._retries = retries
+        self._verb, self._name = verb, name
+        self._started_s = retries._clock_s()
+        self._failures = 0
+        self._renewed = False
+        self._client: Any = None
+        self._last: BaseException | None = None
+
+    def client(self) -> Any:
+        """The client for the next try."""
+        clients = self._retries._clients
+        clients.set_deadline(self._started_s + self._retries._deadline_s)
+        try:
+            self._client = clients.client()
+        except CALL_ERRORS as error:  # a missing profile, a file of certificates that is not there
+            raise typed_error(error, self._verb, self._name, self._retries.uri) from error
+        return self._client
+
+    def failed(self, error: BaseException) -> None:
+        """Wait before the next try, or raise what the failure means."""
+        if isinstance(error, DeadlinePassedError):
+            raise self._final(error.last or self._last or TimeoutError()) from None
+        self._failures += 1
+        self._last = error
+        step = next_step(error)
+        if step is Step.RENEW and not self._renewed:
+            self._renewed = True
+            self._retries._clients.renew(self._client)
+            return
+        if step is not Step.RETRY:
+            raise self._final(error) from (None if error_code(error) else error)
+        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
+        pause_s = longest_s * self._retries._draw()
+        if self._spent_s() + pause_s > self._retries._deadline_s:
+            raise self._final(error) from error
+        self._retries._sleep_s(pause_s)
+
+    def progressed(self) -> None:
+        """Bytes came: what is left to do has the whole deadline again."""
+        self._started_s = self._retries._clock_s()
+        self._failures = 0
+
+    def _spent_s(self) -> float:
+        return self._retries._clock_s() - self._started_s
+
+    def _final(self, error: BaseException) -> Exception:
+        tries = ""
+        if next_step(error) is Step.RETRY:
+            tries = f" (tried for {self._spent_s():.1f} s of {self._retries._deadline_s:g})"
+        return typed_error(error, self._verb, self._name, self._retries.uri, tries)

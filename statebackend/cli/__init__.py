@@ -1,0 +1,29 @@
+"""The command line: what an operator types. It starts no Spark and claims no job.
+
+`statebackend list | describe | verify | gc | doctor`; docs/operations.md has the pages and the
+shapes of `--json`. It needs the extra `cli`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+NEEDED = ("rich", "typer")
+
+
+def main() -> None:
+    """Run the command line, and exit: 0 all is well, 1 something was found, 2 it did not work."""
+    try:
+        from statebackend.cli.app import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in NEEDED:
+            raise
+        print(
+            f"The command line needs the package {error.name!r}, which is not installed. "
+            "Install statebackend with its extra: pip install 'statebackend[cli]'.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    app(prog_name="statebackend")

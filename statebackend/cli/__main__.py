@@ -1,0 +1,7 @@
+"""`python -m statebackend.cli`."""
+
+from __future__ import annotations
+
+from statebackend.cli import main
+
+main()

@@ -1,0 +1,141 @@
+"""What the driver does beside commits: waiting for a store that is down, and cleaning."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from snapshot.base import FileIndex, decode_index
+from snapshot.cleaning import CleanReport, clean
+from snapshot.coordinator import Coordinator
+from snapshot.lineage import SliceRef
+from snapshot.log import CommitLog
+from snapshot.record import Manifest
+from snapshot.retention import RecordKind, View, view_of
+from snapshot.storage.base import ObjectStore
+from snapshot.tenure import Tenure
+from statebackend.errors import StateBackendError
+from statebackend.spark.records import DamagedSliceError, Records
+
+__all__ = ["Cleaner", "StorePatience"]
+
+_log = logging.getLogger("statebackend.coordinator")
+
+
+class StorePatience:
+    """Waits for a store that cannot be reached, longer each time, and says so.
+
+    Args:
+        timeout_s: after so long it is given up, and the outcome is unknown.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        *,
+        now_s: Callable[[], float],
+        sleep_s: Callable[[float], None],
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._now_s, self._sleep_s = now_s, sleep_s
+        self._since_s = 0.0
+
+    def wait(self, attempt: int, error: StateBackendError) -> bool:
+        """See :class:`snapshot.tenure.Patience`."""
+        now_s = self._now_s()
+        if attempt == 1:
+            self._since_s = now_s
+        waited_s = now_s - self._since_s
+        pause_s = min(10.0, 0.1 * 2 ** min(attempt, 10))
+        if waited_s + pause_s > self._timeout_s:
+            return False
+        _log.error(
+            "the commit waits for its store, %.0f s so far, at most %.0f s: %s",
+            waited_s,
+            self._timeout_s,
+            error,
+        )
+        self._sleep_s(pause_s)
+        return True
+
+
+class Cleaner:
+    """Deletes what nobody needs any more, in the background, once in so many epochs.
+
+    Only after a commit of this driver, and never in the way of one.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: CommitLog,
+        records: Records,
+        state_lock: threading.Lock,
+        *,
+        every_epochs: int,
+        min_age_ms: int,
+    ) -> None:
+        self._store, self._commit_log, self._records = store, log, records
+        self._state_lock = state_lock
+        self._every_epochs, self._min_age_ms = every_epochs, min_age_ms
+        self._kinds: dict[int, RecordKind] = {}
+        self._pool = ThreadPoolExecutor(1, "statebackend-clean")
+        self._running: Future[None] | None = None
+        self._last_epoch: int | None = None
+        self.reports: list[CleanReport] = []
+
+    def after_commit(self, coordinator: Coordinator, tenure: Tenure, epoch: int) -> None:
+        """Start a cleaning if one is due and none is running."""
+        due = self._every_epochs > 0 and epoch % self._every_epochs == 0
+        if not due or epoch == self._last_epoch:
+            return
+        if self._running is not None and not self._running.done():
+            return
+        self._last_epoch = epoch
+        self._running = self._pool.submit(self._run, coordinator, tenure)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait for the cleaning that runs."""
+        if self._running is not None:
+            self._running.exception(timeout_s)
+
+    def _run(self, coordinator: Coordinator, tenure: Tenure) -> None:
+        try:
+            report = clean(
+                self._store, lambda: self._look(coordinator, tenure), min_age_ms=self._min_age_ms
+            )
+        except StateBackendError as error:
+            _log.warning("a cleaning was given up: %s", error)
+            return
+        self._kinds = dict(report.kinds)
+        tenure.cleaned_below = max(tenure.cleaned_below, report.cleaned_below)
+        self.reports = [*self.reports[-16:], report]
+
+    def _look(self, coordinator: Coordinator, tenure: Tenure) -> View:
+        self._indexes(self._commit_log.live())  # whatever must be read is read without the lock
+        with self._state_lock:
+            manifests = self._commit_log.live()
+            return view_of(
+                manifests,
+                self._indexes(manifests),
+                kinds=self._kinds,
+                own_generation=tenure.generation,
+                confirmed_epoch=coordinator.confirmed_epoch,
+                open_grants=coordinator.open_grants(),
+                pending=coordinator.pending_names(),
+            )
+
+    def _indexes(self, manifests: list[Manifest]) -> dict[str, FileIndex | None]:
+        found: dict[str, FileIndex | None] = {}
+        for manifest in manifests:
+            for entry in manifest.slices:
+                if entry.kind == "files" and entry.digest not in found:
+                    ref = SliceRef(manifest.sequence, entry)
+                    try:
+                        found[entry.digest] = decode_index(self._records.index(ref))
+                    except (DamagedSliceError, StateBackendError):
+                        found[entry.digest] = None
+        self._records.keep_indexes(found)
+        return found

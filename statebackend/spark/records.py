@@ -1,0 +1,98 @@
+"""What the driver reads of the log for restores: records, each once and whole, and file indexes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from blake3 import blake3
+
+from snapshot.lineage import SliceRef
+from snapshot.record import Record, parse_record, record_name
+from snapshot.storage.base import ObjectStore
+from statebackend.errors import CorruptionError, FormatError
+
+__all__ = ["DamagedSliceError", "Records"]
+
+_log = logging.getLogger("statebackend.coordinator")
+
+
+class DamagedSliceError(Exception):
+    """A durable slice is not the bytes that its record names; ``ref`` says which."""
+
+    def __init__(self, ref: SliceRef, error: FormatError) -> None:
+        super().__init__(error.what)
+        self.ref, self.error = ref, error
+
+
+class Records:
+    """Records for as long as the first epochs run; indexes for as long as they are asked for."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._records: dict[int, Record] = {}
+        self._indexes: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def seed(self, records: dict[int, Record]) -> None:
+        """Take over what reading the manifests came by."""
+        with self._lock:
+            self._records.update(records)
+
+    def slice(self, ref: SliceRef) -> bytes:
+        """An inline slice's bytes, checked; what reads damaged is read once more.
+
+        Raises:
+            DamagedSliceError: damaged twice.
+        """
+        with self._lock:
+            record = self._records.get(ref.sequence)
+            try:
+                if record is None:
+                    record = self._read(ref.sequence)
+                return record.slice(ref.entry)
+            except FormatError as error:
+                _log.warning("%s It is read again.", error)
+            try:
+                return self._read(ref.sequence).slice(ref.entry)
+            except FormatError as error:
+                raise DamagedSliceError(ref, error) from error
+
+    def _read(self, sequence: int) -> Record:
+        name = record_name(sequence)
+        record = parse_record(self._store.get(name), name)
+        self._records[sequence] = record
+        return record
+
+    def index(self, ref: SliceRef) -> bytes:
+        """The file index of a base, checked. Raises `DamagedSliceError`."""
+        entry = ref.entry
+        known = self._indexes.get(entry.digest)
+        if known is None:
+            known = self.slice(ref) if entry.object is None else self._own_object(ref)
+            self._indexes[entry.digest] = known
+        return known
+
+    def _own_object(self, ref: SliceRef) -> bytes:
+        name = ref.entry.object or ""
+        data = self._store.get(name)
+        if blake3(data).hexdigest() != ref.entry.digest:
+            data = self._store.get(name)
+        if blake3(data).hexdigest() != ref.entry.digest:
+            error = CorruptionError(
+                f"The object {name!r} in {self._store.uri} is not what its record names.",
+                todo="Restore it from another copy of the store.",
+            )
+            raise DamagedSliceError(ref, error)
+        return data
+
+    def keep_indexes(self, digests: Iterable[str]) -> None:
+        """Forget all indexes but these."""
+        kept = frozenset(digests)
+        self._indexes = {d: data for d, data in self._indexes.items() if d in kept}
+
+    def forget(self, before: int) -> None:
+        """Drop what is older than a sequence: running subtasks need the last record at most."""
+        with self._lock:
+            self._records = {s: r for s, r in self._records.items() if s >= before}

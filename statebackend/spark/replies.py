@@ -1,0 +1,87 @@
+"""What an attempt is told: the plan of its restore with the bytes that go along."""
+
+from __future__ import annotations
+
+import contextlib
+
+from recovery.plan import RestorePlan, Step, StepSource
+from snapshot.bases import BasePolicy, Grant
+from snapshot.lineage import SliceRef
+from snapshot.messages import AckRequest, BaseGrant, LocalCopy, RestoreStep, SlicePart
+from statebackend.spark.records import DamagedSliceError, Records
+
+__all__ = ["base_grant", "layer_step", "plan_steps"]
+
+
+def plan_steps(plan: RestorePlan, records: Records) -> tuple[list[RestoreStep], list[bytes]]:
+    """The steps of a plan, and the bytes of those that come with the reply.
+
+    Raises:
+        DamagedSliceError: the plan cannot be carried out.
+    """
+    bodies = [
+        records.slice(step.ref)
+        for step in plan.steps
+        if step.source is StepSource.RECORD and step.ref.entry.size_bytes
+    ]
+    return [_step(step) for step in plan.steps], bodies
+
+
+def _step(step: Step) -> RestoreStep:
+    entry = step.ref.entry
+    return RestoreStep(
+        epoch=entry.epoch,
+        kind=entry.kind,
+        digest=entry.digest,
+        chain=entry.chain,
+        size_bytes=entry.size_bytes,
+        rows=entry.rows,
+        source=step.source.value,
+        name=entry.object or "",
+    )
+
+
+def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[bytes]]:
+    """What a subtask acked and no record holds yet: from its own disk, or from the ack."""
+    part: SlicePart = ack.delta
+    bodies: list[bytes] = []
+    if (ack.epoch, part.digest) in copy.deltas:
+        source = StepSource.LOCAL
+    elif part.name:
+        source = StepSource.OBJECT
+    else:
+        source = StepSource.RECORD
+        bodies = [part.data] if part.size_bytes else []
+    step = RestoreStep(
+        epoch=ack.epoch,
+        kind="delta",
+        digest=part.digest,
+        chain=ack.chain,
+        size_bytes=part.size_bytes,
+        rows=part.rows,
+        source=source.value,
+        name=part.name,
+    )
+    return step, bodies
+
+
+def base_grant(
+    given: Grant,
+    previous: SliceRef | None,
+    records: Records,
+    policy: BasePolicy,
+    whole_limit_bytes: int,
+) -> BaseGrant:
+    """A grant as the worker gets it: with the index of the base before, whose files are kept."""
+    index = b""
+    if previous is not None and previous.entry.kind == "files":
+        with contextlib.suppress(DamagedSliceError):  # then nothing of it is named again
+            index = records.index(previous)
+    return BaseGrant(
+        id=given.id,
+        epoch=given.epoch,
+        chain=given.chain,
+        index=index,
+        whole_limit_bytes=whole_limit_bytes,
+        renew_s=policy.lease_s / 4,
+    )

@@ -1,0 +1,64 @@
+"""How a background upload speaks to the coordinator."""
+
+from __future__ import annotations
+
+from recovery.upload import Uploaded
+from snapshot.messages import PROTOCOL, BaseDone, BaseGrant, BaseRenewal
+from snapshot.storage.counting import CountingStore
+from statebackend.spark.wire import Client, Endpoint
+
+__all__ = ["UploadReporter"]
+
+
+class UploadReporter:
+    """Renews one grant, and reports what was uploaded under it."""
+
+    def __init__(
+        self,
+        client: Client,
+        endpoint: Endpoint,
+        *,
+        job: str,
+        operator: str,
+        subtask: int,
+        grant: BaseGrant,
+        counted: CountingStore,
+        timeout_s: float,
+    ) -> None:
+        self._client, self._endpoint = client, endpoint
+        self._job, self._operator, self._subtask = job, operator, subtask
+        self._grant, self._counted = grant, counted
+        self._timeout_s = timeout_s
+
+    def renew(self) -> None:
+        """The upload goes on."""
+        request = BaseRenewal(
+            protocol=PROTOCOL,
+            job=self._job,
+            session=self._endpoint.session,
+            operator=self._operator,
+            subtask=self._subtask,
+            grant=self._grant.id,
+        )
+        self._client.base_renewed(self._endpoint, request, timeout_s=self._timeout_s)
+
+    def done(self, uploaded: Uploaded) -> None:
+        """Everything is durable."""
+        counts = self._counted.counts
+        request = BaseDone(
+            protocol=PROTOCOL,
+            job=self._job,
+            session=self._endpoint.session,
+            operator=self._operator,
+            subtask=self._subtask,
+            grant=self._grant.id,
+            epoch=self._grant.epoch,
+            chain=self._grant.chain,
+            kind=uploaded.kind,
+            part=uploaded.part,
+            state_bytes=uploaded.state_bytes,
+            uploaded_bytes=uploaded.uploaded_bytes,
+            seconds=uploaded.seconds,
+            requests={verb: (one.requests, one.size_bytes) for verb, one in counts.items()},
+        )
+        self._client.base_done(self._endpoint, request, timeout_s=self._timeout_s)

@@ -1,0 +1,66 @@
+"""S3 against real servers over HTTP and HTTPS: the public suite, and what is particular to S3."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapshot.storage import ObjectStore, open_store
+from snapshot.storage.testing import StoreTests
+from tests.snapshot import test_commit_log
+
+if TYPE_CHECKING:
+    from tests.support.s3 import S3
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+class S3Suite(StoreTests):
+    kind = ""
+    tls = False
+
+    @pytest.fixture
+    def store(self, request: pytest.FixtureRequest) -> ObjectStore:
+        s3: S3 = request.getfixturevalue(self.kind)
+        return open_store(s3.fresh_uri(), new_id=new_id, options=s3.options(tls=self.tls))
+
+
+class TestMinistack(S3Suite):
+    kind = "ministack"
+
+
+class TestMinistackOverTls(S3Suite):
+    kind = "ministack"
+    tls = True
+
+
+class TestMoto(S3Suite):
+    kind = "moto"
+
+
+class TestMotoOverTls(S3Suite):
+    kind = "moto"
+    tls = True
+
+
+# --- the commit log on S3 ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(ministack: S3) -> ObjectStore:
+    return open_store(ministack.fresh_uri(), new_id=new_id, options=ministack.options(tls=True))
+
+
+# Every test of the log that runs on any store runs on the fixture above, too.
+globals().update(
+    {
+        name: test
+        for name, test in vars(test_commit_log).items()
+        if name.startswith("test_") and "store" in inspect.signature(test).parameters
+    }
+)

@@ -1,0 +1,579 @@
+"""S3 when things go wrong: real servers behind a proxy that loses, breaks and refuses."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from snapshot.storage import CreateOutcome, ObjectStore, StoreOptions, open_store, probe
+from statebackend.errors import (
+    LocalCopyError,
+    ObjectNotFoundError,
+    SettingError,
+    StoreCapabilityError,
+    StoreUnreachableError,
+)
+from tests.support.proxy import Fault, Proxy, Request, answer, drop_after, drop_before, truncate
+
+if TYPE_CHECKING:
+    from tests.support.s3 import S3
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(params=["plain", "tls"])
+def proxy(ministack: S3, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    with ministack.faulty(tls=request.param == "tls") as found:
+        yield found
+
+
+@pytest.fixture
+def store(ministack: S3, proxy: Proxy) -> ObjectStore:
+    return through(ministack, proxy)
+
+
+def through(s3: S3, proxy: Proxy, **given: Any) -> ObjectStore:
+    options = replace(s3.through(proxy), **{"deadline_s": 5.0, "read_timeout_s": 5.0, **given})
+    return open_store(s3.fresh_uri(), new_id=new_id, options=options)
+
+
+def first(
+    count: int, fault: Fault, method: str = "", has: str = ""
+) -> Callable[[Request], Fault | None]:
+    """The first requests of that kind meet the fault."""
+    left = [count]
+
+    def plan(request: Request) -> Fault | None:
+        if method in ("", request.method) and has in request.path and left[0] > 0:
+            left[0] -= 1
+            return fault
+        return None
+
+    return plan
+
+
+# --- what is sent --------------------------------------------------------------------------------
+
+
+def test_a_small_write_or_read_is_one_request_without_detours(
+    store: ObjectStore, proxy: Proxy
+) -> None:
+    store.create("log/0", [b"x"])
+    store.get_tail("log/0", 5)
+    store.get_range("log/0", 0, 1)
+    assert [request.method for request in proxy.requests] == ["PUT", "GET", "GET"]
+    [put, *_] = proxy.requests
+    assert put.headers["if-none-match"] == "*"
+    assert put.body == b"x"
+    assert not {"expect", "x-amz-trailer", "transfer-encoding"} & put.headers.keys()
+    assert not [name for name in put.headers if name.startswith("x-amz-checksum")]
+    unsigned = put.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert unsigned == proxy.url.startswith("https")
+
+
+def test_a_probe_costs_four_requests_and_leaves_nothing(store: ObjectStore, proxy: Proxy) -> None:
+    probe(store, new_id=new_id)
+    assert len(proxy.requests) == 4
+    assert store.list("") == []
+
+
+def test_encryption_is_asked_for_with_every_write(
+    ministack: S3, proxy: Proxy, tmp_path: Path
+) -> None:
+    store = through(ministack, proxy, sse="aws:kms", kms_key_id="alias/mine")
+    (tmp_path / "large").write_bytes(bytes(65 << 20))
+    store.put("a", [b"x"])
+    store.create("b", [b"x"])
+    store.put_file("c", tmp_path / "large")
+    sealed = [
+        request.headers["x-amz-server-side-encryption-aws-kms-key-id"]
+        for request in proxy.requests
+        if request.headers.get("x-amz-server-side-encryption") == "aws:kms"
+    ]
+    assert sealed == ["alias/mine"] * 3  # two PUTs and the beginning of an upload in parts
+
+
+def test_a_large_body_of_many_parts_arrives_whole_also_when_it_is_sent_twice(
+    store: ObjectStore, proxy: Proxy
+) -> None:
+    parts = [bytes([number]) * 700_001 for number in range(20)] + [b""]
+    proxy.plan = first(1, drop_before(), "PUT")
+    store.put("large", parts)
+    assert len(proxy.requests) == 2
+    assert store.get("large") == b"".join(parts)
+
+
+def test_a_thousand_names_are_deleted_with_one_request(
+    ministack: S3, store: ObjectStore, proxy: Proxy
+) -> None:
+    store.put("data/a", [b"x"])
+    store.delete([*(f"data/{number}" for number in range(1500)), "data/a"])
+    assert [request.method for request in proxy.requests] == ["PUT", "POST", "POST"]
+    assert store.list("") == []
+
+
+def test_a_listing_goes_on_past_a_thousand(ministack: S3, store: ObjectStore) -> None:
+    client = ministack.client()
+    prefix = store.uri.removeprefix("s3://").partition("/")[2]
+    for number in range(1005):
+        client.put_object(Bucket=ministack.bucket, Key=f"{prefix}/data/{number:05}", Body=b"")
+    client.put_object(Bucket=ministack.bucket, Key=f"{prefix}/data//odd", Body=b"")
+    client.put_object(Bucket=ministack.bucket, Key=f"{prefix}2/data/other", Body=b"")
+    found = store.list("")
+    assert [info.name for info in found] == [f"data/{number:05}" for number in range(1005)]
+
+
+# --- answers that never come ---------------------------------------------------------------------
+
+
+def test_a_create_whose_answer_was_lost_says_that_the_object_exists(
+    store: ObjectStore, proxy: Proxy
+) -> None:
+    proxy.plan = first(1, drop_after(), "PUT")
+    assert store.create("log/0", [b"mine"]) is CreateOutcome.EXISTS
+    assert store.get("log/0") == b"mine"
+
+
+def test_a_create_that_is_never_answered_is_unknown_and_not_a_failure(
+    ministack: S3, proxy: Proxy
+) -> None:
+    store = through(ministack, proxy, deadline_s=0.5)
+    proxy.plan = first(999, drop_after(), "PUT")
+    with pytest.raises(StoreUnreachableError, match=r"tried for"):
+        store.create("log/0", [b"mine"])
+    assert store.get("log/0") == b"mine"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(drop_before(), answer(500, "InternalError"), answer(503, "SlowDown")),
+        answer(409, "ConditionalRequestConflict"),
+        answer(409, "OperationAborted"),
+        answer(400, "BadDigest"),
+        answer(400, "RequestTimeout"),
+    ],
+)
+def test_what_may_pass_is_tried_again(store: ObjectStore, proxy: Proxy, fault: Fault) -> None:
+    proxy.plan = first(2, fault)
+    assert store.create("log/0", [b"mine"]) is CreateOutcome.CREATED
+    assert len(proxy.requests) == 3
+
+
+def test_what_may_pass_is_tried_more_often_than_botocore_would(ministack: S3) -> None:
+    with ministack.faulty() as proxy:
+        store = through(ministack, proxy, deadline_s=30.0)
+        proxy.plan = first(6, answer(409, "OperationAborted"))
+        store.put("b", [b"x"])
+        assert store.get("b") == b"x"
+
+
+def test_the_deadline_holds_while_botocore_tries_again(ministack: S3, proxy: Proxy) -> None:
+    store = through(ministack, proxy, deadline_s=0.3)
+    proxy.plan = first(999, answer(503, "SlowDown"))
+    before_s = time.monotonic()
+    with pytest.raises(StoreUnreachableError, match=r"SlowDown.* of 0\.3\)"):
+        store.get("a")
+    assert time.monotonic() - before_s < 5
+
+
+def test_a_store_that_nobody_listens_at_is_named(ministack: S3, proxy: Proxy) -> None:
+    store = through(ministack, proxy, deadline_s=0.3)
+    proxy.close()
+    with pytest.raises(StoreUnreachableError, match="EndpointConnectionError") as caught:
+        store.get("a")
+    assert store.uri in caught.value.what
+
+
+# --- bodies that break off -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 1, 150_000])
+def test_a_body_that_breaks_off_is_read_again(
+    store: ObjectStore, proxy: Proxy, keep_bytes: int
+) -> None:
+    body = bytes(range(256)) * 1000
+    store.put("a", [body])
+    for read, expected in (
+        (lambda: store.get("a"), body),
+        (lambda: store.get_range("a", 5, 200_000), body[5:200_005]),
+        (lambda: store.get_tail("a", 200_000), (body[-200_000:], len(body))),
+    ):
+        proxy.plan = first(2, truncate(keep_bytes), "GET")
+        assert read() == expected
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_broke(store: ObjectStore, proxy: Proxy) -> None:
+    body = os.urandom(1_000_000)
+    store.put("a", [body])
+    proxy.requests.clear()
+    proxy.plan = first(3, truncate(250_000), "GET")
+    assert b"".join(store.get_chunks("a", 100_000)) == body
+    ranges = [request.headers.get("range") for request in proxy.requests]
+    assert ranges == [None, "bytes=200000-", "bytes=400000-", "bytes=600000-"]
+
+
+def test_a_stream_does_not_go_on_in_another_version(store: ObjectStore, proxy: Proxy) -> None:
+    store.put("a", [b"a" * 1_000_000])
+    proxy.plan = first(1, truncate(500_000), "GET")
+    chunks = store.get_chunks("a", 100_000)
+    assert next(chunks) == b"a" * 100_000
+    store.put("a", [b"b" * 1_000_000])
+    with pytest.raises(StoreUnreachableError, match="replaced"):
+        list(chunks)
+
+
+# --- ranges that servers do not agree on ---------------------------------------------------------
+
+
+def test_a_server_without_suffix_ranges_is_asked_by_size_and_remembered(
+    store: ObjectStore, proxy: Proxy
+) -> None:
+    store.put("a", [b"0123456789"])
+    store.put("empty", [])
+
+    def plan(request: Request) -> Fault | None:
+        suffix = request.headers.get("range", "").startswith("bytes=-")
+        return answer(416, "InvalidRange") if suffix else None
+
+    proxy.plan = plan
+    assert store.get_tail("empty", 4) == (b"", 0)
+    assert store.get_tail("a", 99) == (b"0123456789", 10)
+    assert store.get_tail("a", 4) == (b"6789", 10)
+    proxy.requests.clear()
+    assert store.get_tail("a", 4) == (b"6789", 10)
+    assert [request.method for request in proxy.requests] == ["HEAD", "GET"]
+    with pytest.raises(ObjectNotFoundError):
+        store.get_tail("gone", 4)
+
+
+def test_a_server_without_bulk_deletes_deletes_one_by_one(store: ObjectStore, proxy: Proxy) -> None:
+    store.put("a", [b"x"])
+    store.put("b", [b"x"])
+    proxy.plan = first(9, answer(501, "NotImplemented"), "POST")
+    store.delete(["a", "b"])
+    assert store.list("") == []
+
+
+def test_a_server_without_conditional_writes_is_refused(store: ObjectStore, proxy: Proxy) -> None:
+    proxy.plan = first(9, answer(501, "NotImplemented"), "PUT")
+    with pytest.raises(StoreCapabilityError, match="NotImplemented"):
+        probe(store, new_id=new_id)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "todo"),
+    [
+        (403, "AccessDenied", "s3:ListBucket"),
+        (403, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+        (403, "RequestTimeTooSkewed", "clock"),
+        (400, "AuthorizationHeaderMalformed", "region"),
+        (403, "Unheard", "documentation"),
+    ],
+)
+def test_a_refusal_is_named_with_a_way_out_and_is_never_an_absence(
+    store: ObjectStore, proxy: Proxy, status: int, code: str, todo: str
+) -> None:
+    proxy.plan = first(9, answer(status, code))
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.create("a", [b"x"]),
+        lambda: store.list(""),
+        lambda: store.delete(["a"]),
+    ):
+        with pytest.raises(StoreUnreachableError, match=code) as caught:
+            call()
+        assert todo in caught.value.todo
+    assert len(proxy.requests) <= 8  # no use in trying those again
+
+
+@pytest.mark.parametrize("kind", ["ministack", "moto"])
+def test_a_missing_bucket_is_not_a_missing_object(
+    request: pytest.FixtureRequest, kind: str, tmp_path: Path
+) -> None:
+    s3: S3 = request.getfixturevalue(kind)
+    store = open_store("s3://no-such-bucket/x", new_id=new_id, options=s3.options())
+    (tmp_path / "file").write_bytes(b"x")
+    for call in (
+        lambda: store.get("a"),
+        lambda: list(store.get_chunks("a")),
+        lambda: store.get_tail("a", 1),
+        lambda: store.put("a", [b"x"]),
+        lambda: store.put_file("a", tmp_path / "file"),
+        lambda: store.create("a", [b"x"]),
+        lambda: store.list(""),
+        lambda: store.delete(["a"]),
+    ):
+        with pytest.raises(StoreUnreachableError, match="NoSuchBucket") as caught:
+            call()
+        assert "Create the bucket" in caught.value.todo
+
+
+def test_what_could_not_be_deleted_is_named(store: ObjectStore, proxy: Proxy) -> None:
+    body = (
+        b"<DeleteResult><Error><Key>x/b</Key><Code>AccessDenied</Code>"
+        b"<Message>locked</Message></Error></DeleteResult>"
+    )
+    proxy.plan = first(9, Fault(status=200, body=body), "POST")
+    with pytest.raises(StoreUnreachableError, match="1 of 2 objects are left: x/b: AccessDenied"):
+        store.delete(["a", "b"])
+
+
+def test_what_may_pass_in_a_deletion_is_tried_again(store: ObjectStore, proxy: Proxy) -> None:
+    store.put("a", [b"x"])
+    body = b"<DeleteResult><Error><Key>x/a</Key><Code>InternalError</Code></Error></DeleteResult>"
+    proxy.plan = first(2, Fault(status=200, body=body), "POST")
+    store.delete(["a"])
+    assert store.list("") == []
+
+
+def test_an_unknown_authority_is_said_and_not_tried_for_long(ministack: S3) -> None:
+    with ministack.faulty() as proxy:
+        store = through(ministack, proxy, ca_bundle="", deadline_s=60.0)
+        before_s = time.monotonic()
+        with pytest.raises(StoreUnreachableError, match="TLS") as caught:
+            store.get("a")
+        assert "ca_bundle" in caught.value.todo
+        assert time.monotonic() - before_s < 20
+
+
+# --- credentials ---------------------------------------------------------------------------------
+
+SECRETS = ("not-so-secret", "topsecret", "second-secret")
+
+
+def test_credentials_that_ran_out_are_taken_anew_from_the_chain(
+    store: ObjectStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", [b"x"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "second-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "topsecret")
+
+    def plan(request: Request) -> Fault | None:
+        old = "Credential=testing/" in request.headers["authorization"]
+        return answer(400, "ExpiredToken") if old else None
+
+    proxy.plan = plan
+    assert store.get_tail("a", 1) == (b"x", 1)
+    assert "x-amz-security-token" in proxy.requests[-1].headers
+    proxy.plan = first(9, answer(400, "ExpiredToken", "The token topsecret has run out"))
+    proxy.requests.clear()
+    with pytest.raises(StoreUnreachableError, match="ExpiredToken") as caught:
+        store.get("a")
+    assert len(proxy.requests) == 2
+    assert not [secret for secret in SECRETS if secret in str(caught.value) + repr(store)]
+
+
+def test_no_credentials_at_all_is_said(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreUnreachableError, match="credentials") as caught:
+        store.get("a")
+    assert "every executor" in caught.value.todo
+
+
+def test_a_missing_profile_is_said(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(StoreUnreachableError, match="ProfileNotFound"):
+        store.get("a")
+
+
+def test_a_role_is_assumed_with_the_credentials_of_the_chain(
+    moto: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.plain_url)
+    role = "arn:aws:iam::123456789012:role/state"
+    with moto.faulty(tls=False) as proxy:
+        store = through(moto, proxy, role_arn=role)
+        store.put("a", [b"x"])
+        assert store.get("a") == b"x"
+        for request in proxy.requests:
+            assert "Credential=testing/" not in request.headers["authorization"]
+            assert request.headers["x-amz-security-token"]
+
+
+def test_no_secret_is_in_any_text(store: ObjectStore, proxy: Proxy) -> None:
+    proxy.plan = first(9, answer(403, "SignatureDoesNotMatch", "you said topsecret"))
+    with pytest.raises(StoreUnreachableError) as caught:
+        store.get("a")
+    texts = [repr(store), str(caught.value), repr(caught.value), repr(store.capabilities)]
+    assert not [secret for secret in SECRETS if secret in "".join(texts)]
+    with pytest.raises(SettingError, match="open_store"):
+        pickle.dumps(store)
+
+
+# --- files in parts ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def large_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """70 MiB: four parts of 16 MiB and one of 6."""
+    path = tmp_path_factory.mktemp("large") / "file"
+    block = os.urandom(1 << 20)
+    with path.open("wb") as file:
+        for number in range(70):
+            file.write(number.to_bytes(4) + block[4:])
+    yield path
+    path.unlink()
+
+
+def open_uploads(s3: S3) -> list[Any]:
+    found: list[Any] = s3.client().list_multipart_uploads(Bucket=s3.bucket).get("Uploads", [])
+    return found
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("moto", 1), ("ministack", 2)])
+def test_a_large_file_goes_up_in_parts_and_comes_back_in_pieces(
+    request: pytest.FixtureRequest, kind: str, threads: int, large_file: Path
+) -> None:
+    s3: S3 = request.getfixturevalue(kind)
+    with s3.faulty() as proxy:
+        store = through(s3, proxy, upload_threads=threads, deadline_s=60.0)
+        store.put_file("base/file", large_file)
+        puts = [len(each.body) for each in proxy.requests if each.method == "PUT"]
+        assert sorted(puts) == [6 << 20, *[16 << 20] * 4]
+    with large_file.open("rb") as file:
+        for chunk in store_of(s3, store).get_chunks("base/file", 5_000_001):
+            assert chunk == file.read(5_000_001)
+        assert file.read() == b""
+
+
+def store_of(s3: S3, store: ObjectStore) -> ObjectStore:
+    return open_store(store.uri, new_id=new_id, options=s3.options())
+
+
+@pytest.mark.parametrize("kind", ["moto", "ministack"])
+def test_an_upload_that_fails_is_aborted_and_shows_nothing(
+    request: pytest.FixtureRequest, kind: str, large_file: Path
+) -> None:
+    s3: S3 = request.getfixturevalue(kind)
+    with s3.faulty(tls=False) as proxy:
+        store = through(s3, proxy)
+        proxy.plan = first(9, answer(403, "AccessDenied"), "PUT", "partNumber=3")
+        with pytest.raises(StoreUnreachableError, match="AccessDenied"):
+            store.put_file("base/file", large_file)
+        assert store.list("") == []
+        assert open_uploads(s3) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=200, body=b"<Error><Code>InternalError</Code><Message>x</Message></Error>"),
+        drop_after(),
+    ],
+)
+def test_a_completion_that_went_wrong_or_was_not_answered_is_found_out(
+    ministack: S3, fault: Fault, large_file: Path
+) -> None:
+    with ministack.faulty(tls=False) as proxy:
+        store = through(ministack, proxy)
+        proxy.plan = first(1, fault, "POST", "uploadId=")
+        store.put_file("base/file", large_file)
+        assert [info.size_bytes for info in store.list("")] == [70 << 20]
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_not_the_store_s_failure(
+    ministack: S3, proxy: Proxy, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1_000_000))
+    store = through(ministack, proxy)
+    store.list("")
+
+    def plan(request: Request) -> Fault | None:
+        os.truncate(path, 10)
+        return drop_before()
+
+    proxy.plan = first_then(plan)
+    with pytest.raises(LocalCopyError, match="shorter"):
+        store.put_file("a", path)
+    assert store.list("") == []
+
+
+def first_then(plan: Callable[[Request], Fault | None]) -> Callable[[Request], Fault | None]:
+    return lambda request: plan(request) if request.method == "PUT" else None
+
+
+# --- forks ---------------------------------------------------------------------------------------
+
+FORKER = """
+import os, sys, uuid
+from snapshot.storage import StoreOptions, open_store
+url, uri, ca = sys.argv[1:]
+store = open_store(uri, new_id=lambda: uuid.uuid4().hex,
+                   options=StoreOptions(endpoint_url=url, region="us-east-1", ca_bundle=ca))
+for number in range(10):
+    store.put(f"d/{number}", [b"%d" % number * 1000])
+def right(mine):
+    for turn in range(20):
+        number = (turn + mine) % 10
+        if store.get(f"d/{number}") != b"%d" % number * 1000:
+            return False
+    return True
+children = []
+for child in range(3):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if right(child) else 3)
+    children.append(pid)
+good = right(5)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+assert good and codes == [0, 0, 0], (good, codes)
+"""
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_after_a_fork_parent_and_children_read_what_they_asked_for(
+    ministack: S3, tls: bool
+) -> None:
+    options = ministack.options(tls=tls)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", FORKER),
+            *(options.endpoint_url, ministack.fresh_uri(), options.ca_bundle),
+        ],
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_store_that_is_let_go_closes_what_it_held(ministack: S3) -> None:
+    store = open_store(ministack.fresh_uri(), new_id=new_id, options=ministack.options())
+    store.list("")
+    before = len(os.listdir("/proc/self/fd"))
+    del store
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_the_environment_may_name_the_endpoint_and_the_authority(
+    ministack: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", ministack.proxy.url)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(ministack.certificates.ca_bundle))
+    store = open_store(ministack.fresh_uri(), new_id=new_id, options=StoreOptions())
+    store.put("a", [b"x"])
+    assert store.get("a") == b"x"
