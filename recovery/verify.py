@@ -26,6 +26,7 @@ from snapshot.storage.base import ObjectStore
 from statebackend.errors import (
     CorruptionError,
     FormatError,
+    LocalDirError,
     ObjectNotFoundError,
     StateBackendError,
 )
@@ -239,16 +240,12 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
 
     Raises:
         NotRestorableError: there is no log, or none of its records reads.
+        LocalDirError: the temporary directory, through which large slices go, failed.
         StoreUnreachableError: a failure that may pass: it is no finding.
     """
     log = _read_whole(store, job)
     require_tip(log, store)
-    with tempfile.TemporaryDirectory(prefix="statebackend-verify-") as scratch:
-        walk = _Walk(store, log, Path(scratch), progress)
-        sizes = {info.name: info.size_bytes for info in log.listing}
-        walk.total_bytes = sum(e.size_bytes for m in log.live for e in m.slices)
-        for manifest in log.live:
-            walk.record(manifest, sizes[record_name(manifest.sequence)])
+    walk = _walked(store, log, progress)
     lineages, breaks = tolerant_lineages(log.live)
     walk.raw += [_Raw(error, record_name(seq), seq) for seq, error in breaks]
     walk.raw += _log_findings(log)
@@ -281,6 +278,23 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
         lost={uid: found for uid, found in gone.items() if found},
         findings=findings,
     )
+
+
+def _walked(store: ObjectStore, log: LogRead, progress: Progress | None) -> _Walk:
+    """Every slice and file read."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="statebackend-verify-") as scratch:
+            walk = _Walk(store, log, Path(scratch), progress)
+            sizes = {info.name: info.size_bytes for info in log.listing}
+            walk.total_bytes = sum(e.size_bytes for m in log.live for e in m.slices)
+            for manifest in log.live:
+                walk.record(manifest, sizes[record_name(manifest.sequence)])
+    except OSError as error:
+        raise LocalDirError(
+            f"The temporary directory {tempfile.gettempdir()} failed ({error}).",
+            todo="Set TMPDIR to a directory with room for the largest slice.",
+        ) from error
+    return walk
 
 
 def _read_whole(store: ObjectStore, job: str) -> LogRead:

@@ -7,7 +7,7 @@ does not remember, and deletes in bulk. Anybody else reads the live records firs
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -82,6 +82,7 @@ class CleanReport:
         unknown: names of records below `oldest_needed` that do not read.
         foreign: names that are not this job's objects; never touched.
         files_unknown: a file index does not read, so no file of a base was deleted.
+        oldest_needed: as the tip said.
         cleaned_below: what is left of the log before this sequence are claims, and nothing else.
         kinds: of every record of the listing below `oldest_needed` that is still there.
         requests: made, by verb of the store.
@@ -95,9 +96,21 @@ class CleanReport:
     unknown: list[str]
     foreign: list[str]
     files_unknown: bool
+    oldest_needed: int
     cleaned_below: int
     kinds: dict[int, RecordKind] = field(repr=False)
     requests: dict[str, int]
+
+    def remembered(self, kinds: Mapping[int, RecordKind]) -> dict[int, RecordKind]:
+        """What a driver knows for the next cleaning, so that no record need be read for its kind.
+
+        Args:
+            kinds: of all records that it has read or written, by sequence.
+        """
+        later = {
+            sequence: kind for sequence, kind in kinds.items() if sequence >= self.oldest_needed
+        }
+        return {**self.kinds, **later}
 
     @property
     def removed_bytes(self) -> int:
@@ -261,6 +274,7 @@ def _report(garbage: Garbage, counted: CountingStore, *, dry_run: bool) -> Clean
         unknown=[info.name for info in garbage.of(Fate.UNKNOWN)],
         foreign=[info.name for info in garbage.of(Fate.FOREIGN)],
         files_unknown=view.files_unknown,
+        oldest_needed=view.oldest_needed,
         cleaned_below=view.cleaned_below if dry_run else garbage.cleaned_below(),
         kinds=kinds,
         requests={verb: count.requests for verb, count in counted.counts.items()},

@@ -155,6 +155,26 @@ def view_of(
             f"The tip {tip.sequence} needs every record from {tip.oldest_needed} on, and not all "
             "were given."
         )
+    named, files_unknown = _named(manifests, indexes)
+    return View(
+        generation=tip.generation,
+        oldest_needed=tip.oldest_needed,
+        cleaned_below=tip.cleaned_below,
+        named=named,
+        files_unknown=files_unknown,
+        old_names=tip.format < FORMAT_WITH_GENERATIONS,
+        kinds=dict(kinds),
+        own_generation=own_generation,
+        confirmed_epoch=confirmed_epoch,
+        open_grants=frozenset(open_grants),
+        pending=frozenset(pending),
+    )
+
+
+def _named(
+    manifests: Iterable[Manifest], indexes: Mapping[str, FileIndex | None]
+) -> tuple[frozenset[str], bool]:
+    """Every object that some records refer to, and whether an index among them does not read."""
     named: set[str] = set()
     files_unknown = False
     for entry in (entry for manifest in manifests for entry in manifest.slices):
@@ -172,19 +192,7 @@ def view_of(
             files_unknown = True
         else:
             named.update(file.object for file in index.files)
-    return View(
-        generation=tip.generation,
-        oldest_needed=tip.oldest_needed,
-        cleaned_below=tip.cleaned_below,
-        named=frozenset(named),
-        files_unknown=files_unknown,
-        old_names=tip.format < FORMAT_WITH_GENERATIONS,
-        kinds=dict(kinds),
-        own_generation=own_generation,
-        confirmed_epoch=confirmed_epoch,
-        open_grants=frozenset(open_grants),
-        pending=frozenset(pending),
-    )
+    return frozenset(named), files_unknown
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,13 @@ SETTINGS: Final[dict[str, Setting]] = {
         lambda value: value in ("sync", "async"),
         "'sync' or 'async'",
     ),
+    "repeatable_sources": Setting(
+        "repeatableSources",
+        "",
+        str,
+        "names of sources, by comma, that give the same rows for the same offsets although they "
+        "were told that these are done: with asynchronous commits others are refused",
+    ),
     "driver_host": Setting(
         "driver.host", "", str, "the name executors reach the coordinator by (spark.driver.host)"
     ),
@@ -312,6 +319,7 @@ class Settings:
     parallelism: int
     max_parallelism: int
     commit: str
+    repeatable_sources: str
     driver_host: str
     driver_bind: str
     driver_port: int

@@ -231,6 +231,7 @@ class Exchange:
         if fault is not None and fault.kind is Kind.TRUNCATE and fault.fixed_length:
             length = answer.framing.known_length
             if length:
+                self._strike(fault)  # before the head: with it the client may have all it gets
                 length = int(length * fault.fraction)
                 head = head.without("content-length").plus("Content-Length", str(length))
         keep = self._head.persistent and answer.framing.kind != "close"

@@ -205,6 +205,11 @@ class Wire:
                 self._sock.shutdown(socket.SHUT_WR)
         self._sock.close()
 
+    def abandon(self) -> None:
+        """End it as a dying peer does: what was written arrives, TLS says no goodbye."""
+        self.sever()
+        self._sock.close()
+
     def reset(self) -> None:
         """End it with a TCP reset."""
         with contextlib.suppress(OSError):

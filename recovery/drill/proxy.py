@@ -253,9 +253,11 @@ class FaultProxy:
                 if not Exchange(self._controls, self._ledger, wire, upstream, head).run():
                     break
             except CutError as cut:
-                if not cut.orderly:
+                if cut.orderly:
+                    wire.abandon()
+                else:
                     wire.reset()
-                break
+                return
         wire.close()
 
     def _opened(self, wire: Wire) -> None:

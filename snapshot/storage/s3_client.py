@@ -76,8 +76,9 @@ class Clients:
         self._thread.failure = None
 
     def _check_deadline(self, **_: object) -> None:
-        if self._clock_s() > getattr(self._thread, "deadline_s", float("inf")):
-            raise DeadlinePassedError(getattr(self._thread, "failure", None))
+        failure = getattr(self._thread, "failure", None)  # None: this is the first try
+        if failure is not None and self._clock_s() > self._thread.deadline_s:
+            raise DeadlinePassedError(failure)
 
     def _note_failure(
         self,

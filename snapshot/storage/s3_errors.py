@@ -43,10 +43,10 @@ class DeadlinePassedError(Exception):
     """The deadline passed between two of botocore's own tries.
 
     Attributes:
-        last: the failure of the try before; None if that is not known.
+        last: the failure of the try before.
     """
 
-    def __init__(self, last: BaseException | None) -> None:
+    def __init__(self, last: BaseException) -> None:
         super().__init__()
         self.last = last
 

@@ -80,7 +80,6 @@ class Trying:
         self._failures = 0
         self._renewed = False
         self._client: Any = None
-        self._last: BaseException | None = None
 
     def client(self) -> Any:
         """The client for the next try."""
@@ -95,9 +94,8 @@ class Trying:
     def failed(self, error: BaseException) -> None:
         """Wait before the next try, or raise what the failure means."""
         if isinstance(error, DeadlinePassedError):
-            raise self._final(error.last or self._last or TimeoutError()) from None
+            raise self._final(error.last) from None
         self._failures += 1
-        self._last = error
         step = next_step(error)
         if step is Step.RENEW and not self._renewed:
             self._renewed = True

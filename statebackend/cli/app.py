@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
 
-from recovery.inspect import describe, summarise
-from recovery.verify import verify
+from recovery.inspect import describe
+from recovery.jobs import summarise
+from recovery.verify import VerifyReport, verify
 from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
 from snapshot.log import CommitLog
+from snapshot.storage.base import ObjectStore
 from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.doctor import examine
-from statebackend.cli.jobs import place_of
-from statebackend.cli.output import console, guarded, reading, say_json
+from statebackend.cli.jobs import Place, place_of
+from statebackend.cli.output import FAILED, console, guarded, reading, say_json
+from statebackend.errors import StateBackendError
 
 __all__ = ["app"]
 
@@ -73,6 +77,36 @@ def list_jobs(
         show.jobs(console(), uri, jobs)
 
 
+Answer = TypeVar("Answer")
+
+
+def _each(
+    place: Place, job: str | None, answer: Callable[[str, ObjectStore], Answer]
+) -> tuple[list[Answer], list[dict[str, str]]]:
+    """The answers for all jobs, and the errors of those that have none.
+
+    One job that cannot be read does not keep the others from being answered for; the one job that
+    was asked for by name does.
+    """
+    answers: list[Answer] = []
+    errors: list[dict[str, str]] = []
+    for name, store in place.jobs(job):
+        try:
+            answers.append(answer(name, store))
+        except StateBackendError as error:
+            if job is not None:
+                raise
+            print(f"{name}: {error}", file=sys.stderr)
+            told = {"code": error.code, "what": error.what, "todo": error.todo}
+            errors.append({"job": name, **told})
+    return answers, errors
+
+
+def _end(errors: Sequence[object], *, found: bool = False) -> None:
+    if errors or found:
+        raise typer.Exit(FAILED if errors else FOUND)
+
+
 @app.command("describe")
 @guarded
 def describe_jobs(
@@ -84,12 +118,13 @@ def describe_jobs(
 ) -> None:
     """Operators, states, epochs, bases, claims and bytes of a job."""
     place = place_of(uri, s3_endpoint, s3_region)
-    found = [describe(store, name) for name, store in place.jobs(job)]
+    answers, errors = _each(place, job, lambda name, store: describe(store, name))
     if as_json:
-        say_json(uri=uri, jobs=found)
+        say_json(uri=uri, jobs=answers, errors=errors)
     else:
-        for one in found:
+        for one in answers:
             show.description(console(), one)
+    _end(errors)
 
 
 @app.command("verify")
@@ -101,20 +136,21 @@ def verify_jobs(
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
-    """Read and check every byte that a job keeps. Exit status 1 if something is wrong."""
-    place = place_of(uri, s3_endpoint, s3_region)
-    reports = []
-    for name, store in place.jobs(job):
+    """Read and check every byte that a job needs. Exit status 1 if something is wrong."""
+
+    def check(name: str, store: ObjectStore) -> VerifyReport:
         with reading(f"verify {name}") as progress:
-            reports.append(verify(store, name, progress=progress))
-    ok = all(report.ok for report in reports)
+            return verify(store, name, progress=progress)
+
+    place = place_of(uri, s3_endpoint, s3_region)
+    answers, errors = _each(place, job, check)
+    ok = not errors and all(report.ok for report in answers)
     if as_json:
-        say_json(uri=uri, ok=ok, jobs=reports)
+        say_json(uri=uri, ok=ok, jobs=answers, errors=errors)
     else:
-        for report in reports:
+        for report in answers:
             show.verification(console(), report)
-    if not ok:
-        raise typer.Exit(FOUND)
+    _end(errors, found=not ok)
 
 
 @app.command("gc")
@@ -131,13 +167,12 @@ def collect_garbage(
     s3_region: Region = "",
 ) -> None:
     """Say what nobody needs any more and, with --yes, delete it. Safe beside a running job."""
-    place = place_of(uri, s3_endpoint, s3_region)
-    reports: list[dict[str, Any]] = []
-    for name, store in place.jobs(job):
+
+    def collect(name: str, store: ObjectStore) -> dict[str, Any]:
         log = CommitLog(store, job=name, writer=system.process_name(), new_id=system.new_id)
         report = clean(
             store,
-            lambda store=store, log=log: outside_view(store, log),  # type: ignore[misc]
+            lambda: outside_view(store, log),
             min_age_ms=1000 * min_age_s,
             dry_run=not yes,
             prefixes=ALL_PREFIXES,
@@ -146,9 +181,12 @@ def collect_garbage(
             show.cleaning(console(), name, report)
         shape = msgspec.to_builtins(report, str_keys=True)
         del shape["kinds"]
-        reports.append({"job": name, "uri": store.uri, **shape})
+        return {"job": name, "uri": store.uri, **shape}
+
+    answers, errors = _each(place_of(uri, s3_endpoint, s3_region), job, collect)
     if as_json:
-        say_json(uri=uri, dry_run=not yes, jobs=reports)
+        say_json(uri=uri, dry_run=not yes, jobs=answers, errors=errors)
+    _end(errors)
 
 
 @app.command("doctor")

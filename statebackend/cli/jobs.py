@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from recovery.inspect import job_folder, split_jobs
+from recovery.jobs import job_folder, split_jobs
 from snapshot.storage.base import ObjectInfo, ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
@@ -14,6 +15,8 @@ from statebackend import system
 from statebackend.errors import SettingError
 
 __all__ = ["Place", "place_of"]
+
+DEADLINE_S: Final = 20.0  # somebody is waiting for the answer
 
 
 @dataclass(frozen=True)
@@ -59,4 +62,5 @@ def place_of(uri: str, endpoint: str, region: str) -> Place:
     if uri.partition(":")[0] in ("s3", "s3a", "s3n"):
         endpoint = endpoint or os.environ.get("STATEBACKEND_S3_ENDPOINT", "")
         region = region or os.environ.get("STATEBACKEND_S3_REGION", "")
-    return Place(uri, StoreOptions(endpoint_url=endpoint, region=region))
+    options = StoreOptions(endpoint_url=endpoint, region=region, deadline_s=DEADLINE_S)
+    return Place(uri, options)

@@ -24,7 +24,17 @@ from rich.table import Table
 
 from statebackend.errors import StateBackendError
 
-__all__ = ["console", "guarded", "reading", "say_json", "size", "table", "when"]
+__all__ = [
+    "FAILED",
+    "console",
+    "counted",
+    "guarded",
+    "reading",
+    "say_json",
+    "size",
+    "table",
+    "when",
+]
 
 JSON_FORMAT: Final = 1
 FAILED: Final = 2
@@ -86,6 +96,11 @@ def table(*columns: str, title: str = "") -> Table:
             column.removesuffix("#"), justify="right" if number else "left", overflow="fold"
         )
     return made
+
+
+def counted(number: int, noun: str) -> str:
+    """1 claim, 2 claims."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def size(size_bytes: int) -> str:

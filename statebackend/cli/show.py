@@ -8,11 +8,12 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from recovery.inspect import BaseInfo, JobDescription, JobSummary, OperatorInfo
+from recovery.inspect import BaseInfo, JobDescription, OperatorInfo
+from recovery.jobs import JobSummary
 from recovery.verify import VerifyReport
 from snapshot.cleaning import CleanReport, Tally
 from statebackend.cli.doctor import Check
-from statebackend.cli.output import size, table, when
+from statebackend.cli.output import counted, size, table, when
 
 __all__ = ["checks", "cleaning", "description", "jobs", "verification"]
 
@@ -51,7 +52,7 @@ def description(out: Console, one: JobDescription) -> None:
         f"{when(one.stamp_ms)}"
     )
     out.print(
-        f"  {one.records} records; needed from {one.oldest_needed} on; "
+        f"  {counted(one.records, 'record')}; needed from {one.oldest_needed} on; "
         f"cleaned below {one.cleaned_below}"
     )
     amounts = (
@@ -67,7 +68,7 @@ def description(out: Console, one: JobDescription) -> None:
         claims.add_row(
             str(claim.sequence), str(claim.generation), escape(claim.writer), escape(claim.run)
         )
-    out.print(f"  {len(one.claims)} claims" + (", the newest:" if one.claims else ""))
+    out.print(f"  {counted(len(one.claims), 'claim')}" + (", the newest:" if one.claims else ""))
     out.print(claims)
     for problem in one.problems:
         out.print(f"[red]problem[/]: {escape(problem)}")
@@ -83,7 +84,7 @@ def _operator(out: Console, one: OperatorInfo) -> None:
     for name, number in sorted(one.states.items()):
         out.print(f"    state {escape(name)} (id {number}) {escape(one.schemas.get(name, ''))}")
     if one.bases:
-        out.print(f"    bases of {len(one.bases)} subtasks: {_bases(one.bases)}")
+        out.print(f"    bases of {counted(len(one.bases), 'subtask')}: {_bases(one.bases)}")
 
 
 def _bases(bases: Sequence[BaseInfo]) -> str:
@@ -91,17 +92,18 @@ def _bases(bases: Sequence[BaseInfo]) -> str:
     deltas = max(base.deltas for base in bases)
     return (
         f"{size(sum(base.size_bytes for base in bases))} as {' and '.join(kinds)}, of epochs "
-        f"{_ranges(sorted({base.epoch for base in bases}))}; up to {deltas} deltas on top, "
-        f"{size(sum(base.delta_bytes for base in bases))} in all"
+        f"{_ranges(sorted({base.epoch for base in bases}))}; up to {counted(deltas, 'delta')} on "
+        f"top, {size(sum(base.delta_bytes for base in bases))} in all"
     )
 
 
 def verification(out: Console, report: VerifyReport) -> None:
     """`verify`."""
-    verdict = "[green]ok[/]" if report.ok else f"[red]{len(report.findings)} findings[/]"
+    verdict = "[green]ok[/]" if report.ok else f"[red]{counted(len(report.findings), 'finding')}[/]"
     out.print(
-        f"[bold]{escape(report.job)}[/]  {verdict}: {report.records} records, {report.slices} "
-        f"slices, {report.files} files of bases, {size(report.size_bytes)}"
+        f"[bold]{escape(report.job)}[/]  {verdict}; read {counted(report.records, 'record')}, "
+        f"{counted(report.slices, 'slice')}, {counted(report.files, 'file')} of bases, "
+        f"{size(report.size_bytes)}"
     )
     for uid, epochs in report.restorable.items():
         out.print(f"  operator {escape(uid)} can be restored to epochs {_ranges(epochs)}")
@@ -116,7 +118,7 @@ def cleaning(out: Console, job: str, report: CleanReport) -> None:
     verb = "would delete" if report.dry_run else "deleted"
     out.print(f"[bold]{escape(job)}[/]  {verb} {_amount(report.removed)}")
     for kind, tally in report.removed.items():
-        out.print(f"  {kind}: {tally.objects} objects, {size(tally.size_bytes)}")
+        out.print(f"  {kind}: {counted(tally.objects, 'object')}, {size(tally.size_bytes)}")
     out.print(f"  stays: {_amount(report.kept)}")
     if report.young:
         out.print(f"  not old enough yet: {_amount(report.young)}")
@@ -147,7 +149,9 @@ def _amount(tallies: Mapping[str, Tally]) -> str:
     objects = sum(tally.objects for tally in tallies.values())
     if not objects:
         return "nothing"
-    return f"{objects} objects, {size(sum(tally.size_bytes for tally in tallies.values()))}"
+    return (
+        f"{counted(objects, 'object')}, {size(sum(tally.size_bytes for tally in tallies.values()))}"
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:

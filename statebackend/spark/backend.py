@@ -38,6 +38,7 @@ from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch, Operator
 from statebackend.spark.plan import Anchor, anchored
+from statebackend.spark.sources import check_sources
 from statebackend.spark.task import SubtaskTask, TaskSpec
 from statebackend.spark.tws import parse_schema, record_states
 
@@ -152,6 +153,9 @@ class StateBackend:
         """
         names = _key_names(df, keys)
         self._check_uid(uid)
+        if self._settings.commit == "async":
+            vouched = self._settings.repeatable_sources.split(",")
+            check_sources(df, [name.strip() for name in vouched])
         output = parse_schema(output_schema, f"the output of operator {uid!r}")
         key_schema = StructType([df.schema[name] for name in names])
         KeyCodec(key_schema)

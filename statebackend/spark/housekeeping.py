@@ -137,5 +137,4 @@ class Cleaner:
                         found[entry.digest] = decode_index(self._records.index(ref))
                     except (DamagedSliceError, StateBackendError):
                         found[entry.digest] = None
-        self._records.keep_indexes(found)
         return found

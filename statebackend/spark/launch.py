@@ -41,6 +41,7 @@ from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
+from statebackend.spark.sources import check_sink
 from statebackend.spark.tws import StateDeclaration
 from statebackend.spark.wire import Server
 
@@ -294,6 +295,8 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
+        if self._settings.commit == "async":
+            check_sink(query)
         first_epoch = self._started_at(query, stream.resolvedCheckpointRoot())
         known = live_lineages(self._log.manifests())
         firsts = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from typing import Final
 
 from blake3 import blake3
 
@@ -15,6 +15,7 @@ from statebackend.errors import CorruptionError, FormatError
 
 __all__ = ["DamagedSliceError", "Records"]
 
+_INDEXES_KEPT: Final = 1024
 _log = logging.getLogger("statebackend.coordinator")
 
 
@@ -71,7 +72,7 @@ class Records:
         known = self._indexes.get(entry.digest)
         if known is None:
             known = self.slice(ref) if entry.object is None else self._own_object(ref)
-            self._indexes[entry.digest] = known
+            self.learn_index(entry.digest, known)
         return known
 
     def _own_object(self, ref: SliceRef) -> bytes:
@@ -87,10 +88,11 @@ class Records:
             raise DamagedSliceError(ref, error)
         return data
 
-    def keep_indexes(self, digests: Iterable[str]) -> None:
-        """Forget all indexes but these."""
-        kept = frozenset(digests)
-        self._indexes = {d: data for d, data in self._indexes.items() if d in kept}
+    def learn_index(self, digest: str, data: bytes) -> None:
+        """An index that a worker has just sent: it need not be read again."""
+        self._indexes[digest] = data
+        while len(self._indexes) > _INDEXES_KEPT:
+            self._indexes.pop(next(iter(self._indexes)), None)
 
     def forget(self, before: int) -> None:
         """Drop what is older than a sequence: running subtasks need the last record at most."""

@@ -267,6 +267,8 @@ class RunSession:
         _check_part(request, request.part)
         with self._state_lock:
             coordinator.base_done(request)
+        if request.kind == "files" and request.part.data:
+            self._records.learn_index(request.part.digest, request.part.data)
         self.progress.base_done(request)
         return BaseReply(lease_s=coordinator.base_policy.lease_s)
 

@@ -33,6 +33,8 @@ _CODEC: Final = pa.Codec("lz4_raw")
 # Keys of one look-up that are matched at once, if the block is not much larger than they are.
 _MATCHED_KEYS: Final = 16
 _MATCHED_RATIO: Final = 16
+# A search takes as long as putting so many rows into a dict.
+_SEARCH_ROWS: Final = 32
 
 
 def binary_array(
@@ -168,7 +170,7 @@ def _digest(data: pa.Buffer) -> bytes:
 class SortedRows:
     """Entries in memory, sorted by key: two binary arrays of one length, null = deleted."""
 
-    __slots__ = ("_data", "_offset", "_offsets", "keys", "values")
+    __slots__ = ("_data", "_index", "_offset", "_offsets", "_searches", "keys", "values")
 
     def __init__(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         self.keys, self.values = keys, values
@@ -178,6 +180,8 @@ class SortedRows:
         self._offsets = memoryview(offsets or b"\0\0\0\0").cast("B").cast("i")
         self._data = memoryview(data or b"")
         self._offset = keys.offset
+        self._searches = 0
+        self._index: dict[bytes, int] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -209,8 +213,19 @@ class SortedRows:
 
     def get(self, key: bytes) -> Any:
         """The value of ``key``, None if it was deleted, ABSENT if it is not here."""
+        if self._index is not None:
+            row = self._index.get(key, -1)
+            return self.value(row) if row >= 0 else ABSENT
+        self._searches += 1
+        if self._searches * _SEARCH_ROWS > len(self.keys):
+            self._index = dict(zip(self.keys.to_pylist(), range(len(self.keys)), strict=True))
+            return self.get(key)
         at = self.lower(key)
         return self.value(at) if at < len(self.keys) and self.key(at) == key else ABSENT
+
+    def rest(self) -> None:
+        """Give memory back that makes single look-ups quick."""
+        self._searches, self._index = 0, None
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
         """As :meth:`get`, for many; quicker if they lie as close as the rows here."""

@@ -12,7 +12,7 @@ import shutil
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,8 @@ _SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.b
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 256 << 10
 _CACHED_BLOCKS: Final = 16
+_HELD_SHARE: Final = 4  # of the limit: a layer that is larger goes to disk
+_HELD_ROWS: Final = 16_384  # of a block that stays in memory
 # Of an entry of an overlay beside its bytes: two bytes objects and a slot of the dict.
 _ENTRY_BYTES: Final = 33 + 33 + 100
 _LISTED_BYTES: Final = 100  # of its place in a set of keys under one prefix
@@ -64,8 +66,21 @@ class Run:
     @classmethod
     def in_memory(cls, blocks: Iterable[ArrowRows]) -> Run:
         """A run of decoded rows that stay in memory."""
-        held = [SortedRows(block.keys, block.values) for block in blocks if len(block.keys)]
-        run = cls(held.__getitem__)
+        held = [
+            SortedRows(block.keys.slice(at, _HELD_ROWS), block.values.slice(at, _HELD_ROWS))
+            for block in blocks
+            for at in range(0, len(block.keys), _HELD_ROWS)
+        ]
+        last = 0
+
+        def load(block: int) -> SortedRows:
+            nonlocal last
+            if block != last:
+                held[last].rest()
+                last = block
+            return held[block]
+
+        run = cls(load)
         for block in held:
             run.add(block)
         return run
@@ -89,16 +104,20 @@ class Run:
         block = bisect_left(self.last, low)
         return block < len(self.last) and self.first[block] <= high
 
-    def get_many(self, keys: Sequence[bytes], wanted: list[int], values: list[Any]) -> list[int]:
-        """Fill ``values`` at those places of ``wanted`` whose key is here; the other places."""
-        blocks: dict[int, list[int]] = {}
+    def get_many(
+        self, keys: Sequence[bytes], wanted: list[int], values: list[Any], ends: tuple[bytes, bytes]
+    ) -> list[int]:
+        """Fill ``values`` at those places of ``wanted`` whose key is here; the other places.
+
+        Args:
+            ends: no key is below the first or above the second.
+        """
         missing: list[int] = []
-        for place in wanted:
-            block = self._block_of(keys[place])
-            if block < 0:
-                missing.append(place)
-            else:
-                blocks.setdefault(block, []).append(place)
+        only = bisect_left(self.last, ends[0])
+        if only == bisect_left(self.last, ends[1]) < len(self.last):
+            blocks = {only: wanted}
+        else:
+            blocks = self._by_block(keys, wanted, missing)
         for block, places in blocks.items():
             found = self.load(block).get_many([keys[place] for place in places])
             for place, value in zip(places, found, strict=True):
@@ -120,6 +139,18 @@ class Run:
         """Remove its file; reads fail afterwards."""
         if self._file is not None:
             self._file.remove()
+
+    def _by_block(
+        self, keys: Sequence[bytes], wanted: list[int], missing: list[int]
+    ) -> dict[int, list[int]]:
+        blocks: dict[int, list[int]] = {}
+        for place in wanted:
+            block = self._block_of(keys[place])
+            if block < 0:
+                missing.append(place)
+            else:
+                blocks.setdefault(block, []).append(place)
+        return blocks
 
     def _block_of(self, key: bytes) -> int:
         block = bisect_left(self.last, key)
@@ -164,6 +195,20 @@ class OverlaySpill:
             for k, v in _cut(keys, list(map(entries.__getitem__, keys)))
         )
 
+    def keep(self, blocks: Iterable[ArrowRows]) -> Run:
+        """Sorted rows as a run: in memory if they are few, else on disk.
+
+        Raises:
+            LocalDirError: the disk is full or failed.
+        """
+        source, held, held_bytes = iter(blocks), list[ArrowRows](), 0
+        for block in source:
+            held.append(block)
+            held_bytes += block.keys.nbytes + block.values.nbytes
+            if held_bytes > self.limit_bytes // _HELD_SHARE:
+                return self.write_rows(chain(held, source))
+        return Run.in_memory(held)
+
     def write_rows(self, blocks: Iterable[ArrowRows]) -> Run:
         """Write sorted rows, block for block, as a run."""
         number = next(self._numbers)
@@ -171,10 +216,9 @@ class OverlaySpill:
         run = Run(lambda block: self._load(number, file, block), file)
         try:
             for rows in blocks:
-                if len(rows.keys):
-                    batch = pa.RecordBatch.from_arrays([rows.keys, rows.values], schema=_SCHEMA)
-                    file.append(batch)
-                    run.add(SortedRows(rows.keys, rows.values))
+                for keys, values in _pieces(rows):
+                    file.append(pa.RecordBatch.from_arrays([keys, values], schema=_SCHEMA))
+                    run.add(SortedRows(keys, values))
         except BaseException:
             file.remove()
             raise
@@ -233,6 +277,17 @@ def _cut(
     sizes += np.fromiter((len(value) if value else 0 for value in values), np.int64, len(keys))
     for start, end in cut_places(sizes, _BLOCK_ROWS, _BLOCK_BYTES):
         yield keys[start:end], values[start:end]
+
+
+def _pieces(rows: ArrowRows) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+    """A block in pieces of about the size of a run's; none if it is empty."""
+    length = len(rows.keys)
+    step = max(1, length * _BLOCK_BYTES // max(1, rows.keys.nbytes + rows.values.nbytes))
+    step = max(1, min(step, _BLOCK_ROWS))
+    if length <= step * 2:  # blocks of our own are cut already, give or take their offsets
+        step = max(1, length)
+    for start in range(0, length, step):
+        yield rows.keys.slice(start, step), rows.values.slice(start, step)
 
 
 def cut_places(sizes: Any, max_rows: int, max_bytes: int) -> Iterator[tuple[int, int]]:

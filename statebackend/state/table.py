@@ -158,15 +158,21 @@ class StateTable:
     def add_layer(self, epoch: int, rows: ArrowRows | Iterable[ArrowRows]) -> FrozenOverlay:
         """Put the changes of an earlier epoch, not yet in the base, below this one's.
 
-        Layers are added oldest first, before anything is written. Given blocks in key order, they
-        go to disk if there is a spill: only one is in memory at a time.
+        Layers are added oldest first, before anything is written.
+
+        Args:
+            rows: one block, which stays in memory, or blocks in key order. Of these more than a
+                share of the spill's limit goes to disk, with one block in memory at a time.
+
+        Raises:
+            LocalDirError: the disk is full or failed.
         """
         if not isinstance(rows, Iterable):
             run = Run.in_memory([rows])
         elif self._spill is None:
             run = Run.in_memory(rows)
         else:
-            run = self._spill.write_rows(rows)
+            run = self._spill.keep(rows)
         layer = FrozenOverlay(epoch, _Overlay(runs=[run]))
         self._frozen.append(layer)
         return layer
@@ -196,7 +202,7 @@ class StateTable:
                 # Keys come in order: a chunk lies behind all that was spilled before it.
                 ends = ends or (min(keys, default=b""), max(keys, default=b""))
                 if source.touches(*ends):
-                    wanted = source.get_many(keys, wanted, values)
+                    wanted = source.get_many(keys, wanted, values, ends)
                 continue
             missing = []
             for place in wanted:

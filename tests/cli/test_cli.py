@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.inspect import job_folder
+from recovery.jobs import job_folder
 from snapshot.record import record_name
 from snapshot.storage import LocalStore
 from snapshot.storage.open import open_store
@@ -170,6 +170,20 @@ def test_verify_names_what_is_wrong_and_ends_with_1(uri: str, folder: Folder) ->
     run("verify", uri, "--job", "another")
 
 
+@pytest.mark.parametrize("verb", ["describe", "verify", "gc"])
+def test_a_job_that_does_not_read_does_not_hide_the_others(
+    verb: str, uri: str, folder: Folder
+) -> None:
+    other = folder_of(uri, "another")
+    other.store.put(record_name(0), [b"not a record"])
+    answer = data(verb, uri, status=2)
+    assert [job["job"] for job in answer["jobs"]] == [JOB]
+    (error,) = answer["errors"]
+    assert error.keys() == {"job", "code", "what", "todo"}
+    assert error["job"] == "another"
+    assert data(verb, uri, "--job", JOB)["errors"] == []
+
+
 # --- gc ------------------------------------------------------------------------------------------
 
 
@@ -189,6 +203,7 @@ def test_gc_deletes_nothing_unless_told(uri: str, folder: Folder) -> None:
         "unknown",
         "foreign",
         "files_unknown",
+        "oldest_needed",
         "cleaned_below",
         "requests",
     }
@@ -217,7 +232,7 @@ def test_gc_refuses_a_log_that_does_not_read(uri: str, folder: Folder) -> None:
     tip = record_name(folder.log.manifests()[-1].sequence)
     folder.store.put(tip, [folder.store.get(tip)[:-1]])
     before = names(folder)
-    answer = data("gc", uri, "--yes", "--min-age-s", "0", status=2)
+    answer = data("gc", uri, "--job", JOB, "--yes", "--min-age-s", "0", status=2)
     assert answer["error"]["code"] == "SB3001"
     assert names(folder) == before
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recovery.inspect import describe, job_folder, split_jobs, summarise
+from recovery.inspect import describe
+from recovery.jobs import job_folder, split_jobs, summarise
 from recovery.verify import VerifyReport, verify
 from snapshot.base import decode_index
 from snapshot.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name

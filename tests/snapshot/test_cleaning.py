@@ -123,6 +123,22 @@ def test_a_driver_reads_only_records_whose_kind_it_does_not_know(store: ObjectSt
     assert set(report.kinds.values()) == {"claim"}
 
 
+def test_a_driver_that_remembers_reads_no_record_at_all(store: ObjectStore) -> None:
+    folder = Folder(store)
+    kinds: dict[int, RecordKind] = {0: "claim"}
+    for _ in range(4):
+        for _ in range(2):
+            folder.epoch(base="base")
+            kinds[folder.tenure.next_sequence - 1] = "checkpoint"
+        report = clean(store, lambda: driver_view(folder, kinds))  # noqa: B023
+        assert "get_tail" not in report.requests
+        kinds = report.remembered(kinds)
+    assert folder.tenure.next_sequence == 9
+    assert len(kinds) == 1 + 9 - report.oldest_needed
+    assert set(names(store)) == {record_name(s) for s in kinds}
+    folder.check()
+
+
 def test_what_a_tip_says_was_cleaned_is_not_read_again(store: ObjectStore) -> None:
     folder = Folder(store).claim().claim().epochs(2).epochs(2, base="base")
     manifests = folder.log.manifests()

@@ -206,6 +206,7 @@ class Driver:
                 world.failed_claims += 1
             return None
         with world.changed:
+            assert all(tenure.generation != other.generation for other, _ in world.claims)
             world.claims.append((tenure, writer))
             world.changed.notify_all()
         return tenure
@@ -349,6 +350,25 @@ def test_the_checker_sees_what_is_wrong(ministack: S3) -> None:
         check_world(world, found)
 
 
+# --- answers of which only the head arrives ------------------------------------------------------
+
+
+@pytest.mark.xfail(
+    reason="botocore takes a lost body for an empty listing: S3Store must check IsTruncated"
+)
+@pytest.mark.parametrize("fixed_length", [False, True])
+def test_a_listing_that_lost_its_body_is_not_taken_for_an_empty_log(
+    ministack: S3, proxy: FaultProxy, fixed_length: bool
+) -> None:
+    uri = ministack.fresh_uri()
+    log = log_on(impatient(ministack, proxy, uri, deadline_s=10.0), "a")
+    log.claim()
+    proxy.reset()
+    lost = Fault.truncate(0.0, fixed_length=fixed_length)
+    proxy.plan = Script(Rule(fault=lost, verbs={Verb.LIST}, nth={1}))
+    assert [m.writer for m in log.manifests()] == ["a"]
+
+
 # --- writes that land late -----------------------------------------------------------------------
 
 
@@ -359,14 +379,14 @@ def proxy(ministack: S3) -> Iterator[FaultProxy]:
         yield proxy
 
 
-def impatient(server: S3, proxy: FaultProxy, uri: str) -> ObjectStore:
+def impatient(server: S3, proxy: FaultProxy, uri: str, *, deadline_s: float = 0.2) -> ObjectStore:
     """A store behind the proxy that does not wait long."""
     options = StoreOptions(
         endpoint_url=proxy.url,
         region="us-east-1",
         ca_bundle=str(server.certificates.ca_bundle),
-        deadline_s=0.2,
-        read_timeout_s=0.4,
+        deadline_s=deadline_s,
+        read_timeout_s=1.0,
     )
     return open_store(uri, new_id=new_id, options=options)
 

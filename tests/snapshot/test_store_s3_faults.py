@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
+import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -458,6 +459,21 @@ def test_a_large_file_goes_up_in_parts_and_comes_back_in_pieces(
 
 def store_of(s3: S3, store: ObjectStore) -> ObjectStore:
     return open_store(store.uri, new_id=new_id, options=s3.options())
+
+
+def test_a_large_file_takes_little_memory_in_both_directions(
+    ministack: S3, large_file: Path
+) -> None:
+    store = open_store(ministack.fresh_uri(), new_id=new_id, options=ministack.options())
+    store.list("")
+    tracemalloc.start()
+    try:
+        store.put_file("base/file", large_file)
+        assert sum(map(len, store.get_chunks("base/file", 1 << 20))) == 70 << 20
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 << 20  # of 70
 
 
 @pytest.mark.parametrize("kind", ["moto", "ministack"])

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from snapshot.delta import decode_delta, encode_delta
 from statebackend.errors import LocalDirError
+from statebackend.state import blocks as blocks_module
 from statebackend.state import spill as spill_module
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
 from statebackend.state.spill import OverlayGauge, OverlaySpill, Run, count_merged, merge
@@ -106,6 +107,9 @@ class Table(RuleBasedStateMachine):
         keys = [prefix + suffix for prefix in PREFIXES for suffix in SUFFIXES]
         assert self.table.multi_get(keys) == [self.truth.get(key) for key in keys]
         assert self.table.multi_get(keys[::-7]) == [self.truth.get(key) for key in keys[::-7]]
+        for at in range(0, len(keys), 3):
+            some = keys[at : at + 1 + at % 2]
+            assert self.table.multi_get(some) == [self.truth.get(key) for key in some]
         for key in keys[::5]:
             assert self.table.get(key) == self.truth.get(key)
         for prefix in PREFIXES[:2]:  # of the others one is a prefix of the other
@@ -124,6 +128,9 @@ class Table(RuleBasedStateMachine):
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill_module, "_BLOCK_ROWS", 3)
     monkeypatch.setattr(spill_module, "_CACHED_BLOCKS", 2)
+    monkeypatch.setattr(spill_module, "_HELD_ROWS", 5)
+    monkeypatch.setattr(blocks_module, "_SEARCH_ROWS", 2)
+    monkeypatch.setattr(blocks_module, "_MATCHED_KEYS", 4)
 
 
 class TestTable(Table.TestCase):  # type: ignore[name-defined,misc]
@@ -253,3 +260,20 @@ def test_a_damaged_run_is_an_error_and_never_a_wrong_value(tmp_path: Path, damag
         table.get(b"k")
     with pytest.raises(LocalDirError, match="run-0"):
         list(table.freeze(0).merged())
+
+
+def test_a_layer_that_comes_in_blocks_goes_to_disk_only_if_it_is_large(tmp_path: Path) -> None:
+    changes: dict[bytes, bytes | None] = {b"%04d" % n: b"v" * 100 for n in range(1000)}
+    rows = rows_of(changes)
+    blocks = [
+        SortedRows(rows.keys.slice(at, 100), rows.values.slice(at, 100))
+        for at in range(0, 1000, 100)
+    ]
+    for limit_bytes, files in ((1 << 20, 0), (1 << 16, 1), (0, 1)):
+        spill = spill_in(tmp_path / "o", limit_bytes=limit_bytes)
+        table = StateTable(MemoryBase(), spill=spill)
+        table.add_layer(1, iter(blocks))
+        assert len(list((tmp_path / "o").glob("*"))) == files
+        assert dict(table.snapshot()) == changes
+        assert table.multi_get(sorted(changes)) == [changes[key] for key in sorted(changes)]
+        spill.close()

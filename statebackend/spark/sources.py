@@ -1,0 +1,89 @@
+"""Which sources and sinks allow that a query goes back by one batch.
+
+With asynchronous commits Spark may have committed a batch whose record was lost with the driver.
+The query then repeats that batch: the source must give it again exactly, although it may have been
+told that the batch is done, and the sink must take it again. A sink that skips a batch which it has
+already (file sinks keep account of theirs) would leave the operator without that epoch for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statebackend.errors import UnsupportedQueryError
+
+__all__ = ["REPEATABLE_SOURCES", "check_sink", "check_sources"]
+
+# By the name given to readStream.format(). Files only where they are left in place.
+REPEATABLE_SOURCES: Final = frozenset(
+    {
+        *("parquet", "json", "csv", "text", "orc", "binaryFile", "avro", "xml"),
+        *("kafka", "delta", "rate", "rate-micro-batch"),
+    }
+)
+_SKIPPING_SINKS: Final = ("FileStreamSink", "DeltaSink")
+_TODO: Final = 'Use commit="sync" (the default) for this query.'
+
+
+def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:
+    """Refuse a frame with a source that may not repeat a batch it was told is done.
+
+    Args:
+        also: names of sources that the user vouches for.
+
+    Raises:
+        UnsupportedQueryError: naming the source.
+    """
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf: Any = leaves.next()
+        kind = leaf.getClass().getSimpleName()
+        if kind == "StreamingRelation":
+            name = str(leaf.dataSource().className())
+            cleaned = _option(leaf.dataSource().options(), "cleanSource")
+        elif kind == "StreamingRelationV2":
+            name, cleaned = str(leaf.sourceName()), ""
+        else:
+            continue  # a table or a range: the same in every run
+        if cleaned.lower() not in ("", "off"):
+            raise UnsupportedQueryError(
+                f"With asynchronous commits a batch may have to be repeated, and the source "
+                f"{leaf.sourceName()} moves or deletes its files (cleanSource={cleaned}).",
+                todo=f"Leave cleanSource out, or: {_TODO}",
+            )
+        if name not in REPEATABLE_SOURCES and name not in also:
+            raise UnsupportedQueryError(
+                f"With asynchronous commits a batch may have to be repeated after Spark committed "
+                f"it, and of the source {name!r} it is not known whether it can.",
+                todo=f"{_TODO} Or name it in spark.statebackend.repeatableSources, if it gives "
+                f"the same rows for the same offsets although it was told that they are done.",
+            )
+
+
+def _option(options: Any, name: str) -> str:
+    pairs = options.iterator()
+    while pairs.hasNext():
+        pair = pairs.next()
+        if str(pair._1()).lower() == name.lower():
+            return str(pair._2())
+    return ""
+
+
+def check_sink(query: StreamingQuery) -> None:
+    """Refuse a sink that skips a batch which it has.
+
+    Raises:
+        UnsupportedQueryError: naming the sink.
+    """
+    stream: Any = query._jsq.streamingQuery()
+    kind = str(stream.sink().getClass().getSimpleName())
+    if kind in _SKIPPING_SINKS:
+        raise UnsupportedQueryError(
+            f"With asynchronous commits a batch may have to be repeated, and the sink {kind} skips "
+            f"a batch that it has written already, so the state would miss that batch.",
+            todo=_TODO,
+        )
