@@ -39,10 +39,7 @@ def fetch_file(store: ObjectStore, name: str, path: Path, *, size_bytes: int, di
                     length += len(chunk)
                     file.write(chunk)
         except OSError as error:
-            raise LocalDirError(
-                f"The file {path} cannot be written ({error.strerror or error}).",
-                todo="Give local_dir= a directory on a local disk with room.",
-            ) from error
+            raise _unwritable(path, error) from error
         found = hasher.hexdigest()
         if length == size_bytes and found == digest:
             return
@@ -53,12 +50,22 @@ def fetch_file(store: ObjectStore, name: str, path: Path, *, size_bytes: int, di
     )
 
 
+def _unwritable(path: Path, error: OSError) -> LocalDirError:
+    return LocalDirError(
+        f"The file {path} cannot be written ({error.strerror or error}).",
+        todo="Give local_dir= a directory on a local disk with room.",
+    )
+
+
 def fetch_index(store: ObjectStore, index: FileIndex, folder: Path) -> int:
     """All files of a base into a folder, which is made; how many bytes that was.
 
     Raises as :func:`fetch_file`.
     """
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
 
     def fetch(file: FileEntry) -> int:
         fetch_file(

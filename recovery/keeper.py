@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -33,6 +34,7 @@ __all__ = ["Keeper", "KeeperSettings", "ask_for"]
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
 _LINE_BYTES: Final = 8192
+_ADDRESS_BYTES: Final = 104  # of a local socket, on every system
 HOLDER: Final = "holder"
 
 
@@ -69,7 +71,8 @@ class Keeper:
         self._folder = Path(tempfile.mkdtemp(prefix="sb-"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door = str(self._folder / "door")
-        self._socket.bind(self.door)
+        with _address(Path(self.door)) as address:
+            self._socket.bind(address)
         self._socket.listen(64)
         self._socket.settimeout(_TICK_S)
         self._thread = threading.Thread(target=self._serve, name="statebackend-door", daemon=True)
@@ -144,7 +147,7 @@ class Keeper:
                 continue
             except OSError:
                 return
-            with asker, contextlib.suppress(OSError):
+            with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
                 asker.settimeout(_TICK_S)
                 path = Path(asker.recv(_LINE_BYTES).decode())
                 asker.sendall(b"free" if self._hand_over(path) else b"busy")
@@ -189,6 +192,19 @@ def _let_go(held: Incarnation) -> None:
         _log.warning("a local store could not be closed well: %s", error)
 
 
+@contextlib.contextmanager
+def _address(door: Path) -> Iterator[str]:
+    """A socket's address: at most 107 bytes, so a longer path goes by way of its open folder."""
+    if len(os.fsencode(door)) < _ADDRESS_BYTES:
+        yield str(door)
+        return
+    folder = os.open(door.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{door.name}"
+    finally:
+        os.close(folder)
+
+
 def ask_for(path: Path, timeout_s: float) -> bool:
     """Ask the holder of an incarnation to let it go; True if it did.
 
@@ -198,8 +214,9 @@ def ask_for(path: Path, timeout_s: float) -> bool:
         door = (path / HOLDER).read_text()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
-            asking.connect(door)
+            with _address(Path(door)) as address:
+                asking.connect(address)
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"
-    except OSError:
+    except (OSError, ValueError):  # nobody there, or no path at all
         return False

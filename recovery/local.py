@@ -100,7 +100,7 @@ class Incarnation:
     def open_store(self, settings: RocksSettings) -> RocksStore:
         """Open the store, once."""
         if self.store is None:
-            shutil.rmtree(self.path / "work", ignore_errors=True)
+            _sweep_work(self.path / "work")
             self.store = RocksStore.open(str(self.path / "db"), settings)
         return self.store
 
@@ -388,6 +388,25 @@ class LocalSubtask:
             os.close(lease)
             raise FileNotFoundError(path)
         return Incarnation(path, lease)
+
+
+@contextlib.contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Nobody sweeps a folder of an incarnation's ``work`` meanwhile; OSError if it is in use."""
+    lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lease)
+
+
+def _sweep_work(work: Path) -> None:
+    """Remove what was left behind; an upload may outlive the store that it was taken from."""
+    with contextlib.suppress(OSError):
+        for folder in list(work.iterdir()):
+            with contextlib.suppress(OSError), in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_folder(path: Path) -> Path:

@@ -135,7 +135,7 @@ class Restorer:
                 self._local.sweep(held)
             assert held.store is not None
             report = self._report(reply, self._now_s() - started_s)
-            layers = [(step.epoch, rows) for step, rows in brought.layers if step.size_bytes]
+            layers = [(step.epoch, rows) for step, rows in brought.layers]
             return OpenSubtask(held, held.store, reply, layers, report)
         held.release()
         raise LocalCopyError(
@@ -150,9 +150,10 @@ class Restorer:
             if new:
                 copy = LocalCopy(damaged=sorted(self._bad_slices))
             else:
+                opening = held.store is None
                 held.open_store(self._settings)
                 copy = held.describe(self._damaged, self._bad_slices)
-                if held.opened_here and copy.epoch is not None:
+                if opening and copy.epoch is not None:
                     held.drop_deltas(copy.epoch)  # what was on disk when it was opened
             reply, bodies = self._ask(copy)
             if reply.fresh and not new:
@@ -160,11 +161,11 @@ class Restorer:
                 self._tally.reasons.append(reply.reason)
                 with contextlib.suppress(LocalCopyError):
                     held.release()
-                held = self._local.create()
+                held, new = self._local.create(), True
             pieces = iter(bodies)
             held.settle()
             store = self._apply(held, reply, pieces)
-            layers = [(step, self._rows(held, step, pieces)) for step in reply.layers]
+            layers = [(s, self._rows(held, s, pieces)) for s in reply.layers if s.size_bytes]
             if held.opened_here:
                 store.compact_if_due()
         except StoreBusyError as error:
@@ -174,7 +175,8 @@ class Restorer:
         except _DamagedStep as damaged:
             # Left out when the coordinator is asked again; it knows whether there is another way.
             self._bad_slices.add(damaged.step.digest)
-            raise _Unusable(held, damaged.error.what, replace=damaged.torn) from damaged
+            # A new store may hold a part of this way: the other way starts from an empty one.
+            raise _Unusable(held, damaged.error.what, replace=damaged.torn or new) from damaged
         except LocalCopyError as error:
             held.mark_bad(error.what)
             raise _Unusable(held, error.what, replace=True) from error

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from recovery.local import Incarnation
+from recovery.local import Incarnation, in_use
 from snapshot.base import FileEntry, FileIndex, decode_index, encode_index, reusable
 from snapshot.delta import encode_delta
 from snapshot.messages import BaseGrant, SlicePart
@@ -84,20 +84,25 @@ class BaseUpload:
 
     def start(self) -> None:
         """Do it in a thread of its own, which dies with the process."""
-        threading.Thread(target=self.run, name="statebackend-upload", daemon=True).start()
+        try:
+            threading.Thread(target=self.run, name="statebackend-upload", daemon=True).start()
+        except BaseException:
+            self._linked.set()  # or the store could never be closed
+            raise
 
     def run(self) -> None:
         """Link, wait for the turn, upload, report; what goes wrong costs this base alone."""
         folder = self._held.path / "work" / f"base-{self._grant.id}"
         try:
-            finish = self._link(folder)
-            self._linked.set()
-            while not _turn.acquire(timeout=_TURN_S):
-                self._keep_grant()
-            try:
-                uploaded = finish()
-            finally:
-                _turn.release()
+            with in_use(self._held.work_folder(folder.name)):
+                finish = self._link(folder / "files")
+                self._linked.set()
+                while not _turn.acquire(timeout=_TURN_S):
+                    self._keep_grant()
+                try:
+                    uploaded = finish()
+                finally:
+                    _turn.release()
             self._reporter.done(uploaded)
         except (StateBackendError, OSError) as error:
             _log.warning("the base of epoch %d was given up: %s", self._grant.epoch, error)
@@ -114,7 +119,6 @@ class BaseUpload:
         if store.stored_bytes() <= self._grant.whole_limit_bytes:
             entries = list(store.scan())
             return lambda: self._whole(entries)
-        folder.parent.mkdir(exist_ok=True)
         names = store.checkpoint(str(folder))
         return lambda: self._files(folder, names)
 

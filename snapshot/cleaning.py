@@ -55,8 +55,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-DRIVER_PREFIXES: Final = (LOG_PREFIX, DATA_PREFIX, BASE_PREFIX)
-ALL_PREFIXES: Final = (*DRIVER_PREFIXES, PROBE_PREFIX)
+# The log last: a record that came meanwhile and is dead already is then in the listing too, and
+# goes before what it names.
+DRIVER_PREFIXES: Final = (DATA_PREFIX, BASE_PREFIX, LOG_PREFIX)
+ALL_PREFIXES: Final = (PROBE_PREFIX, *DRIVER_PREFIXES)
 DELETE_BATCH: Final = 1000  # S3's limit on one request
 
 

@@ -53,7 +53,8 @@ class EpochState:
 
     def on_its_way(self) -> dict[int, AckRequest] | None:
         """The acks of a record that is being written; None where there is none."""
-        return None if _same(self._taken, self.durable) else self._taken
+        # Not by content: a third attempt may have made what the first had, a second between them.
+        return None if self._taken is self.durable else self._taken
 
     @property
     def acked(self) -> bool:

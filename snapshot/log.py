@@ -107,11 +107,14 @@ class CommitLog:
         found = (parse_record_name(info.name) for info in self._store.list(LOG_PREFIX))
         return sorted(sequence for sequence in found if sequence is not None)
 
-    def manifests(self) -> list[Manifest]:
+    def manifests(self, listed: Sequence[int] | None = None) -> list[Manifest]:
         """The records that are needed, ascending: from the newest's `oldest_needed` to it.
 
         One listing, and one request (two for a large one) per record that was not read before.
         Empty for a new log.
+
+        Args:
+            listed: a listing that was made a moment ago (`Tenure.listed`), to save one.
 
         Raises:
             CorruptionError: a gap in that range, or a damaged or foreign record.
@@ -120,7 +123,8 @@ class CommitLog:
         """
         before, gap = -1, ""
         for _ in range(READ_ATTEMPTS):
-            present = self.sequences()
+            present = listed or self.sequences()
+            listed = None
             if not present:
                 return []
             newest = present[-1]
@@ -157,7 +161,8 @@ class CommitLog:
 
         For a driver: nobody else appends to its log.
         """
-        return [self._manifests[sequence] for sequence in sorted(self._manifests)]
+        known = self._manifests  # an append may replace it meanwhile
+        return [known[sequence] for sequence in sorted(known)]
 
     def known(self, sequence: int) -> Manifest:
         """A record that :meth:`live` has."""
@@ -217,9 +222,9 @@ class CommitLog:
     ) -> Tenure:
         """Take over the job: from here on every older tenure's next append is fenced.
 
-        Two listings, a read and a create; more when others claim at the same time. Durable on
-        return. Safe to repeat after an error: what may have been left behind is a claim record of
-        nobody's, which fences older tenures and is harmless otherwise.
+        Two listings, a create, and a read if the tip was not read before; more when others claim
+        at the same time. Durable on return. Safe to repeat after an error: what may have been left
+        behind is a claim record of nobody's, which fences older tenures and is harmless otherwise.
 
         Raises:
             StoreUnreachableError: the store failed, or the slot was lost 100 times in a row.
@@ -228,7 +233,7 @@ class CommitLog:
         for _ in range(CLAIM_ATTEMPTS):
             present = self.sequences()
             try:
-                tip = self.read(present[-1]) if present else None
+                tip = self._known(present[-1]) if present else None
             except ObjectNotFoundError:  # replaced by a newer tip since the listing
                 continue
             manifest = Manifest(
@@ -247,8 +252,11 @@ class CommitLog:
                 max_parallelism=max_parallelism,
                 settings=settings or {},
             )
-            if self._claimed(manifest):
+            listed = self._claimed(manifest)
+            if listed:
+                self._manifests[manifest.sequence] = manifest
                 return Tenure(
+                    listed=listed,
                     generation=manifest.generation,
                     sequence=manifest.sequence,
                     job_id=manifest.job_id,
@@ -337,25 +345,25 @@ class CommitLog:
         error.__cause__ = failure
         return error
 
-    def _claimed(self, manifest: Manifest) -> bool:
+    def _claimed(self, manifest: Manifest) -> list[int]:
+        """The listing after the claim, if it was made and counts; else nothing."""
         verdict, _, failure = self._write(manifest, encode_record(manifest))
         if verdict is Verdict.UNKNOWN and isinstance(failure, StoreUnreachableError):
             raise failure
-        if verdict is not Verdict.COMMITTED:
-            return False
-        return self._is_live(manifest.sequence)
+        return self._live_listing(manifest.sequence) if verdict is Verdict.COMMITTED else []
 
-    def _is_live(self, sequence: int) -> bool:
-        """Invariant 4: whether a claim just written stands where it shuts older tenures out."""
+    def _live_listing(self, sequence: int) -> list[int]:
+        """Invariant 4: the log as listed now, if a claim just written shuts older tenures out."""
         for _ in range(READ_ATTEMPTS):
-            newest = max(self.sequences(), default=-1)
+            listed = self.sequences()
+            newest = max(listed, default=-1)
             if newest <= sequence:
-                return newest == sequence
+                return listed if newest == sequence else []
             try:
-                return self.read(newest).oldest_needed <= sequence
+                return listed if self.read(newest).oldest_needed <= sequence else []
             except ObjectNotFoundError:  # the tip has moved on, and this one is already deleted
                 continue
-        return False
+        return []
 
     def _write(
         self, manifest: Manifest, parts: Sequence[bytes]

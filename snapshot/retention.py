@@ -14,8 +14,8 @@ The listing is taken before the view: what is made in between is then not in it,
 has had its grant, ack or record seen by the view.
 
 Deletion goes records first, ascending, then what they named. So wherever it is cut, the log is
-without gaps from its first checkpoint on, no record that is there names an object that is not, and
-what is left over is found again by its name alone.
+without gaps from its first checkpoint on, no record of the listing that is left names an object
+that is gone, and what is left over is found again by its name alone.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from snapshot.storage.base import CreateOutcome
@@ -45,6 +46,7 @@ class Tenure:
         sequence: of the claim record.
         job_id: the job's identity for life.
         oldest_needed: of the last record written; the claim takes it over from the one before.
+        listed: the log's sequences right after the claim.
         cleaned_below: what retention has left below it are claims; goes into the next record.
     """
 
@@ -56,12 +58,14 @@ class Tenure:
         job_id: str,
         oldest_needed: int,
         cleaned_below: int = 0,
+        listed: Sequence[int] = (),
     ) -> None:
         self.generation = generation
         self.sequence = sequence
         self.job_id = job_id
         self.oldest_needed = oldest_needed
         self.cleaned_below = cleaned_below
+        self.listed = listed
         self._next = sequence + 1
         self._ended: StateBackendError | None = None
         self._lock = threading.Lock()

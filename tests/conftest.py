@@ -29,11 +29,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(
+    tmp_path_factory: pytest.TempPathFactory, aws_environment: None
+) -> Iterator[SparkSession]:
     """A session of two local slots; every test shares it, none stops it."""
     from pyspark.sql import SparkSession
 
-    # Before the JVM starts: the workers must run this very interpreter.
+    # Before the JVM starts: the workers must run this very interpreter, with these credentials.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

@@ -200,7 +200,8 @@ class StateBackend:
         return {
             "lease_timeout_s": settings.lease_timeout_s,
             "begin_timeout_s": settings.start_timeout_s + 30.0,
-            "commit_timeout_s": settings.commit_timeout_s,
+            # The coordinator's own verdict comes first.
+            "commit_timeout_s": settings.commit_timeout_s + settings.s3_deadline_s + 30.0,
             "input_budget_bytes": settings.input_budget_bytes,
             "overlay_budget_bytes": settings.overlay_budget_bytes,
             "keeper": KeeperSettings(
@@ -382,6 +383,19 @@ class StateBackend:
         """Spread subtasks over the executors that are there now; a running query follows."""
         if self._anchor is not None:
             self._anchor.place_again()
+
+    def wait_durable(self, timeout_s: float = 60.0) -> None:
+        """With asynchronous commits: wait until the records that are on their way are durable.
+
+        For the end of a query, which may come before the end of its last commit.
+
+        Raises:
+            CommitUnknownError, FencedError, StoreUnreachableError: why they are not.
+        """
+        if self._launch is not None:
+            self._launch.session.drain(timeout_s)
+            if self._launch.session.failure is not None:
+                raise self._launch.session.failure
 
     def close(self) -> None:
         """Let the cached anchor go; a running query goes on, less well placed."""

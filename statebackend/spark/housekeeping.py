@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Final
 
 from snapshot.base import FileIndex, decode_index
 from snapshot.cleaning import CleanReport, clean
@@ -19,9 +22,50 @@ from snapshot.tenure import Tenure
 from statebackend.errors import StateBackendError
 from statebackend.spark.records import DamagedSliceError, Records
 
-__all__ = ["Cleaner", "StorePatience"]
+__all__ = ["Background", "Cleaner", "StorePatience"]
 
 _log = logging.getLogger("statebackend.coordinator")
+_EXIT_S: Final = 20.0
+
+
+class Background:
+    """Runs jobs one after the other in a thread that does not keep the process alive.
+
+    At exit what is queued is waited for, for a bounded time: a store that is down must not keep a
+    driver from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
+        self._last: Future[None] | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        """Have it run after those before it."""
+        future: Future[None] = Future()
+        with self._lock:
+            if self._last is None:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                atexit.register(self.drain, _EXIT_S)
+            self._last = future
+            self._queue.put((future, job))
+        return future
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until what was submitted so far has ended, well or not."""
+        if self._last is not None:
+            wait([self._last], timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            future, job = self._queue.get()
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
 
 class StorePatience:
@@ -81,7 +125,7 @@ class Cleaner:
         self._state_lock = state_lock
         self._every_epochs, self._min_age_ms = every_epochs, min_age_ms
         self._kinds: dict[int, RecordKind] = {}
-        self._pool = ThreadPoolExecutor(1, "statebackend-clean")
+        self._background = Background("statebackend-clean")
         self._running: Future[None] | None = None
         self._last_epoch: int | None = None
         self.reports: list[CleanReport] = []
@@ -94,12 +138,11 @@ class Cleaner:
         if self._running is not None and not self._running.done():
             return
         self._last_epoch = epoch
-        self._running = self._pool.submit(self._run, coordinator, tenure)
+        self._running = self._background.submit(lambda: self._run(coordinator, tenure))
 
     def drain(self, timeout_s: float) -> None:
         """Wait for the cleaning that runs."""
-        if self._running is not None:
-            self._running.exception(timeout_s)
+        self._background.drain(timeout_s)
 
     def _run(self, coordinator: Coordinator, tenure: Tenure) -> None:
         try:
@@ -109,7 +152,8 @@ class Cleaner:
         except StateBackendError as error:
             _log.warning("a cleaning was given up: %s", error)
             return
-        self._kinds = dict(report.kinds)
+        live: dict[int, RecordKind] = {m.sequence: m.kind for m in self._commit_log.live()}
+        self._kinds = report.remembered({**self._kinds, **live})
         tenure.cleaned_below = max(tenure.cleaned_below, report.cleaned_below)
         self.reports = [*self.reports[-16:], report]
 

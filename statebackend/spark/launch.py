@@ -297,8 +297,11 @@ class Launch:
             )
         if self._settings.commit == "async":
             check_sink(query)
-        first_epoch = self._started_at(query, stream.resolvedCheckpointRoot())
-        known = live_lineages(self._log.manifests())
+        # The location is read before the log, see prepare().
+        location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot()).progress()
+        manifests = self._log.manifests()
+        first_epoch = self._started_at(query, location, manifests)
+        known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
         }
@@ -306,7 +309,8 @@ class Launch:
             query_id=str(query.id), run=self._name, settings=operators_setting(firsts)
         )
         # Read again: what another driver had committed before the claim is part of the truth.
-        before = [m for m in self._log.manifests() if m.sequence < tenure.sequence]
+        manifests = self._log.manifests(tenure.listed)
+        before = [m for m in manifests if m.sequence < tenure.sequence]
         parallelism = max(o.parallelism for o in self._operators.values())
         coordinator = Coordinator(
             job=self._job.name,
@@ -339,15 +343,16 @@ class Launch:
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
         )
 
-    def _started_at(self, query: StreamingQuery, path: str) -> int:
+    def _started_at(
+        self, query: StreamingQuery, location: LocationProgress, manifests: list[Manifest]
+    ) -> int:
         """The batch that the query began with, once it is known to be the job's."""
-        location = CheckpointLocation(self._spark, path).progress()
         if self._first_epoch is not None:
             # Decided before the start; batches that no operator took part in may have been
             # committed since, and are found out by the first begin.
             location = dataclasses.replace(location, last_commit=self._first_epoch - 1)
         location = dataclasses.replace(location, query_id=str(query.id))
-        decision = self._decide(location, self._log.manifests())
+        decision = self._decide(location, manifests)
         if decision.verdict is Verdict.REWIND:
             raise RewindError(
                 f"Batch {decision.batch} of {location.path} must be repeated before the query can "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 
 import msgspec
 from blake3 import blake3
@@ -31,8 +31,13 @@ from snapshot.operators import CommitWork
 from snapshot.progress import ProgressBook
 from snapshot.storage.base import ObjectStore
 from statebackend import system
-from statebackend.errors import CoordinatorUnreachableError, ProtocolError, StateBackendError
-from statebackend.spark.housekeeping import Cleaner
+from statebackend.errors import (
+    CommitUnknownError,
+    CoordinatorUnreachableError,
+    ProtocolError,
+    StateBackendError,
+)
+from statebackend.spark.housekeeping import Background, Cleaner
 from statebackend.spark.records import DamagedSliceError, Records
 from statebackend.spark.replies import base_grant, layer_step, plan_steps
 
@@ -70,7 +75,7 @@ class RunSession:
         self._commit_lock = threading.Lock()
         self._records = Records(store)
         self._damaged: set[str] = set()
-        self._writer = ThreadPoolExecutor(1, "statebackend-commit")
+        self._writer = Background("statebackend-commit")
         self._in_flight: dict[str, Future[None]] = {}
         self.cleaner = Cleaner(
             store,
@@ -90,7 +95,7 @@ class RunSession:
 
     def drain(self, timeout_s: float) -> None:
         """Wait for the records that are on their way, also of a query that has ended."""
-        wait(list(self._in_flight.values()), timeout_s)
+        self._writer.drain(timeout_s)
         self.cleaner.drain(timeout_s)
 
     def refuse(self, error: StateBackendError) -> None:
@@ -212,18 +217,17 @@ class RunSession:
         coordinator, tenure = self._ready()
         for part in (request.delta, request.base):
             _check_part(request, part)
-        work = None
+        before = None
         with self._state_lock:
             outcome = coordinator.ack(request)
             if request.restore is not None:
                 self.restores.append(request.restore)
             if outcome is Acked.COMPLETE and coordinator.asynchronous:
-                work = coordinator.due_commit(request.operator, request.epoch)
+                before = self._commit_behind(coordinator, tenure, request)
         self.progress.acked(request, system.monotonic_s())
-        if outcome is not Acked.COMPLETE:
-            return AckReply(durable=False)
-        if coordinator.asynchronous:
-            self._commit_behind(coordinator, tenure, request.operator, work)
+        if before is not None:
+            before.result()
+        if outcome is not Acked.COMPLETE or coordinator.asynchronous:
             return AckReply(durable=False)
         with self._commit_lock:
             with self._state_lock:
@@ -233,14 +237,18 @@ class RunSession:
         return AckReply(durable=True)
 
     def _commit_behind(
-        self, coordinator: Coordinator, tenure: Tenure, uid: str, work: CommitWork | None
-    ) -> None:
-        """Have a record written while the next epoch runs; the epoch before must be durable."""
-        before = self._in_flight.get(uid)
+        self, coordinator: Coordinator, tenure: Tenure, ack: AckRequest
+    ) -> Future[None] | None:
+        """Have a record written while the next epoch runs; the one before, to be waited for.
+
+        Under the lock: records are written in the order in which they were due.
+        """
+        before = self._in_flight.get(ack.operator)
+        work = coordinator.due_commit(ack.operator, ack.epoch)
         if work is not None:
-            self._in_flight[uid] = self._writer.submit(self._commit, coordinator, tenure, work)
-        if before is not None:
-            before.result()
+            written = self._writer.submit(lambda: self._commit(coordinator, tenure, work))
+            self._in_flight[ack.operator] = written
+        return before
 
     def _commit(self, coordinator: Coordinator, tenure: Tenure, work: CommitWork) -> None:
         # What is retained never grows backwards, whatever a new operator's lineage says.
@@ -249,9 +257,10 @@ class RunSession:
         started_s = system.monotonic_s()
         try:
             sequence = self._commit_log.append(tenure, manifest, work.bodies)
-        except StateBackendError as error:
+        except BaseException as error:
+            failure = error if isinstance(error, StateBackendError) else tenure.ended
             with self._state_lock:
-                coordinator.fail(error)
+                coordinator.fail(failure or _interrupted(work, error))
             _log.error("%s", error)
             raise
         with self._state_lock:
@@ -277,6 +286,15 @@ class RunSession:
         coordinator, _ = self._ready()
         with self._state_lock:
             return BaseReply(lease_s=coordinator.base_renewed(request))
+
+
+def _interrupted(work: CommitWork, error: BaseException) -> CommitUnknownError:
+    """A commit ended in what no store raises: nothing may be taken for durable after it."""
+    return CommitUnknownError(
+        f"The record of operator {work.operator!r} for epoch {work.epoch} was not written "
+        f"({type(error).__name__}).",
+        todo="Start again: the next claim settles what the log holds.",
+    )
 
 
 def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from recovery.local import Clock, LocalSubtask, RecentDelta
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload
 from recovery.workspace import Workspace
-from snapshot.delta import DeltaRows, chain, encode_delta
+from snapshot.delta import chain, encode_delta
 from snapshot.delta_stream import EncodedDelta, encode_frozen
 from snapshot.messages import (
     PROTOCOL,
@@ -174,7 +173,7 @@ class SubtaskEpoch:
                 self._upload_base(opened, opened.reply.grant)
             table = StateTable(opened.store, spill=spill)
             for epoch, rows in opened.layers:
-                table.add_layer(epoch, _one_or_all(rows))
+                table.add_layer(epoch, rows)
             with _unhurried_collector():
                 yield from self._process(table, opened.reply.states)
             timings.mark("process")
@@ -365,13 +364,6 @@ class SubtaskEpoch:
             "level0_files": opened.store.level0_files(),
             "stored_bytes": opened.store.stored_bytes(),
         }
-
-
-def _one_or_all(rows: Iterator[DeltaRows]) -> DeltaRows | Iterator[DeltaRows]:
-    """One block stays in memory; more of them go to disk, one after the other."""
-    first = next(rows)
-    second = next(rows, None)
-    return first if second is None else itertools.chain((first, second), rows)
 
 
 def _requests(store: CountingStore) -> dict[str, tuple[int, int]]:

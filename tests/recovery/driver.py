@@ -7,22 +7,33 @@ real log in an object store behind it. State is a plain dict, deltas are real.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from blake3 import blake3
 
 from recovery.plan import RestorePlan
+from recovery.upload import Uploaded
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.delta import chain, decode_delta, encode_delta
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage, resolve
 from snapshot.log import CommitLog
-from snapshot.messages import PROTOCOL, AckRequest, BeginRequest, LocalCopy, SlicePart
+from snapshot.messages import (
+    PROTOCOL,
+    AckRequest,
+    BaseDone,
+    BaseGrant,
+    BaseRenewal,
+    BeginRequest,
+    LocalCopy,
+    SlicePart,
+)
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
+from snapshot.tenure import Patience
 from statebackend.spark.session import RunSession
 
 JOB, JOB_ID = "clicks", "job-0"
@@ -124,6 +135,7 @@ def ack_of(
     stamp_ms: int | None = None,
     attempt: int = 0,
     base: SlicePart | None = None,
+    large_bytes: int = 0,
 ) -> AckRequest:
     return AckRequest(
         protocol=PROTOCOL,
@@ -137,6 +149,38 @@ def ack_of(
         chain=follow(before, part.digest),
         delta=part,
         base=base,
+        large_bytes=large_bytes,
+    )
+
+
+def done_of(
+    grant: BaseGrant, uploaded: Uploaded, subtask: int = 0, operator: str = "op"
+) -> BaseDone:
+    return BaseDone(
+        protocol=PROTOCOL,
+        job=JOB,
+        session="session",
+        operator=operator,
+        subtask=subtask,
+        grant=grant.id,
+        epoch=grant.epoch,
+        chain=grant.chain,
+        kind=uploaded.kind,
+        part=uploaded.part,
+        state_bytes=uploaded.state_bytes,
+        uploaded_bytes=uploaded.uploaded_bytes,
+        seconds=uploaded.seconds,
+    )
+
+
+def renewal_of(grant: BaseGrant, subtask: int = 0, operator: str = "op") -> BaseRenewal:
+    return BaseRenewal(
+        protocol=PROTOCOL,
+        job=JOB,
+        session="session",
+        operator=operator,
+        subtask=subtask,
+        grant=grant.id,
     )
 
 
@@ -288,10 +332,16 @@ class Started:
         first_epoch: int = 0,
         base_every_epochs: int = 64,
         inline_budget_bytes: int = 1 << 20,
+        policy: BasePolicy | None = None,
+        now_s: Callable[[], float] = lambda: 0.0,
+        asynchronous: bool = False,
+        whole_limit_bytes: int = 8 << 20,
+        clean_every_epochs: int = 0,
+        patience: Patience | None = None,
     ) -> None:
         self.store = store
         self.parallelism = dict(parallelism)
-        log = CommitLog(store, job=JOB, writer=new_id(), new_id=new_id)
+        log = CommitLog(store, job=JOB, writer=new_id(), new_id=new_id, patience=patience)
         known = resolve(log.manifests())
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in parallelism
@@ -307,12 +357,19 @@ class Started:
                 uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
             },
             inline_budget_bytes=inline_budget_bytes,
-            bases=BasePolicy(every_epochs=base_every_epochs),
-            now_s=lambda: 0.0,
+            bases=policy or BasePolicy(every_epochs=base_every_epochs),
+            now_s=now_s,
             new_id=new_id,
             first_epoch=first_epoch,
+            asynchronous=asynchronous,
         )
-        self.session = RunSession(store=store, log=log, gate_timeout_s=0)
+        self.session = RunSession(
+            store=store,
+            log=log,
+            gate_timeout_s=0,
+            whole_limit_bytes=whole_limit_bytes,
+            clean_every_epochs=clean_every_epochs,
+        )
         self.session.open(self.coordinator, self.tenure)
 
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recovery import restore
+from recovery.keeper import Keeper
 from recovery.local import Clock, LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
-from snapshot.messages import BeginReply, LocalCopy, RestoreReport, SlicePart
+from recovery.upload import BaseUpload, Uploaded
+from snapshot.delta import DeltaRows
+from snapshot.delta_stream import as_lists
+from snapshot.messages import BaseGrant, BeginReply, LocalCopy, RestoreReport, SlicePart
 from snapshot.record import record_name
+from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import (
     CorruptionError,
     LocalCopyError,
     LocalDirError,
-    ObjectNotFoundError,
     StoreUnreachableError,
 )
 from statebackend.rocks import store as rocks
@@ -33,8 +39,10 @@ from tests.recovery.driver import (
     ack_of,
     base_of,
     begin_of,
+    done_of,
     new_id,
     part_of,
+    renewal_of,
 )
 
 SMALL = RocksSettings(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
@@ -54,12 +62,40 @@ class Ticks:
         self.time_s += seconds
 
 
+class Told:
+    """Tells a job's session of an upload."""
+
+    def __init__(self, job: Job, grant: BaseGrant) -> None:
+        self.job, self.grant = job, grant
+
+    def renew(self) -> None:
+        self.job.started.session.base_renewed(renewal_of(self.grant))
+
+    def done(self, uploaded: Uploaded) -> None:
+        self.job.uploads.append(uploaded)
+        self.job.started.session.base_done(done_of(self.grant, uploaded))
+
+
 class Job:
     """A job of one operator and one subtask on some hosts, its driver started again at will."""
 
-    def __init__(self, root: Path, *, budget: int = 1 << 20, every: int = 64) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        budget: int = 1 << 20,
+        every: int = 64,
+        apart: bool = False,
+        store: ObjectStore | None = None,
+        keeper: Keeper | None = None,
+        **options: Any,
+    ) -> None:
         self.root = root
-        self.store = MemoryStore()
+        self.options = options
+        self.apart = apart
+        self.uploads: list[Uploaded] = []
+        self.store = store or MemoryStore()
+        self.keeper = keeper
         self.durable = CountingStore(self.store)
         self.budget, self.every = budget, every
         self.epoch = 0
@@ -79,6 +115,7 @@ class Job:
             first_epoch=self.epoch,
             base_every_epochs=self.every,
             inline_budget_bytes=self.budget,
+            **self.options,
         )
 
     def local(self, host: str) -> LocalSubtask:
@@ -90,6 +127,7 @@ class Job:
             subtask=0,
             new_id=new_id,
             clock=Clock(ticks, ticks.sleep),
+            keeper=self.keeper,
         )
 
     def incarnation(self, host: str) -> Path:
@@ -115,9 +153,15 @@ class Job:
         ).open()
         marker = opened.store.marker()
         assert marker is not None
-        assert (marker.epoch, marker.applying) == (self.epoch - 1, "")
-        assert marker.chain == opened.reply.chain
-        assert dict(opened.store.scan()) == self.truth[self.epoch - 1]
+        reply = opened.reply
+        assert reply.base_epoch == self.epoch - 1
+        assert (marker.epoch, marker.applying) == (reply.durable_epoch, "")
+        assert marker.chain == reply.durable_chain
+        assert dict(opened.store.scan()) == self.truth[reply.durable_epoch]
+        self.table = StateTable(opened.store)
+        for epoch, rows in opened.layers:
+            self.table.add_layer(epoch, rows)
+        assert dict(self.table.snapshot()) == self.truth[reply.base_epoch]
         return opened
 
     def _part(self, part: SlicePart) -> SlicePart:
@@ -131,21 +175,46 @@ class Job:
         """One attempt up to its ack, as a task makes it."""
         opened = self.open(host)
         self.reports.append(opened.report)
-        table = StateTable(opened.store)
+        table = self.table
         for key, value in changes.items():
             table.put(key, value)
         keys, values = table.freeze(self.epoch).sorted()
         delta = part_of(dict(zip(keys, values, strict=True)))
         opened.incarnation.write_delta(self.epoch, delta.digest, delta.data)
         after = dict(table.snapshot())
-        base = self._part(base_of(after)) if opened.reply.base_due else None
-        opened.incarnation.release()
+        base, large_bytes = None, 0
+        if opened.reply.base_due:
+            base = base_of(after)
+            if self.apart and base.size_bytes > self.budget:
+                base, large_bytes = None, base.size_bytes
+            else:
+                base = self._part(base)
+        if opened.reply.grant is not None:
+            self.upload(opened, opened.reply.grant)
+        self.local(host).give_back(opened.incarnation)
         ack = ack_of(
-            opened.reply.chain, self._part(delta), self.epoch, attempt=self.attempts, base=base
+            opened.reply.chain,
+            self._part(delta),
+            self.epoch,
+            attempt=self.attempts,
+            base=base,
+            large_bytes=large_bytes,
         )
-        assert self.started.session.ack(ack).durable
+        durable = self.started.session.ack(ack).durable
+        assert durable is not self.started.coordinator.asynchronous
         self.truth[self.epoch] = after
         return opened
+
+    def upload(self, opened: OpenSubtask, grant: BaseGrant) -> None:
+        """Done within the epoch, in this thread."""
+        BaseUpload(
+            opened.incarnation,
+            grant,
+            store=self.durable,
+            generation=opened.reply.generation,
+            reporter=Told(self, grant),
+            now_s=Ticks(),
+        ).run()
 
     def run(self, *epochs: Changes, host: str = "h") -> None:
         """Epochs, each of them finished and committed."""
@@ -315,8 +384,12 @@ def _cut_while_applying(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             raise Killed
         write(self, *args)
 
+    def one_by_one(rows: Iterable[DeltaRows]) -> Iterator[Any]:
+        for keys, values in as_lists(rows):
+            yield from (((key,), (value,)) for key, value in zip(keys, values, strict=True))
+
     with monkeypatch.context() as patched:
-        patched.setattr(rocks, "_BATCH_ROWS", 1)
+        patched.setattr(restore, "as_lists", one_by_one)
         patched.setattr(RocksStore, "_write", cut)
         with pytest.raises(Killed):
             job.open()
@@ -496,7 +569,8 @@ def test_a_damaged_store_is_marked_before_anything_else_can_fail(job: Job) -> No
 def test_a_damaged_store_that_cannot_even_be_closed_is_replaced_too(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, apply, close = str(job.incarnation("h") / "db"), RocksStore.apply, RocksStore.close
+    bad, close = str(job.incarnation("h") / "db"), RocksStore.close
+    apply = RocksStore.apply_batches
 
     def rotten(self: RocksStore, *args: Any) -> None:
         if self.path == bad:
@@ -508,7 +582,7 @@ def test_a_damaged_store_that_cannot_even_be_closed_is_replaced_too(
         if self.path == bad:
             raise LocalCopyError("A file is gone, still.")
 
-    monkeypatch.setattr(RocksStore, "apply", rotten)
+    monkeypatch.setattr(RocksStore, "apply_batches", rotten)
     monkeypatch.setattr(RocksStore, "close", stuck)
     assert job.reopened().source == "durable"
 
@@ -536,7 +610,7 @@ def test_a_disk_that_cannot_be_written_is_not_tried_again(
     where = job.incarnation("h")
     job.restart()
     with monkeypatch.context() as patched:
-        patched.setattr(RocksStore, "apply", full)
+        patched.setattr(RocksStore, "apply_batches", full)
         with pytest.raises(LocalDirError, match="no room"):
             job.open()
     assert len(job.asked) == 1
@@ -643,8 +717,9 @@ def test_a_missing_object_is_named(objects: Job) -> None:
     name = job.started.coordinator._lineages["op"].subtasks[0].deltas[1].entry.object
     assert name is not None
     job.store.delete([name])
-    with pytest.raises(ObjectNotFoundError, match=name):
+    with pytest.raises(CorruptionError, match=name) as caught:
         job.open("elsewhere")
+    assert "Bring back a host that has the local copy" in caught.value.todo
     assert job.reopened("h").source == "local"
 
 

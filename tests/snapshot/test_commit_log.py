@@ -270,7 +270,7 @@ def test_a_passing_failure_is_never_taken_for_an_absence() -> None:
     log.append(log.claim(), checkpoint())
     store.unreadable = True
     with pytest.raises(StoreUnreachableError):
-        log.manifests()
+        log_on(store, "reader").manifests()
     with pytest.raises(StoreUnreachableError):
         log_on(store, "b").claim()
     store.unreadable = False

@@ -353,9 +353,6 @@ def test_the_checker_sees_what_is_wrong(ministack: S3) -> None:
 # --- answers of which only the head arrives ------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    reason="botocore takes a lost body for an empty listing: S3Store must check IsTruncated"
-)
 @pytest.mark.parametrize("fixed_length", [False, True])
 def test_a_listing_that_lost_its_body_is_not_taken_for_an_empty_log(
     ministack: S3, proxy: FaultProxy, fixed_length: bool

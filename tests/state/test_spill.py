@@ -187,6 +187,10 @@ def test_an_overlay_is_spilled_only_over_its_limit(tmp_path: Path) -> None:
         assert len(table.entries) < 110
     assert table.freeze(0).spilled
     assert len(list((tmp_path / "o").iterdir())) == 11
+    for n in range(300):  # of the next epoch: what went before does not count
+        table.put(n.to_bytes(4, "big"), b"")
+        table.relieve()
+    assert len(table.entries) == 300
 
 
 def test_the_gauge_is_close_to_what_entries_take() -> None:

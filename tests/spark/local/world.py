@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from blake3 import blake3
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
+from snapshot.base import decode_index
 from snapshot.delta import chain, chain_start, decode_delta
 from snapshot.record import parse_record, record_name
 from statebackend import StateBackend
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range
+from statebackend.rocks.store import RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from tests.spark.local import processors
@@ -219,6 +223,7 @@ class World:
     def check(self, backend: StateBackend, uid: str = "ledger", keyed: Any = None) -> None:
         """State and output agree with the input files: each row applied once."""
         truth = keyed if keyed is not None else self.input.ids()
+        backend.wait_durable()
         check_ledger_output(self.sink.batches(), truth)
         state = durable_state(backend, uid)
         wanted = {(key,): (len(ids), sum(ids)) for key, ids in truth.items()}
@@ -318,7 +323,10 @@ def _subtask_entries(
     base = own.base_before(last)
     groups = key_group_range(subtask, lineage.parallelism, lineage.max_parallelism)
     entries: dict[bytes, bytes] = {}
-    if base is not None:
+    if base is not None and base.entry.kind == "files":
+        entries = _files_entries(backend, base)
+        epoch, at = base.entry.epoch, bytes.fromhex(base.entry.chain)
+    elif base is not None:
         _apply(entries, base, backend)
         epoch, at = base.entry.epoch, bytes.fromhex(base.entry.chain)
     else:
@@ -336,12 +344,8 @@ def _subtask_entries(
 def _apply(entries: dict[bytes, bytes], ref: SliceRef, backend: StateBackend) -> None:
     if ref.entry.size_bytes == 0:
         return
-    store, entry = job_store(backend), ref.entry
-    if entry.object is not None:
-        data = store.get(entry.object)
-    else:
-        name = record_name(ref.sequence)
-        data = parse_record(store.get(name), name).slice(entry)
+    entry = ref.entry
+    data = _slice(backend, ref)
     rows = decode_delta(data, digest=bytes.fromhex(entry.digest), name="read back")
     assert len(rows.keys) == entry.rows
     for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
@@ -349,6 +353,29 @@ def _apply(entries: dict[bytes, bytes], ref: SliceRef, backend: StateBackend) ->
             entries.pop(key, None)
         else:
             entries[key] = value
+
+
+def _slice(backend: StateBackend, ref: SliceRef) -> bytes:
+    store, entry = job_store(backend), ref.entry
+    if entry.object is not None:
+        return store.get(entry.object)
+    name = record_name(ref.sequence)
+    return parse_record(store.get(name), name).slice(entry)
+
+
+def _files_entries(backend: StateBackend, ref: SliceRef) -> dict[bytes, bytes]:
+    """What RocksDB itself finds in the files of a base."""
+    store = job_store(backend)
+    with tempfile.TemporaryDirectory() as folder:
+        for file in decode_index(_slice(backend, ref)).files:
+            data = store.get(file.object)
+            assert blake3(data).hexdigest() == file.digest
+            Path(folder, file.name).write_bytes(data)
+        opened = RocksStore.open(folder)
+        try:
+            return dict(opened.scan())
+        finally:
+            opened.close()
 
 
 def _decoded(entries: dict[bytes, bytes], newest: Manifest) -> dict[str, dict[Any, Any]]:

@@ -1,0 +1,542 @@
+"""Stores that stay open: handed over at once, never waited for without end, never two holders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.keeper import Keeper, KeeperSettings, ask_for
+from recovery.local import Clock, Incarnation, LocalSubtask
+from snapshot.storage.local import LocalStore
+from statebackend.errors import LocalCopyError
+from statebackend.rocks.store import RocksStore
+from tests.recovery.driver import Changes, new_id
+from tests.recovery.test_local import ROOT, SMALL, marker
+from tests.recovery.test_restore import Job
+
+REAL = Clock(time.monotonic, time.sleep)
+AT_ONCE_S = 5.0  # of a machine under load; without a hand-over it is the whole timeout
+TIMEOUT_S = 60.0
+
+
+class HandClock(Clock):
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        super().__init__(lambda: self.time_s, time.sleep)
+
+
+@contextmanager
+def keeping(clock: Clock = REAL, **settings: Any) -> Iterator[Keeper]:
+    keeper = Keeper(clock, KeeperSettings(**settings))
+    try:
+        yield keeper
+    finally:
+        keeper.close()
+
+
+def subtask(path: Path, keeper: Keeper | None = None, number: int = 0) -> LocalSubtask:
+    return LocalSubtask(
+        str(path),
+        job="job",
+        operator="op",
+        subtask=number,
+        new_id=lambda: f"{os.getpid()}-{new_id()}",
+        clock=REAL,
+        keeper=keeper,
+    )
+
+
+def written(held: Incarnation, *epochs: int) -> None:
+    """Epochs, as a task applies them: in memory, with a local delta each."""
+    store = held.open_store(SMALL)
+    for epoch in epochs:
+        held.write_delta(epoch, f"d{epoch}", b"delta")
+        store.apply([b"\0\0k"], [b"%d" % epoch], marker(epoch))
+        held.unflushed_epochs += 1
+
+
+def seen(held: Incarnation) -> tuple[int | None, bytes | None]:
+    found = held.open_store(SMALL).marker()
+    return found.epoch if found else None, held.open_store(SMALL).get(b"\0\0k")
+
+
+def deltas(held: Incarnation) -> list[int]:
+    return [epoch for epoch, _, _ in held._deltas()]
+
+
+def on_disk(held: Incarnation, scratch: Path) -> int:
+    """The epoch that the store would stand at if its process died now; -1 for none."""
+    copy = scratch / new_id()
+    shutil.copytree(held.path / "db", copy, ignore=shutil.ignore_patterns("LOCK"))
+    store = RocksStore.open(str(copy), SMALL)
+    found = store.marker()
+    store.close()
+    return found.epoch if found else -1
+
+
+def told(held: Incarnation, method: str) -> threading.Event:
+    """Set once a method of this incarnation has been called, by whomever."""
+    event, real = threading.Event(), getattr(held, method)
+
+    def call(*args: Any) -> None:
+        try:
+            real(*args)
+        finally:
+            event.set()
+
+    setattr(held, method, call)
+    return event
+
+
+# --- two processes of a host ---------------------------------------------------------------------
+
+WORKER = """
+import json, sys
+from pathlib import Path
+from recovery.keeper import Keeper, KeeperSettings
+from tests.recovery.test_keeper import REAL, seen, subtask, written
+keeper = Keeper.of_process(REAL, KeeperSettings())
+local = subtask(Path(sys.argv[1]), keeper)
+held = None
+for line in sys.stdin:
+    command, *numbers = line.split()
+    answer = None
+    if command == "open":
+        held, reason = local.acquire(float(numbers[0]))
+        answer = [held.path.name, reason, *map(str, seen(held))]
+    elif command == "write":
+        written(held, *map(int, numbers))
+    elif command == "flush":
+        held.flush()
+    elif command == "keep":
+        local.give_back(held)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Worker:
+    """Another process of the host, with a keeper of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(path)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def send(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def do(self, *commands: str) -> Any:
+        assert self.process.stdout is not None
+        answer = None
+        for command in commands:
+            self.send(command)
+            answer = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    made = Worker(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+def test_a_store_that_is_not_in_use_is_handed_over_at_once_with_all_it_holds(
+    tmp_path: Path, worker: Worker
+) -> None:
+    name = worker.do("open 0", "write 0 1 2", "keep", "open 0")[0]
+    worker.do("write 3", "keep")
+    started_s = time.monotonic()
+    held, reason = subtask(tmp_path).acquire(TIMEOUT_S)
+    assert time.monotonic() - started_s < AT_ONCE_S
+    assert (held.path.name, reason) == (name, "")
+    assert seen(held) == (3, b"3")
+    written(held, 4)
+    held.release()
+    assert worker.do("open 60") == [name, "", "4", "b'4'"]
+
+
+def test_a_store_that_is_kept_open_is_taken_up_by_its_own_process_without_asking(
+    tmp_path: Path,
+) -> None:
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        store = held.store
+        local.give_back(held)
+        again, reason = local.acquire(0)
+        assert again is held
+        assert again.store is store
+        assert (again.opened_here, reason) == (False, "")
+        again.release()
+
+
+def test_a_store_in_use_is_not_handed_over_and_the_asker_makes_its_own(
+    tmp_path: Path, worker: Worker
+) -> None:
+    name = worker.do("open 0", "write 0", "keep", "open 0")[0]
+    started_s = time.monotonic()
+    held, reason = subtask(tmp_path).acquire(0.4)
+    assert 0.4 <= time.monotonic() - started_s < AT_ONCE_S
+    assert reason == f"the local copy was held by another process ({name})"
+    assert seen(held) == (None, None)
+    written(held, 7)
+    worker.do("write 99", "keep")  # the twin goes on, into its grave
+    assert seen(held) == (7, b"7")
+    held.release()
+    assert worker.do("open 60") == [held.path.name, "", "7", "b'7'"]
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_frozen_holder_is_not_waited_for_and_thaws_into_its_own_grave(
+    tmp_path: Path, worker: Worker, *, in_use: bool
+) -> None:
+    name = worker.do("open 0")[0]
+    worker.do("write 0")
+    if not in_use:
+        worker.do("keep")
+    worker.process.send_signal(signal.SIGSTOP)
+    started_s = time.monotonic()
+    held, reason = subtask(tmp_path).acquire(0.4)
+    assert 0.4 <= time.monotonic() - started_s < AT_ONCE_S
+    assert reason == f"the local copy was held by another process ({name})"
+    written(held, 7)
+    worker.process.send_signal(signal.SIGCONT)
+    if in_use:
+        worker.do("write 99", "keep")
+    assert seen(held) == (7, b"7")
+    assert deltas(held) == [7]
+    held.release()
+    assert worker.do("open 60") == [held.path.name, "", "7", "b'7'"]
+
+
+def test_what_a_killed_holder_had_on_disk_is_found_with_the_deltas_that_it_had_not(
+    tmp_path: Path, worker: Worker
+) -> None:
+    worker.do("open 0", "write 0 1 2", "flush", "write 3 4", "keep")
+    name = worker.do("open 0")[0]
+    worker.process.kill()
+    worker.process.wait()
+    held, reason = subtask(tmp_path).acquire(TIMEOUT_S)
+    assert (held.path.name, reason) == (name, "")
+    assert seen(held) == (2, b"2")
+    assert deltas(held) == [3, 4]
+    held.release()
+
+
+EPOCHS: list[Changes] = [
+    {b"\0\0k": b"%d" % n, b"\0\0%d" % (n % 3): None if n % 2 else b"x"} for n in range(7)
+]
+DRIVER_AND_WORKER = """
+import sys
+from pathlib import Path
+from recovery.keeper import Keeper, KeeperSettings
+from snapshot.storage.local import LocalStore
+from tests.recovery.driver import new_id
+from tests.recovery.test_keeper import EPOCHS, REAL, store_of
+from tests.recovery.test_restore import Job
+root, flush_after = Path(sys.argv[1]), int(sys.argv[2])
+keeper = Keeper(REAL, KeeperSettings())
+job = Job(root, store=store_of(root), keeper=keeper)
+for number, changes in enumerate(EPOCHS):
+    job.run(changes)
+    if number == flush_after:
+        (kept,) = keeper._kept.values()
+        kept.held.flush()
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def store_of(root: Path) -> LocalStore:
+    return LocalStore(root / "durable", new_id=lambda: f"{os.getpid()}-{new_id()}")
+
+
+@pytest.mark.parametrize("flush_after", [-1, 0, 3, 6])
+def test_after_a_kill_with_unflushed_epochs_the_exact_state_comes_from_this_host_alone(
+    tmp_path: Path, flush_after: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER_AND_WORKER, str(tmp_path), str(flush_after)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+    finally:
+        process.kill()
+        process.communicate()
+    job = Job(tmp_path, store=store_of(tmp_path))
+    state: dict[bytes, bytes] = {}
+    for epoch, changes in enumerate(EPOCHS):
+        merged = {**state, **changes}
+        state = {key: value for key, value in merged.items() if value is not None}
+        job.truth[epoch] = state
+    job.epoch = len(EPOCHS)
+    report = job.reopened()  # compares marker and content
+    if flush_after < 0:  # an empty directory: it could have been anybody's
+        assert report.source in {"local", "durable"}
+    else:
+        assert (report.source, report.durable_reads) == ("local", 0)
+    job.run({b"\0\0k": b"on"})
+
+
+# --- the door's thread ---------------------------------------------------------------------------
+
+
+def test_a_store_that_nobody_used_for_a_while_is_closed(tmp_path: Path) -> None:
+    clock = HandClock()
+    with keeping(clock, idle_close_s=30) as keeper:
+        old, young = (subtask(tmp_path, keeper, n) for n in (0, 1))
+        first, _ = old.acquire(0)
+        written(first, 0)
+        old.give_back(first)
+        clock.time_s = 20
+        second, _ = young.acquire(0)
+        written(second, 0)
+        young.give_back(second)
+        released = told(first, "release")
+        clock.time_s = 31
+        assert released.wait(10)
+        assert first.store is None
+        assert second.store is not None
+        again, reason = subtask(tmp_path).acquire(0)
+        assert (again.path, reason) == (first.path, "")
+        again.release()
+
+
+def test_the_store_that_was_unused_for_longest_makes_room(tmp_path: Path) -> None:
+    with keeping(open_limit=2) as keeper:
+        held = []
+        for number in range(2):
+            local = subtask(tmp_path, keeper, number)
+            held.append(local.acquire(0)[0])
+            written(held[-1], 0)
+            local.give_back(held[-1])
+        first = subtask(tmp_path, keeper, 0)
+        first.give_back(first.acquire(0)[0])  # used again: now 1 is the oldest
+        third = subtask(tmp_path, keeper, 2)
+        held.append(third.acquire(0)[0])
+        written(held[-1], 0)
+        third.give_back(held[-1])
+        assert [one.store is None for one in held] == [False, True, False]
+
+
+def test_without_room_for_any_every_store_is_let_go(tmp_path: Path) -> None:
+    with keeping(open_limit=0) as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        local.give_back(held)
+        assert held.store is None
+
+
+def test_after_many_epochs_in_memory_the_store_is_flushed_and_only_what_it_holds_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    with keeping(clock, unflushed_epochs=4, idle_close_s=1e9) as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0, 1, 2)
+        held.write_delta(3, "acked", b"of an epoch that is not applied yet")
+        looked = told(held, "flush")
+        local.give_back(held)
+        clock.time_s += 1
+        assert not looked.wait(1.2)  # three epochs are not enough
+        assert on_disk(held, tmp_path) == -1
+        assert deltas(held) == [0, 1, 2, 3]
+        held, _ = local.acquire(0)
+        written(held, 3)
+        held.write_delta(4, "acked", b"of an epoch that is not applied yet")
+        local.give_back(held)
+        clock.time_s += 1
+        assert looked.wait(10)
+        assert on_disk(held, tmp_path) == 3
+        assert deltas(held) == [4]
+        assert held.unflushed_epochs == 0
+
+
+def test_a_store_that_is_used_again_while_it_is_flushed_keeps_what_came_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = subtask(tmp_path).acquire(0)
+    written(held, 0, 1)
+    flush = RocksStore.flush
+
+    def while_it_goes_on(self: RocksStore) -> None:
+        flush(self)
+        monkeypatch.undo()
+        written(held, 2)  # by the task's thread, after the flush took what there was
+
+    monkeypatch.setattr(RocksStore, "flush", while_it_goes_on)
+    held.flush()
+    assert on_disk(held, tmp_path) == 1
+    assert deltas(held) == [2]
+    held.release()
+
+
+def test_a_store_that_cannot_be_flushed_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: RocksStore) -> None:
+        raise LocalCopyError("The disk is gone.")
+
+    clock = HandClock()
+    with keeping(clock, unflushed_epochs=1, idle_close_s=1e9) as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        marked = told(held, "mark_bad")
+        monkeypatch.setattr(RocksStore, "flush", broken)
+        local.give_back(held)
+        clock.time_s += 1
+        assert marked.wait(10)
+        monkeypatch.undo()
+        other, reason = local.acquire(0)
+        assert reason == "the local copy was marked bad: The disk is gone."
+        assert other.path != held.path
+        assert deltas(held) == [0]
+        other.release()
+
+
+def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(
+    tmp_path: Path,
+) -> None:
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        local.give_back(held)
+        successor = subtask(tmp_path).create()
+        written(successor, 5)
+        successor.release()
+        again, _ = local.acquire(0)
+        assert again.path == successor.path
+        assert seen(again) == (5, b"5")
+        assert held.store is None
+        again.release()
+
+
+# --- forks, and what is left at the door ---------------------------------------------------------
+
+FORK = """
+import os, sys
+from pathlib import Path
+from recovery.keeper import Keeper, KeeperSettings
+from tests.recovery.test_keeper import REAL, subtask, written
+root = Path(sys.argv[1])
+ours = Keeper.of_process(REAL, KeeperSettings())
+assert Keeper.of_process(REAL, KeeperSettings()) is ours
+child = os.fork()
+mine = Keeper.of_process(REAL, KeeperSettings())
+assert (mine is ours) is bool(child)
+local = subtask(root, mine, number=1 if child else 2)
+held, _ = local.acquire(0)
+written(held, 0)
+local.give_back(held)
+assert held.store is not None
+asking = subtask(root, number=1 if child else 2)
+again, reason = asking.acquire(30)
+assert (again.path, reason) == (held.path, ""), reason
+again.release()
+mine.close()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_has_a_keeper_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], cwd=ROOT, timeout=120)
+    assert done.returncode == 0
+
+
+LEFT: dict[str, Callable[[Path], Any]] = {
+    "nothing": lambda path: None,
+    "an empty file": lambda path: path.write_bytes(b""),
+    "a path where nothing is": lambda path: path.write_text("/nowhere/door"),
+    "zeros": lambda path: path.write_bytes(bytes(40)),
+    "zeros within": lambda path: path.write_bytes(b"/tmp/a\0b"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\xfd"),
+    "a long path": lambda path: path.write_text("/nowhere" * 100),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_left_at_a_door_costs_no_more_than_the_wait(tmp_path: Path, left: str) -> None:
+    frozen, _ = subtask(tmp_path).acquire(0)
+    LEFT[left](frozen.path / "holder")
+    held, reason = subtask(tmp_path).acquire(0.05)
+    assert "held by another process" in reason
+    held.release()
+    frozen.release()
+
+
+def test_a_holder_file_of_a_process_that_died_is_in_nobody_s_way(tmp_path: Path) -> None:
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        local.give_back(held)
+    assert (held.path / "holder").exists()  # its socket is gone
+    again, reason = subtask(tmp_path).acquire(0)
+    assert (again.path, reason) == (held.path, "")
+    again.release()
+
+
+@pytest.mark.parametrize("words", [b"", b"\xff\xfe", b"\0", b"/", b"x" * 9000])
+def test_whatever_is_said_at_the_door_it_stays_open(tmp_path: Path, words: bytes) -> None:
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        local.give_back(held)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            stranger.connect(keeper.door)
+            stranger.sendall(words)
+        assert ask_for(held.path, 10)
+        assert held.store is None
+
+
+def test_a_door_deep_in_the_tree_is_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        written(held, 0)
+        local.give_back(held)
+        again, reason = subtask(tmp_path).acquire(TIMEOUT_S)
+        assert (again.path, reason) == (held.path, "")
+        again.release()
