@@ -1,4 +1,4 @@
-"""The command line: `python -m bench [throughput|epochs|takeover|profile|all]`."""
+"""The command line: `python -m bench NAME`, with no name or `all` for every one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any
 from bench.machine import ROOT, busy_share, describe
 from bench.sizes import FULL, QUICK, Sizes
 
-_BENCHMARKS = ("throughput", "epochs", "takeover", "profile")
+_BENCHMARKS = (
+    "throughput",
+    "epochs",
+    "takeover",
+    "handover",
+    "profile",
+    "requests",
+    "commits",
+    "large",
+    "memory",
+)
 _NOISY = 0.15
 
 
@@ -62,14 +72,52 @@ def _run(
 
         found = takeover(keys=sizes.keys, changed=sizes.changed_keys, repeats=sizes.repeats)
         text = takeover_text(found)
-    else:
+    elif name == "profile":
         from bench.profile_task import profile, profile_text
 
         top = arguments.top if arguments.profile else 0
         found = profile(keys=sizes.changed_keys, repeats=sizes.repeats, top=top)
         text = profile_text(found)
+    else:
+        found, text = _run_store(name, sizes, work, arguments)
     results[name] = found
     return text
+
+
+def _run_store(
+    name: str, sizes: Sizes, work: Path, arguments: argparse.Namespace
+) -> tuple[Any, str]:
+    """The benchmarks of the checkpoint path."""
+    quick = sizes.name == "quick"
+    folder = work / name
+    folder.mkdir()
+    if name == "requests":
+        from bench.requests import requests, requests_text
+
+        subtasks, epochs = (8, 16) if quick else (200, 20)
+        found = requests(
+            subtasks=subtasks, epochs=epochs, spark_batches=3, work=folder, progress=_say
+        )
+        return found, requests_text(found)
+    if name == "commits":
+        from bench.commits import commits, commits_text
+
+        found = commits(batches=8 if quick else 14, rounds=sizes.rounds, work=folder, progress=_say)
+        return found, commits_text(found)
+    if name == "large":
+        from bench.large import large, large_text
+
+        found = large(state_mb=64 if quick else 1024, work=folder, progress=_say)
+        return found, large_text(found)
+    if name == "memory":
+        from bench.memory import memory, memory_text
+
+        found = memory(base_mb=64 if quick else 1024, input_mb=200 if quick else 4000, work=folder)
+        return found, memory_text(found)
+    from bench.handover import handover, handover_text
+
+    found = handover(keys=sizes.keys, repeats=sizes.repeats, work=folder)
+    return found, handover_text(found)
 
 
 def _arguments() -> argparse.Namespace:

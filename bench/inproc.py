@@ -19,11 +19,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
+from recovery.keeper import Keeper, KeeperSettings
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
+from snapshot.lineage import resolve
 from snapshot.log import CommitLog
 from snapshot.operators import OperatorSpec
+from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
+from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.hashing import key_groups
 from statebackend.rocks.store import RocksSettings
@@ -32,7 +36,8 @@ from statebackend.spark import task as task_module
 from statebackend.spark.context import EpochContext
 from statebackend.spark.intake import CONTROL_COLUMNS
 from statebackend.spark.session import RunSession
-from statebackend.spark.task import SubtaskTask, TaskSpec
+from statebackend.spark.task import SubtaskTask
+from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.tws import StateDeclaration
 from statebackend.spark.wire import Endpoint
 
@@ -81,15 +86,22 @@ class _Client:
     def ack(self, endpoint: Any, request: Any, *, timeout_s: float) -> Any:
         return self._session.ack(request)
 
+    def base_done(self, endpoint: Any, request: Any, *, timeout_s: float) -> Any:
+        return self._session.base_done(request)
+
+    def base_renewed(self, endpoint: Any, request: Any, *, timeout_s: float) -> Any:
+        return self._session.base_renewed(request)
+
 
 class Harness:
     """One job of one subtask, epoch by epoch.
 
     Args:
-        folder: for the store and the local copy.
+        folder: for the local copy, and for the store where there is no ``uri``.
         keys: how many keys there are; each epoch brings each once, in another order.
-        processor: what runs over them.
+        processor: what runs over them. state: of its one value state, ``count``.
         overrides: settings by name.
+        uri, options: of the durable store.
     """
 
     def __init__(
@@ -98,37 +110,16 @@ class Harness:
         *,
         keys: int,
         processor: StatefulProcessor | None = None,
+        state: StructType = STATE,
         overrides: dict[str, Any] | None = None,
+        uri: str = "",
+        options: StoreOptions | None = None,
     ) -> None:
-        settings = Settings.resolve(overrides or {}, lambda key: None)
-        uri = f"file://{folder}/store"
-        store = open_store(uri, new_id=system.new_id)
-        log = CommitLog(store, job="bench", writer="bench", new_id=system.new_id)
-        tenure = log.claim()
-        declared = StateDeclaration(name="count", kind="value", value_schema=STATE.json())
-        operator = OperatorSpec(
-            uid=UID,
-            parallelism=1,
-            max_parallelism=MAX_PARALLELISM,
-            states={"count": 1},
-            schemas={"count": declared.to_json()},
-        )
-        self.session = RunSession(store=store, log=log, gate_timeout_s=10.0)
-        coordinator = Coordinator(
-            job="bench",
-            job_id=tenure.job_id,
-            run="run",
-            query_id="query",
-            operators={UID: operator},
-            lineages={},
-            inline_budget_bytes=settings.inline_budget_bytes(1),
-            bases=BasePolicy(every_epochs=settings.base_every_epochs),
-            now_s=system.monotonic_s,
-            new_id=system.new_id,
-        )
-        self.session.open(coordinator, tenure)
-        self.job_id = tenure.job_id
-        self.log = log
+        self.settings = settings = Settings.resolve(overrides or {}, lambda key: None)
+        uri = uri or f"file://{folder}/store"
+        options = options or StoreOptions()
+        self.driver_store = CountingStore(open_store(uri, new_id=system.new_id, options=options))
+        self.declared = StateDeclaration(name="count", kind="value", value_schema=state.json())
         self.spec = TaskSpec(
             job="bench",
             local_name="bench",
@@ -138,20 +129,72 @@ class Harness:
             input_schema=INPUT,
             key_positions=(0,),
             output_schema=OUTPUT,
-            states={"count": declared},
+            states={"count": self.declared},
             uri=uri,
             local_dir=str(folder / "local"),
             lease_timeout_s=settings.lease_timeout_s,
             begin_timeout_s=10.0,
             commit_timeout_s=settings.commit_timeout_s,
-            base_limit_bytes=settings.base_limit_bytes,
+            input_budget_bytes=settings.input_budget_bytes,
+            overlay_budget_bytes=settings.overlay_budget_bytes,
             rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
+            keeper=KeeperSettings(settings.open_stores, settings.idle_close_s),
+            store_options=options,
         )
         token: Any = SimpleNamespace(value="")
         self.task = SubtaskTask(self.spec, processor or Counter(), token)
         self.epoch = 0
         self._keys = np.arange(keys, dtype=np.int64)
         self._random = np.random.default_rng(7)
+        self.restart()
+
+    def restart(self) -> None:
+        """A driver takes over: claim, resolve, a new coordinator."""
+        settings = self.settings
+        self.log = CommitLog(self.driver_store, job="bench", writer="bench", new_id=system.new_id)
+        tenure = self.log.claim()
+        self.session = RunSession(
+            store=self.driver_store,
+            log=self.log,
+            gate_timeout_s=10.0,
+            whole_limit_bytes=settings.base_whole_limit_bytes,
+            clean_every_epochs=settings.clean_every_epochs,
+            clean_min_age_s=settings.clean_min_age_s,
+        )
+        operator = OperatorSpec(
+            uid=UID,
+            parallelism=1,
+            max_parallelism=MAX_PARALLELISM,
+            states={"count": 1},
+            schemas={"count": self.declared.to_json()},
+        )
+        self.coordinator = Coordinator(
+            job="bench",
+            job_id=tenure.job_id,
+            run="run",
+            query_id="query",
+            operators={UID: operator},
+            lineages=resolve(self.log.manifests(tenure.listed)),
+            inline_budget_bytes=settings.inline_budget_bytes(1),
+            bases=BasePolicy(
+                every_epochs=settings.base_every_epochs,
+                apart_every_epochs=settings.base_apart_every_epochs,
+                apart_min_bytes=settings.base_apart_min_bytes,
+                apart_ratio=settings.base_apart_ratio,
+                lease_s=settings.base_lease_s,
+            ),
+            now_s=system.monotonic_s,
+            new_id=system.new_id,
+        )
+        self.session.open(self.coordinator, tenure)
+        self.job_id = tenure.job_id
+
+    def close(self) -> None:
+        """Let the stores go that this process keeps open."""
+        self.session.drain(60.0)
+        known = Keeper._instance
+        if known is not None:
+            known[1].close()
 
     def rows(self) -> list[pa.RecordBatch]:
         """The next epoch's input."""
@@ -181,6 +224,4 @@ class Harness:
 
     def timings_ms(self) -> dict[str, float]:
         """The phases of the last epoch, as the task told the driver."""
-        sequence = self.log.sequences()[-1]
-        (entry,) = (s for s in self.log.read(sequence).slices if s.kind == "delta")
-        return dict(entry.timings_ms)
+        return dict(self.session.progress.summary(None).subtasks[-1].timings_ms)

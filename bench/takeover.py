@@ -31,6 +31,7 @@ from recovery.local import Clock, LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from snapshot.delta import chain, chain_start, decode_delta, encode_delta
 from snapshot.messages import BeginReply, LocalCopy, RestoreStep
+from snapshot.storage.memory import MemoryStore
 from statebackend import system
 from statebackend.hashing import key_groups
 from statebackend.rocks.store import _MARKER_KEY, Marker, RocksSettings, _options
@@ -50,12 +51,12 @@ _STEPS = (
     "recovery.local:Incarnation.drop_deltas",
     "recovery.local:Incarnation.read_delta",
     "recovery.local:LocalSubtask.sweep",
-    "recovery.restore:decode_delta",
+    "recovery.restore:iter_delta",
     "recovery.restore:Restorer._apply",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.get",
     "statebackend.rocks.store:RocksStore._write",
-    "statebackend.rocks.store:RocksStore.apply",
+    "statebackend.rocks.store:RocksStore.apply_batches",
     "statebackend.rocks.store:RocksStore.compact_if_due",
 )
 
@@ -112,7 +113,10 @@ class _Prepared:
         )
         reply = BeginReply(
             job_id=_JOB,
+            generation=1,
             base_epoch=1,
+            durable_epoch=1,
+            durable_chain=self.chain,
             chain=self.chain,
             key_group_start=0,
             key_group_end=MAX_PARALLELISM - 1,
@@ -203,7 +207,7 @@ def _open(prepared: _Prepared, local: LocalSubtask) -> OpenSubtask:
         local,
         Site(operator=UID, subtask=0, host="", executor=""),
         ask=prepared.answer,
-        fetch=lambda name: b"",
+        store=MemoryStore("takeover"),
         now_s=system.monotonic_s,
         lease_timeout_s=1.0,
         settings=RocksSettings(),

@@ -1,32 +1,79 @@
-"""The jobs under a URI: where each one lies, and each in a line."""
+"""The jobs under a URI: where each one lies, and each in a line.
+
+A job's folder is one part of the path, the same in every kind of store and however the URI is
+written: the job's name, percent-encoded. What stays as it is: ASCII letters, digits, `_`, `-`, `~`,
+and `.` but at the beginning, where it would hide the folder.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 from urllib.parse import quote, unquote
 
 from recovery.inspect import read_one
 from snapshot.record import Manifest, parse_record_name
-from snapshot.storage.base import ObjectInfo, ObjectStore
+from snapshot.storage.base import PART_LIMIT_BYTES, ObjectInfo, ObjectStore
 from statebackend.errors import FormatError, ObjectNotFoundError, SettingError
 
-__all__ = ["JobSummary", "job_folder", "split_jobs", "summarise"]
+__all__ = ["JobSummary", "folder_name", "job_folder", "split_jobs", "summarise"]
 
-_LOG_OF: Final = re.compile(r"(?:(.*)/)?log/[0-9]{20}\.ckpt")
+
+def folder_name(job: str) -> str:
+    """The name of a job's folder, below the folder of all jobs.
+
+    Raises:
+        SettingError: the name is empty, nothing but dots, too long, or no Unicode.
+    """
+    if not job.strip("."):
+        raise SettingError(f"The job's name is {job!r}.", todo="Give the job a name.")
+    try:
+        name = quote(job, safe="")
+    except UnicodeEncodeError:
+        raise SettingError(
+            f"The job's name {job!r} is no Unicode: half of a surrogate pair is in it.",
+            todo="Give the job another name.",
+        ) from None
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > PART_LIMIT_BYTES:
+        raise SettingError(
+            f"The job's name {job[:80]!r} is too long: its folder's would be of {len(name)} bytes, "
+            f"over {PART_LIMIT_BYTES}.",
+            todo="Give the job a shorter name; all but ASCII letters and digits take 3 bytes each "
+            "or more.",
+        )
+    return name
 
 
 def job_folder(uri: str, job: str) -> str:
-    """The URI of a job's own folder."""
-    if not job.strip("."):
-        raise SettingError(f"The job's name is {job!r}.", todo="Give the job's name.")
-    return f"{uri.rstrip('/')}/{quote(job, safe='')}"
+    """The URI of a job's own folder, for `open_store`.
+
+    Args:
+        uri: of the folder of all jobs.
+
+    Raises:
+        SettingError: as `folder_name`.
+    """
+    name = folder_name(job)
+    if uri.startswith("file:"):  # the one form that is decoded when it is opened
+        name = quote(name, safe="")
+    return f"{uri.rstrip('/')}/{name}"
+
+
+def _job_of(folder: str) -> str | None:
+    """The job whose folder this is; None for the folder of none."""
+    job = unquote(folder)
+    try:
+        return job if folder_name(job) == folder else None
+    except SettingError:
+        return None
 
 
 def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """The jobs in a listing of the folder of all jobs: those with a log, with their objects.
+
+    What lies deeper, or in a folder that `job_folder` gives to no job, is no job under this URI.
 
     Args:
         uri: of the folder of all jobs.
@@ -34,27 +81,20 @@ def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[Object
     Raises:
         SettingError: this is the folder of one job.
     """
-    infos = list(listing)
-    found = (_LOG_OF.fullmatch(info.name) for info in infos)
-    folders: dict[str, list[ObjectInfo]] = {match[1] or "": [] for match in found if match}
-    if "" in folders:
-        raise SettingError(
-            f"{uri} is the folder of one job, not the folder of all jobs.",
-            todo="Leave out its last part, and give that as --job.",
-        )
-    for info in infos:
-        parts = info.name.split("/")
-        for end in range(len(parts) - 1, 0, -1):
-            folder = "/".join(parts[:end])
-            if folder in folders:
-                name = "/".join(parts[end:])
-                folders[folder].append(ObjectInfo(name, info.size_bytes, info.modified_ms))
-                break
-    # A file: URI is decoded when it is opened, so there a job's folder has its name as it is.
-    named = uri.startswith("file:")
-    return {
-        folder if named else unquote(folder): inside for folder, inside in sorted(folders.items())
-    }
+    inside: dict[str, list[ObjectInfo]] = {}
+    with_log: set[str] = set()
+    for info in listing:
+        if parse_record_name(info.name) is not None:
+            raise SettingError(
+                f"{uri} is the folder of one job, not the folder of all jobs.",
+                todo="Leave out its last part, and give that as --job.",
+            )
+        folder, _, name = info.name.partition("/")
+        inside.setdefault(folder, []).append(ObjectInfo(name, info.size_bytes, info.modified_ms))
+        if parse_record_name(name) is not None:
+            with_log.add(folder)
+    found = {job: inside[folder] for folder in with_log if (job := _job_of(folder)) is not None}
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

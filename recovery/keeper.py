@@ -19,7 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -40,11 +40,18 @@ HOLDER: Final = "holder"
 
 @dataclass(frozen=True)
 class KeeperSettings:
-    """How many stores a worker keeps open, for how long, and how many epochs stay unflushed."""
+    """What a worker keeps.
+
+    Attributes:
+        open_limit: stores that stay open. idle_close_s: for how long without being used.
+        unflushed_epochs: how many a store may hold in memory only (their deltas are on disk).
+        recent_bytes: of newest deltas that are remembered, over all stores.
+    """
 
     open_limit: int = 32
     idle_close_s: float = 30.0
     unflushed_epochs: int = 16
+    recent_bytes: int = 64 << 20
 
 
 @dataclass
@@ -63,12 +70,13 @@ class Keeper:
     _instance: ClassVar[tuple[int, Keeper] | None] = None
     _making: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, clock: Clock, settings: KeeperSettings) -> None:
+    def __init__(self, clock: Clock, settings: KeeperSettings, folder: Path | None = None) -> None:
         self._clock, self._settings = clock, settings
         self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="sb-"))
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door = str(self._folder / "door")
         with _address(Path(self.door)) as address:
@@ -79,12 +87,21 @@ class Keeper:
         self._thread.start()
 
     @classmethod
-    def of_process(cls, clock: Clock, settings: KeeperSettings) -> Keeper:
-        """This process's keeper; the first caller's settings count."""
+    def of_process(
+        cls, clock: Clock, settings: KeeperSettings, folder: Callable[[], Path] | None = None
+    ) -> Keeper:
+        """This process's keeper; the first caller's settings count.
+
+        Args:
+            folder: names a folder for the door, which is swept when the process has ended.
+        """
         with cls._making:
             known = cls._instance
             if known is None or known[0] != os.getpid():
-                known = cls._instance = (os.getpid(), cls(clock, settings))
+                known = cls._instance = (
+                    os.getpid(),
+                    cls(clock, settings, folder() if folder else None),
+                )
             return known[1]
 
     def take(self, subtask: Path, name: str) -> Incarnation | None:
@@ -104,6 +121,8 @@ class Keeper:
 
     def keep(self, held: Incarnation) -> None:
         """Keep a store open; the one that was unused for longest makes room."""
+        if held.unflushed_epochs >= 2 * self._settings.unflushed_epochs:
+            held.flush()  # the door's thread did not get to it: batch follows batch
         if self._closed.is_set() or self._settings.open_limit < 1:
             held.release()
             return
@@ -115,9 +134,20 @@ class Keeper:
             over = None
             if len(self._kept) > self._settings.open_limit:
                 over = self._kept.pop(next(iter(self._kept)))
+            self._forget_deltas()
         for one in (before, over):
             if one is not None:
                 _let_go(one.held)
+
+    def _forget_deltas(self) -> None:
+        """Bound what is remembered of newest epochs; their deltas are on disk besides."""
+        left_bytes = self._settings.recent_bytes
+        for kept in reversed(self._kept.values()):
+            recent = kept.held.recent
+            if recent is not None:
+                left_bytes -= recent.size_bytes
+                if left_bytes < 0:
+                    kept.held.recent = None
 
     def close(self) -> None:
         """Let everything go and shut the door; for tests and at exit."""
@@ -139,14 +169,21 @@ class Keeper:
         tidied_s = self._clock.now_s()
         while not self._closed.is_set():
             if self._clock.now_s() - tidied_s >= _TICK_S:
-                self._tidy()
+                try:
+                    self._tidy()
+                except Exception:
+                    _log.exception("local stores could not be tidied")
                 tidied_s = self._clock.now_s()
             try:
                 asker, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                return
+            except OSError as error:
+                # Too many open files, for one: it passes, and the door must not stay shut.
+                if not self._closed.is_set():
+                    _log.warning("a request for a local store was missed (%s)", error)
+                    self._closed.wait(_TICK_S)
+                continue
             with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
                 asker.settimeout(_TICK_S)
                 path = Path(asker.recv(_LINE_BYTES).decode())

@@ -61,6 +61,16 @@ class RecentDelta:
     keys: Sequence[bytes]
     values: Sequence[bytes | None]
 
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        if not self.keys:
+            return 0
+        step = max(1, len(self.keys) // 64)
+        sampled = range(0, len(self.keys), step)
+        taken = sum(len(self.keys[i]) + len(self.values[i] or b"") for i in sampled)
+        return len(self.keys) * (120 + taken // len(sampled))
+
 
 class Incarnation:
     """One directory with one store, held by this process until :meth:`release`.
@@ -159,27 +169,24 @@ class Incarnation:
         except OSError as error:
             _log.warning("%s: %s", self.path, error)
 
-    def describe(
-        self, without: Collection[tuple[int, str]] = (), damaged: Collection[str] = ()
-    ) -> LocalCopy:
+    def describe(self, damaged: Collection[str] = (), *, deltas: bool = True) -> LocalCopy:
         """What is here, for the coordinator; the store must be open.
 
         Args:
-            without: deltas (epoch, digest) that are known to be damaged.
-            damaged: digests of durable slices that are, to be passed on.
+            damaged: digests of durable slices that are known to be damaged, to be passed on.
+            deltas: whether the local deltas are to be trusted.
         """
-        found = ((epoch, digest) for epoch, digest, _ in self._deltas())
-        deltas = [delta for delta in found if delta not in without]
+        found = [(epoch, digest) for epoch, digest, _ in self._deltas()] if deltas else []
         marker = self.store.marker() if self.store else None
         if marker is None:
-            return LocalCopy(deltas=deltas, damaged=sorted(damaged))
+            return LocalCopy(deltas=found, damaged=sorted(damaged))
         return LocalCopy(
             damaged=sorted(damaged),
             job_id=marker.job_id,
             epoch=marker.epoch,
             chain=marker.chain,
             applying=marker.applying,
-            deltas=deltas,
+            deltas=found,
         )
 
     def _deltas(self) -> Iterator[tuple[int, str, Path]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from snapshot.lineage import SliceRef, SubtaskLineage
 from snapshot.messages import LocalCopy
 from snapshot.record import record_name
-from statebackend.errors import CorruptionError
+from statebackend.errors import CorruptionError, NotRestorableError
 
 __all__ = ["RestorePlan", "Step", "StepSource", "plan_restore"]
 
@@ -86,6 +86,7 @@ def plan_restore(
 
     Raises:
         CorruptionError: without a damaged slice there is no exact way.
+        NotRestorableError: the lineage does not hold what leads to ``epoch``.
     """
     why_not = _why_not(copy, lineage, job_id, epoch)
     if why_not is None:
@@ -106,10 +107,16 @@ def plan_restore(
     steps = [_durable(base)] if base else []
     steps += [_durable(lineage.deltas[e]) for e in range(first, epoch + 1) if e not in missing]
     bad = _damaged(steps, avoid)
-    if bad is None and missing:  # with every base: what the log must hold, see require()
-        bad = lineage.base_before(epoch)
+    if bad is None and missing:
+        bad = lineage.base_before(epoch)  # damaged, or there would be no gap
     if bad is not None:
         raise _no_way(bad, epoch)
+    if missing:  # an empty way must never be taken for the way to an empty state
+        raise NotRestorableError(
+            f"What leads to the state after epoch {epoch} is not known (any more): the deltas of "
+            f"epochs {missing[:4]} are missing.",
+            todo="If a newer attempt took over, nothing; else report this with the driver's log.",
+        )
     return RestorePlan(True, why_not, tuple(steps))
 
 

@@ -104,7 +104,7 @@ class Restorer:
         self._lease_timeout_s = lease_timeout_s
         self._settings = settings
         self._tally = _Tally()
-        self._damaged: set[tuple[int, str]] = set()  # local deltas
+        self._without_deltas = False  # one was damaged: after a power cut so are its neighbours
         self._bad_slices: set[str] = set()  # digests of durable ones
 
     def open(self) -> OpenSubtask:
@@ -152,7 +152,7 @@ class Restorer:
             else:
                 opening = held.store is None
                 held.open_store(self._settings)
-                copy = held.describe(self._damaged, self._bad_slices)
+                copy = held.describe(self._bad_slices, deltas=not self._without_deltas)
                 if opening and copy.epoch is not None:
                     held.drop_deltas(copy.epoch)  # what was on disk when it was opened
             reply, bodies = self._ask(copy)
@@ -171,6 +171,7 @@ class Restorer:
         except StoreBusyError as error:
             raise _Unusable(held, error.what, replace=True) from error
         except LocalDeltaError as error:
+            self._without_deltas = True
             raise _Unusable(held, error.what, replace=False) from error
         except _DamagedStep as damaged:
             # Left out when the coordinator is asked again; it knows whether there is another way.
@@ -199,13 +200,18 @@ class Restorer:
             recent = held.recent
             if not step.size_bytes:
                 store.apply((), (), marker)
-            elif recent and (recent.epoch, recent.digest) == (step.epoch, step.digest):
+            elif step.source == "local" and recent and recent.digest == step.digest:
                 store.apply(recent.keys, recent.values, marker)
             else:
                 rows = self._rows(held, step, bodies)
                 store.apply_batches(as_lists(rows), marker)
             held.unflushed_epochs += 1
         held.recent = None
+        if reply.fresh:
+            # Once, so that there is a marker on disk: until the next flush the local deltas go on
+            # top of it, should this process be killed.
+            store.flush()
+            held.unflushed_epochs = 0
         return store
 
     def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:
@@ -295,8 +301,6 @@ class Restorer:
         return data
 
     def _forget(self, held: Incarnation, step: RestoreStep) -> None:
-        # Left out when the coordinator is asked again, whether or not the file goes.
-        self._damaged.add((step.epoch, step.digest))
         held.forget_delta(step.epoch, step.digest)
 
     def _report(self, reply: BeginReply, seconds: float) -> RestoreReport | None:

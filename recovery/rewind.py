@@ -47,11 +47,17 @@ class Verdict(enum.Enum):
 
     START = "start"
     REWIND = "rewind"
+    TRIM = "trim"
 
 
 @dataclass(frozen=True)
 class StartDecision:
-    """``batch``: the batch that Spark will run next."""
+    """``batch``: the batch that Spark will run next.
+
+    To rewind is to take back the commit of ``batch``, and every later plan; to trim is to take back
+    the later plans alone, which somebody left behind who was overtaken while he went back: with
+    them Spark would skip ``batch``.
+    """
 
     verdict: Verdict
     batch: int
@@ -82,7 +88,8 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
     # An operator that is not in the log is new; it starts from the batch that is next.
     behind = {uid: e for uid, e in log.last_epochs.items() if e < location.last_commit}
     if not behind:
-        return StartDecision(Verdict.START, batch)
+        surplus = location.last_offset > batch
+        return StartDecision(Verdict.TRIM if surplus else Verdict.START, batch)
     oldest = min(behind.values())
     if oldest < location.last_commit - 1:
         raise RewindError(

@@ -56,6 +56,9 @@ class Reporter(Protocol):
     def done(self, uploaded: Uploaded) -> None:
         """Everything is durable."""
 
+    def give_up(self) -> None:
+        """There will be no base under this grant."""
+
 
 class BaseUpload:
     """One upload.
@@ -106,6 +109,8 @@ class BaseUpload:
             self._reporter.done(uploaded)
         except (StateBackendError, OSError) as error:
             _log.warning("the base of epoch %d was given up: %s", self._grant.epoch, error)
+            with contextlib.suppress(StateBackendError):
+                self._reporter.give_up()
         finally:
             self._linked.set()
             shutil.rmtree(folder, ignore_errors=True)

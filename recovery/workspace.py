@@ -55,11 +55,16 @@ class Workspace:
     def _make(self) -> Path:
         self._root.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        own = self._root / self._new_id()
-        own.mkdir()
-        self._lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return own
+        while True:
+            own = self._root / self._new_id()
+            own.mkdir()
+            # Another process that starts now may sweep it between any two of these calls.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lease).st_ino == (own / "lease").stat().st_ino:
+                    self._lease = lease
+                    return own
 
     def _sweep(self) -> None:
         for folder in self._root.iterdir():

@@ -131,6 +131,11 @@ class BaseBook:
         """
         self._held(subtask, grant_id).renewed_s = self.now_s()
 
+    def give_up(self, subtask: int, grant_id: str) -> None:
+        """The upload has ended without a base. Raises as :meth:`renew`."""
+        self._held(subtask, grant_id)
+        del self.grants[subtask]
+
     def finish(self, done: BaseDone) -> None:
         """The upload is durable; the next record will name it.
 

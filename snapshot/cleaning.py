@@ -2,6 +2,13 @@
 
 A running driver costs three listings, a read of each record below `oldest_needed` whose kind it
 does not remember, and deletes in bulk. Anybody else reads the live records first.
+
+Below `cleaned_below` the log should hold claims and nothing else, so nothing is read there for its
+kind. But a write that its driver took for lost may be delivered late, after retention has deleted
+its slot: a checkpoint is back that nobody needs. It does no harm but to stay. So each cleaning
+looks again at the few records down there that were written last: one that was delivered late is
+among them, because it is newer than the claims around it. A driver that has just started, and knows
+none of them, reads that many and no more. `gc` (see `outside_view`) reads them all.
 """
 
 from __future__ import annotations
@@ -60,6 +67,7 @@ _log = logging.getLogger(__name__)
 DRIVER_PREFIXES: Final = (DATA_PREFIX, BASE_PREFIX, LOG_PREFIX)
 ALL_PREFIXES: Final = (PROBE_PREFIX, *DRIVER_PREFIXES)
 DELETE_BATCH: Final = 1000  # S3's limit on one request
+LOOK_AGAIN: Final = 8  # records below `cleaned_below`
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,10 @@ class CleanReport:
         foreign: names that are not this job's objects; never touched.
         files_unknown: a file index does not read, so no file of a base was deleted.
         oldest_needed: as the tip said.
-        cleaned_below: what is left of the log before this sequence are claims, and nothing else.
-        kinds: of every record of the listing below `oldest_needed` that is still there.
+        cleaned_below: what is left of the log before this sequence are claims, and nothing else
+            (but for what was delivered late and is not found yet, see above).
+        kinds: of the records of the listing below `oldest_needed` that are still there, as far as
+            they are known: without claims that are only taken for such.
         requests: made, by verb of the store.
     """
 
@@ -145,16 +155,17 @@ def clean(
     counted = CountingStore(store)
     listing = [info for prefix in prefixes for info in counted.list(prefix)]
     view = look()
-    kinds, gone = _kinds(counted, listing, view)
+    kinds, gone, taken_for_claims = _kinds(counted, listing, view)
     there = (info for info in listing if info.name not in gone)
-    garbage = classify(there, replace(view, kinds=kinds), min_age_ms=min_age_ms)
+    supposed: dict[int, RecordKind] = dict.fromkeys(taken_for_claims, "claim")
+    garbage = classify(there, replace(view, kinds={**kinds, **supposed}), min_age_ms=min_age_ms)
     if not dry_run:
         for names in garbage.deletions():
             for batch in _batches(names):
                 counted.delete(batch)
                 if on_progress is not None:
                     on_progress(len(batch))
-    report = _report(garbage, counted, dry_run=dry_run)
+    report = _report(garbage, counted, kinds, dry_run=dry_run)
     if report.removed:
         _log.info(
             "%s %d objects of %d bytes in %s",
@@ -226,21 +237,23 @@ def read_index(store: ObjectStore, sequence: int, entry: SliceEntry) -> FileInde
 
 def _kinds(
     store: ObjectStore, listing: Iterable[ObjectInfo], view: View
-) -> tuple[dict[int, RecordKind], set[str]]:
+) -> tuple[dict[int, RecordKind], set[str], set[int]]:
     """The kinds of the listing's records below what is needed, read where they are not known.
 
-    And the names of those that another cleaner has deleted since.
+    And the names of those that another cleaner has deleted since, and the sequences below
+    `cleaned_below` that nobody looks at this time.
     """
+    found = ((parse_record_name(info.name), info) for info in listing)
+    old = {s: info for s, info in found if s is not None and s < view.oldest_needed}
+    again = _newest({s: info for s, info in old.items() if s < view.cleaned_below}, view)
     kinds: dict[int, RecordKind] = {}
     gone: set[str] = set()
-    for info in listing:
-        sequence = parse_record_name(info.name)
-        if sequence is None or sequence >= view.oldest_needed:
-            continue
+    taken_for_claims: set[int] = set()
+    for sequence, info in sorted(old.items()):
         if sequence in view.kinds:
             kinds[sequence] = view.kinds[sequence]
-        elif sequence < view.cleaned_below:
-            kinds[sequence] = "claim"
+        elif sequence < view.cleaned_below and sequence not in again:
+            taken_for_claims.add(sequence)
         else:
             try:
                 manifest = read_manifest(store, info.name)
@@ -251,14 +264,31 @@ def _kinds(
             else:
                 if manifest.sequence == sequence:
                     kinds[sequence] = manifest.kind
-    return kinds, gone
+    return kinds, gone, taken_for_claims
+
+
+def _newest(cleaned: Mapping[int, ObjectInfo], view: View) -> set[int]:
+    """Those that were written last, by the store's clock, of the records that should be claims.
+
+    Where the store tells no times: some whose kind is not known, others each time.
+    """
+    if any(info.modified_ms is None for info in cleaned.values()):
+        return set(sorted(set(cleaned) - set(view.kinds))[-LOOK_AGAIN:])
+    by_age = sorted(cleaned, key=lambda s: (cleaned[s].modified_ms, s))
+    return set(by_age[-LOOK_AGAIN:])
 
 
 def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
     return (names[start : start + DELETE_BATCH] for start in range(0, len(names), DELETE_BATCH))
 
 
-def _report(garbage: Garbage, counted: CountingStore, *, dry_run: bool) -> CleanReport:
+def _report(
+    garbage: Garbage,
+    counted: CountingStore,
+    known: Mapping[int, RecordKind],
+    *,
+    dry_run: bool,
+) -> CleanReport:
     tallies: dict[Fate, dict[str, Tally]] = {fate: {} for fate in Fate}
     for item in garbage.items:
         old = tallies[item.fate].get(item.kind.value, Tally())
@@ -266,7 +296,7 @@ def _report(garbage: Garbage, counted: CountingStore, *, dry_run: bool) -> Clean
         tallies[item.fate][item.kind.value] = new
     gone = set() if dry_run else {info.name for info in garbage.of(Fate.DEAD, Kind.RECORD)}
     view = garbage.view
-    kinds = {seq: kind for seq, kind in view.kinds.items() if record_name(seq) not in gone}
+    kinds = {seq: kind for seq, kind in known.items() if record_name(seq) not in gone}
     return CleanReport(
         dry_run=dry_run,
         removed=tallies[Fate.DEAD],

@@ -243,7 +243,11 @@ class Coordinator:
 
     def base_renewed(self, renewal: BaseRenewal) -> float:
         """An upload goes on: how long its grant stands now. Raises as :meth:`base_done`."""
-        self._book(renewal.operator).renew(renewal.subtask, renewal.grant)
+        book = self._book(renewal.operator)
+        if renewal.given_up:
+            book.give_up(renewal.subtask, renewal.grant)
+        else:
+            book.renew(renewal.subtask, renewal.grant)
         return self.base_policy.lease_s
 
     def _book(self, uid: str) -> BaseBook:
@@ -312,6 +316,20 @@ class Coordinator:
         assert self.epoch is not None
         needed = [o.oldest_needed(self.epoch) for o in self._operators.values()]
         return min((sequence for sequence in needed if sequence is not None), default=0)
+
+    def check_follows(self, work: CommitWork) -> None:
+        """Refuse to write a record whose epoch does not follow what the log holds.
+
+        Raises:
+            ProtocolError: it would make a gap that no restart could get over.
+        """
+        lineage = self._operators[work.operator].lineage
+        if any(subtask.chain_at(work.epoch - 1) is None for subtask in lineage.subtasks):
+            raise ProtocolError(
+                f"The record of operator {work.operator!r} for epoch {work.epoch} would leave a "
+                f"gap: epoch {work.epoch - 1} is not in the log.",
+                todo="Start again: the query goes back to what the log holds.",
+            )
 
     def committed(self, work: CommitWork, manifest: Manifest) -> None:
         """The record of ``work`` is durable; ``manifest`` as written (sequence and offsets)."""

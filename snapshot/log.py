@@ -7,6 +7,7 @@ decision what an answer means is `judge`, a pure function.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,8 @@ from snapshot.record import (
     read_record,
     record_name,
 )
-from snapshot.storage.base import CreateOutcome, ObjectStore
+from snapshot.recordcache import RecordCache
+from snapshot.storage.base import CreateOutcome, ObjectInfo, ObjectStore
 from snapshot.tenure import NoPatience, Patience, Tenure, Verdict, judge
 from statebackend.errors import (
     CommitUnknownError,
@@ -37,12 +39,11 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 
-__all__ = ["CommitLog", "NoPatience", "Patience", "Tenure", "Verdict", "judge"]
+__all__ = ["CommitLog", "NoPatience", "Patience", "RecordCache", "Tenure", "Verdict", "judge"]
 
 CLAIM_ATTEMPTS = 100
 READ_ATTEMPTS = 10
 WHOLE_BYTES = 1 << 20  # a record up to this size is read whole at once
-KEPT_BYTES = 128 << 20  # of whole records, until they are taken
 
 
 class CommitLog:
@@ -75,6 +76,7 @@ class CommitLog:
         new_id: Callable[[], str],
         patience: Patience | None = None,
         read_all: Callable[..., Iterable[Manifest]] = map,
+        cache: RecordCache | None = None,
     ) -> None:
         """Open, without a request.
 
@@ -85,6 +87,7 @@ class CommitLog:
             new_id: gives an id that is unique over all drivers on every call.
             patience: how a commit waits for a store that is down; without it, not at all.
             read_all: as ``map``, perhaps from several threads.
+            cache: of records that were read; may be shared by logs of one job.
         """
         self._store = store
         self._job = job
@@ -92,10 +95,11 @@ class CommitLog:
         self._new_id = new_id
         self._patience: Patience = patience or NoPatience()
         self._read_all = read_all
-        # Records never change: what was read once need not be read again.
-        self._manifests: dict[int, Manifest] = {}
-        self._records: dict[int, Record] = {}
-        self._kept_bytes = 0
+        self._cache = cache or RecordCache()
+        self._listed: dict[int, ObjectInfo] = {}  # as of the last listing
+        # What a driver's own log is known to hold, from the tip's oldest_needed on.
+        self._live: dict[int, Manifest] = {}
+        self._live_lock = threading.Lock()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -104,8 +108,9 @@ class CommitLog:
 
         Old claim records and what retention has not yet deleted are among them.
         """
-        found = (parse_record_name(info.name) for info in self._store.list(LOG_PREFIX))
-        return sorted(sequence for sequence in found if sequence is not None)
+        found = {parse_record_name(info.name): info for info in self._store.list(LOG_PREFIX)}
+        self._listed = {s: info for s, info in found.items() if s is not None}
+        return sorted(self._listed)
 
     def manifests(self, listed: Sequence[int] | None = None) -> list[Manifest]:
         """The records that are needed, ascending: from the newest's `oldest_needed` to it.
@@ -159,34 +164,35 @@ class CommitLog:
     def live(self) -> list[Manifest]:
         """The records that are needed, as far as this log knows: after `manifests` and `append`.
 
-        For a driver: nobody else appends to its log.
+        For a driver: nobody else appends to its log. Whoever only looks has a log of his own.
         """
-        known = self._manifests  # an append may replace it meanwhile
-        return [known[sequence] for sequence in sorted(known)]
+        with self._live_lock:
+            return [self._live[sequence] for sequence in sorted(self._live)]
 
     def known(self, sequence: int) -> Manifest:
         """A record that :meth:`live` has."""
-        return self._manifests[sequence]
+        with self._live_lock:
+            return self._live[sequence]
 
-    def _remember(self, tip: Manifest) -> None:
-        known = {**self._manifests, tip.sequence: tip}
-        self._manifests = {s: m for s, m in known.items() if s >= tip.oldest_needed}
+    def _remember(self, found: Sequence[Manifest]) -> None:
+        """Take in what was read or written; what the newest of all still needs is never lost."""
+        with self._live_lock:
+            known = {**self._live, **{manifest.sequence: manifest for manifest in found}}
+            oldest_needed = known[max(known)].oldest_needed
+            self._live = {s: m for s, m in known.items() if s >= oldest_needed}
 
     def take_records(self) -> dict[int, Record]:
         """Whole records that `manifests` came by, by sequence; they are kept no longer."""
-        taken, self._records = self._records, {}
-        self._kept_bytes = 0
-        return taken
+        return self._cache.take_records()
 
     def _known(self, sequence: int) -> Manifest:
-        manifest = self._manifests.get(sequence)
+        listed = self._listed.get(sequence)
+        manifest = self._cache.get(sequence, listed)
         if manifest is None:
             manifest, record = read_record(self._store, record_name(sequence), WHOLE_BYTES)
             self._check(sequence, manifest)
-            self._manifests[sequence] = manifest
-            if record is not None and manifest.slices and self._kept_bytes < KEPT_BYTES:
-                self._kept_bytes += len(record.body)
-                self._records[sequence] = record
+            if listed is not None:
+                self._cache.add(listed, manifest, record)
         return manifest
 
     def _needed(self, newest: int, present: frozenset[int]) -> list[Manifest]:
@@ -198,8 +204,8 @@ class CommitLog:
                 f"it needs records from {tip.oldest_needed} on, but {missing[:5]} are not there"
             )
         chain = [*self._read_all(self._known, wanted), tip]
-        self._manifests = {manifest.sequence: manifest for manifest in chain}
-        self._records = {s: r for s, r in self._records.items() if s in self._manifests}
+        self._cache.trim(tip.oldest_needed)
+        self._remember(chain)
         for older, newer in pairwise(chain):
             if older.job_id != newer.job_id or older.generation > newer.generation:
                 raise self._corrupt(
@@ -254,7 +260,7 @@ class CommitLog:
             )
             listed = self._claimed(manifest)
             if listed:
-                self._manifests[manifest.sequence] = manifest
+                self._remember([manifest])
                 return Tenure(
                     listed=listed,
                     generation=manifest.generation,
@@ -318,7 +324,7 @@ class CommitLog:
             tenure._ended = None
             tenure._next += 1
             tenure.oldest_needed = filled.oldest_needed
-            self._remember(filled)
+            self._remember([filled])
             return filled.sequence
 
     def _commit(self, manifest: Manifest, parts: Sequence[bytes]) -> StateBackendError | None:
@@ -347,7 +353,11 @@ class CommitLog:
 
     def _claimed(self, manifest: Manifest) -> list[int]:
         """The listing after the claim, if it was made and counts; else nothing."""
-        verdict, _, failure = self._write(manifest, encode_record(manifest))
+        parts = encode_record(manifest)
+        verdict, _, failure = self._write(manifest, parts)
+        if verdict is Verdict.COMMITTED:
+            own = ObjectInfo(record_name(manifest.sequence), sum(map(len, parts)))
+            self._cache.add(own, manifest, None)
         if verdict is Verdict.UNKNOWN and isinstance(failure, StoreUnreachableError):
             raise failure
         return self._live_listing(manifest.sequence) if verdict is Verdict.COMMITTED else []

@@ -215,7 +215,7 @@ class BaseDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
-    """An upload goes on."""
+    """An upload goes on, or (``given_up``) does not: another may be granted at once."""
 
     protocol: int
     job: str
@@ -223,6 +223,7 @@ class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
     operator: str
     subtask: int
     grant: str
+    given_up: bool = False
 
 
 class BaseReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,9 @@ class Exchange:
         self._framing = request_framing(head)
         self._body = BodyReader(client, self._framing)
         self._invited = "100-continue" not in head.tokens("expect") or self._body.finished
-        self._ticket, self._facts = ledger.begin(*classify(parts[0], parts[1], head.get))
+        self._ticket, self._facts = ledger.begin(
+            *classify(parts[0], parts[1], head.get), head.by_name()
+        )
 
     def run(self) -> bool:
         """Pass the request on, or do to it what the plan says.
@@ -119,7 +121,11 @@ class Exchange:
         self._ledger.note(self._ticket, status=fault.status)
         self._client.write(
             error_answer(
-                fault.status, fault.error, close=not keep, head_only=self._method == "HEAD"
+                fault.status,
+                fault.error,
+                body=fault.body,
+                close=not keep,
+                head_only=self._method == "HEAD",
             )
         )
         return keep

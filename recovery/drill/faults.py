@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from recovery.drill.s3 import READS, WRITES, Verb
@@ -53,6 +53,7 @@ class Fault:
     Attributes:
         kind: what is done.
         status, error: the answer of a `STATUS`, in HTTP's and in S3's terms.
+        body: of that answer, instead of S3's XML for the error.
         fraction: where in the body it happens, from 0 (its first byte) to below 1.
         answer: which of a `DUPLICATE`'s two answers the client gets, 1 or 2.
         fixed_length: whether a truncated response announces its new length.
@@ -64,6 +65,7 @@ class Fault:
     kind: Kind
     status: int = 0
     error: str = ""
+    body: bytes | None = None
     fraction: float = 0.5
     answer: int = 1
     fixed_length: bool = False
@@ -78,17 +80,25 @@ class Fault:
             wrong = f"the fraction {self.fraction} is not from 0 to below 1"
         elif self.answer not in (1, 2):
             wrong = f"there is no answer {self.answer}, only 1 and 2"
-        elif self.kind is Kind.STATUS and not 400 <= self.status <= 599:
+        elif self.kind is Kind.STATUS and not self._answers():
             wrong = f"the status {self.status} is not an error's"
         elif self.seconds < 0 or (self.kind is Kind.SLOW and self.bytes_per_s < 1):
             wrong = "its time or its rate is not positive"
         if wrong:
             raise SettingError(f"The fault {self.kind.value!r} is refused: {wrong}.")
 
+    def _answers(self) -> bool:
+        return (400 if self.body is None else 200) <= self.status <= 599
+
     @staticmethod
     def refuse(status: int = 503, error: str = "SlowDown") -> Fault:
         """The server says no, and is never asked."""
         return Fault(kind=Kind.STATUS, status=status, error=error)
+
+    @staticmethod
+    def say(body: bytes, status: int = 200) -> Fault:
+        """The client gets this XML, and the server is never asked."""
+        return Fault(kind=Kind.STATUS, status=status, body=body)
 
     @staticmethod
     def expired_token() -> Fault:
@@ -164,6 +174,7 @@ class Facts:
         key: of S3, without the bucket.
         group: the key's, see `recovery.drill.s3.group_of`.
         nth: its number among those of the same verb and group, from 1.
+        headers: of HTTP, by lower-case name. They hold signatures: for the plan's eyes only.
     """
 
     number: int
@@ -171,6 +182,7 @@ class Facts:
     key: str
     group: str
     nth: int
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class FaultPlan(Protocol):
@@ -240,11 +252,16 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """A fault that hits a share of the requests of some verbs (None: of all)."""
+    """A fault that hits a share of the requests of some verbs (None: of all).
+
+    Attributes:
+        anywhere: where in the body it strikes is drawn; else the fault says it.
+    """
 
     fault: Fault
     share: float
     verbs: frozenset[Verb] | None = None
+    anywhere: bool = True
 
 
 class Weather:
@@ -264,6 +281,8 @@ class Weather:
             if chance.verbs is not None and facts.verb not in chance.verbs:
                 continue
             if left < chance.share:
+                if not chance.anywhere:
+                    return chance.fault
                 fraction = draw(seed, facts.number, facts.verb, "fraction")
                 return replace(chance.fault, fraction=fraction)
             left -= chance.share
@@ -289,9 +308,10 @@ def stormy(share: float) -> Weather:
     """A share of all requests in trouble, spread evenly over what networks and S3 really do.
 
     Every request: 503, a reset before it is forwarded, a lost answer. Writes besides: a reset in
-    the middle, and duplicate delivery with either answer. Reads besides: bodies that end early.
+    the middle, and duplicate delivery with either answer. Reads besides: bodies that end early,
+    every second one before its first byte.
     """
-    sixth, quarter = share / 6, share / 4
+    sixth, quarter, eighth = share / 6, share / 4, share / 8
     chances = [
         Chance(fault=fault, share=part, verbs=verbs)
         for verbs, part in ((WRITES, sixth), (READS, quarter))
@@ -301,7 +321,8 @@ def stormy(share: float) -> Weather:
         Chance(fault=Fault.drop_in_request(), share=sixth, verbs=WRITES),
         Chance(fault=Fault.duplicate(1), share=sixth, verbs=WRITES),
         Chance(fault=Fault.duplicate(2), share=sixth, verbs=WRITES),
-        Chance(fault=Fault.truncate(), share=quarter, verbs=READS),
+        Chance(fault=Fault.truncate(), share=eighth, verbs=READS),
+        Chance(fault=Fault.truncate(0.0), share=eighth, verbs=READS, anywhere=False),
     ]
     others = frozenset(Verb) - WRITES - READS
     chances += [

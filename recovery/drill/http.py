@@ -52,6 +52,11 @@ class Head:
         found = [value for key, value in self.fields if key.lower() == wanted]
         return b", ".join(found).decode("latin-1") if found else None
 
+    def by_name(self) -> dict[str, str]:
+        """Every field by its lower-case name, as `get` gives it."""
+        names = {key.lower().decode("latin-1") for key, _ in self.fields}
+        return {name: self.get(name) or "" for name in names}
+
     def tokens(self, name: str) -> frozenset[str]:
         """The comma-separated tokens of a field, lower-case."""
         return frozenset(part.strip().lower() for part in (self.get(name) or "").split(","))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from recovery.drill.faults import Facts, Kind
@@ -102,8 +102,13 @@ class Ledger:
         self._number = 0
         self._running = 0
 
-    def begin(self, verb: Verb, key: str) -> tuple[Ticket, Facts]:
-        """A request has arrived: its handle, and what a plan may know of it."""
+    def begin(
+        self, verb: Verb, key: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[Ticket, Facts]:
+        """A request has arrived: its handle, and what a plan may know of it.
+
+        The headers go to the plan and are not kept.
+        """
         group = self._group(key)
         name = f"{verb.value} {group}"
         with self._changed:
@@ -115,7 +120,10 @@ class Ledger:
             ticket = Ticket(entry, self._clock(), self._totals)
             self._tickets.append(ticket)
             self._add(ticket, Count(requests=1))
-        return ticket, Facts(number=entry.number, verb=verb, key=key, group=group, nth=nth)
+        facts = Facts(
+            number=entry.number, verb=verb, key=key, group=group, nth=nth, headers=headers or {}
+        )
+        return ticket, facts
 
     def note(
         self,

@@ -99,20 +99,19 @@ def group_of(key: str) -> str:
     return next((f"{name}/" for name in reversed(folders) if f"{name}/" in GROUPS), "")
 
 
-def error_answer(status: int, code: str, *, close: bool, head_only: bool) -> bytes:
+def error_answer(
+    status: int, code: str, *, body: bytes | None = None, close: bool, head_only: bool
+) -> bytes:
     """A whole response with S3's XML for an error.
 
     Args:
         status: of HTTP.
         code: S3's name for the error, such as `SlowDown`.
+        body: instead of that XML.
         close: says that the connection ends with it.
         head_only: leaves the body out, as an answer to HEAD must.
     """
-    body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{escape(code)}</Code><Message>Injected by a drill.</Message>"
-        "<RequestId>DRILL</RequestId></Error>"
-    ).encode()
+    body = body if body is not None else _error_xml(code)
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
@@ -124,3 +123,11 @@ def error_answer(status: int, code: str, *, close: bool, head_only: bool) -> byt
         + "\r\n"
     ).encode("latin-1")
     return head if head_only else head + body
+
+
+def _error_xml(code: str) -> bytes:
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{escape(code)}</Code><Message>Injected by a drill.</Message>"
+        "<RequestId>DRILL</RequestId></Error>"
+    ).encode()

@@ -11,6 +11,7 @@ import enum
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
@@ -177,6 +178,13 @@ class ObjectStore(ABC):
         Need not be durable: after a crash a deleted object may be back, so nothing may rest on its
         absence.
         """
+
+    def limited(self, deadline_s: float) -> AbstractContextManager[None]:
+        """Calls of this thread inside give up after so many seconds, where they would go on.
+
+        For stores that try again by themselves; the others do nothing. It never lengthens.
+        """
+        return nullcontext()
 
     def __reduce__(self) -> NoReturn:
         raise SettingError(

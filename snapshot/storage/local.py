@@ -2,7 +2,7 @@
 
 An object is one file. It is written under `.tmp/`, synced, and given its name in one step, so a
 reader sees all of it or nothing. What a crash can leave behind is a file under `.tmp/`, which no
-listing shows.
+listing shows, and which the first write of a later store object removes when it is a day old.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from snapshot.storage.base import (
     checked_names,
 )
 from snapshot.storage.files import file_chunks
+from snapshot.storage.leftovers import mark_used, sweep
 from statebackend.errors import (
     ObjectNotFoundError,
     SettingError,
@@ -85,6 +86,7 @@ class LocalStore(ObjectStore):
             )
         self._new_id = new_id
         self._synced: set[Path] = set()  # folders whose own entry is known to be on disk
+        self._swept = False
         self._unsure: set[str] = set()  # names given, but whose folder failed to sync
 
     @property
@@ -179,9 +181,27 @@ class LocalStore(ObjectStore):
     def _publish(
         self, name: str, parts: Iterable[Buffer], give_name: Callable[[Path, Path], None]
     ) -> None:
-        target = self._root / name
-        temp = self._write_temp(parts)
+        temp, handle = self._open_temp()
         try:
+            mark_used(handle)
+            self._publish_from(temp, handle, name, parts, give_name)
+        finally:
+            os.close(handle)
+
+    def _publish_from(
+        self,
+        temp: Path,
+        handle: int,
+        name: str,
+        parts: Iterable[Buffer],
+        give_name: Callable[[Path, Path], None],
+    ) -> None:
+        target = self._root / name
+        try:
+            for part in parts:
+                _write(handle, memoryview(part).cast("B"))
+            os.fsync(handle)
+            self._sweep_once(handle)
             self._ensure_folder(target.parent)
             try:
                 give_name(temp, target)
@@ -213,19 +233,10 @@ class LocalStore(ObjectStore):
                 todo="Use a file system with hard links, in one piece.",
             ) from error
 
-    def _write_temp(self, parts: Iterable[Buffer]) -> Path:
-        temp, handle = self._open_temp()
-        try:
-            try:
-                for part in parts:
-                    _write(handle, memoryview(part).cast("B"))
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except BaseException:
-            _unlink_quietly(temp)
-            raise
-        return temp
+    def _sweep_once(self, just_written: int) -> None:
+        if not self._swept:
+            self._swept = True
+            sweep(self._root / TEMP_FOLDER, os.fstat(just_written).st_mtime_ns)
 
     def _open_temp(self) -> tuple[Path, int]:
         folder = self._root / TEMP_FOLDER

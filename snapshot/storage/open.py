@@ -27,6 +27,9 @@ __all__ = ["SCHEMES", "open_store", "probe"]
 S3_SCHEMES = ("s3", "s3a", "s3n")
 SCHEMES = ("file", "memory", *S3_SCHEMES)
 
+PROBE_DEADLINE_S = 10.0  # somebody waits, and the endpoint may be wrong
+PROBE_REMOVAL_S = 1.0  # after a failure
+
 _memory_lock = threading.Lock()
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -107,7 +110,8 @@ def probe(store: ObjectStore, *, new_id: Callable[[], str]) -> None:
     """Check that the store creates only what is absent, and reads back what it created.
 
     Writes one object of a few bytes, `probe/<id>`, reads its tail as readers of records do, and
-    removes it: four requests. That a deletion works is seen only by its answer.
+    removes it: four requests. That a deletion works is seen only by its answer. A store that
+    does not answer is given up sooner than by other calls: after 10 s for each request.
 
     Raises:
         StoreUnreachableError: the place cannot be reached, written, read or cleaned.
@@ -117,13 +121,15 @@ def probe(store: ObjectStore, *, new_id: Callable[[], str]) -> None:
         raise _incapable(store, store.capabilities.reason or "it cannot create if absent")
     first, second = new_id().encode(), new_id().encode()
     name = f"probe/{first.decode()}"
-    try:
-        _probe_create(store, name, first, second)
-    except BaseException:
-        with contextlib.suppress(StorageError):  # the failure above says more
-            store.delete([name])
-        raise
-    store.delete([name])
+    with store.limited(PROBE_DEADLINE_S):
+        try:
+            _probe_create(store, name, first, second)
+        except BaseException:
+            # The failure says more than another would; what is left is cleaned as a probe is.
+            with contextlib.suppress(StorageError), store.limited(PROBE_REMOVAL_S):
+                store.delete([name])
+            raise
+        store.delete([name])
 
 
 def _probe_create(store: ObjectStore, name: str, first: bytes, second: bytes) -> None:

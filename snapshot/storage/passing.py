@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from snapshot.storage.base import (
@@ -40,6 +41,10 @@ class PassingStore(ObjectStore):
     def capabilities(self) -> Capabilities:
         """The inner store's."""
         return self._inner.capabilities
+
+    def limited(self, deadline_s: float) -> AbstractContextManager[None]:
+        """The inner store's."""
+        return self._inner.limited(deadline_s)
 
     @abstractmethod
     def _around(

@@ -1,4 +1,4 @@
-"""What is known of the places that fsspec reaches: from their sources and documentation, August 2026.
+"""What is known of the places that fsspec reaches: their sources and documents, August 2026.
 
 Nothing is assumed of a protocol that is not here. `probe` checks what is claimed.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from botocore.exceptions import ClientError, IncompleteReadError
@@ -33,7 +34,7 @@ from snapshot.storage.files import opened_file
 from snapshot.storage.options import StoreOptions
 from snapshot.storage.s3_bodies import FileSlice, body_of
 from snapshot.storage.s3_client import Clients
-from snapshot.storage.s3_errors import CALL_ERRORS, error_code, http_status
+from snapshot.storage.s3_errors import CALL_ERRORS, error_code, http_status, said
 from snapshot.storage.s3_retry import Retries, Trying
 from snapshot.storage.s3_upload import SINGLE_PUT_BYTES, Multipart
 from statebackend.errors import SettingError, StoreUnreachableError
@@ -92,6 +93,10 @@ class S3Store(ObjectStore):
     def capabilities(self) -> Capabilities:
         """Everything; a server that ignores conditions shows at the probe."""
         return Capabilities(create_if_absent=True, ranged_read=True)
+
+    def limited(self, deadline_s: float) -> AbstractContextManager[None]:
+        """Calls of this thread inside try for so long at most."""
+        return self._retries.limited(deadline_s)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -219,7 +224,13 @@ class S3Store(ObjectStore):
         return self._retries.call("read", name, once)
 
     def _tail_by_size(self, client: Any, target: dict[str, str], length: int) -> tuple[bytes, int]:
-        found = client.head_object(**target)
+        try:
+            found = client.head_object(**target)
+        except ClientError as error:
+            if http_status(error) != 404:
+                raise
+            # It has no body that would tell a missing object from a missing bucket.
+            return _tail(client.get_object(**target), length)
         size_bytes = found["ContentLength"]
         if size_bytes == 0:  # S3 itself has no range of an empty object
             return b"", 0
@@ -244,21 +255,29 @@ class S3Store(ObjectStore):
                 if is_name(name):
                     modified_ms = round(item["LastModified"].timestamp() * 1000)
                     found.append(ObjectInfo(name, item["Size"], modified_ms))
-            if not answer.get("IsTruncated"):
+            if not answer["IsTruncated"]:
                 return sorted(found)
             further = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def _page(self, prefix: str, further: dict[str, str]) -> dict[str, Any]:
         wanted = {"Bucket": self._bucket, "Prefix": self._base + prefix, **further}
-        return self._retries.call("list", prefix, lambda client: client.list_objects_v2(**wanted))
+
+        def once(client: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = client.list_objects_v2(**wanted)
+            # Nothing else tells a listing of no objects from an answer that is no listing.
+            if said(answer, "IsTruncated"):
+                said(answer, "NextContinuationToken")
+            return answer
+
+        return self._retries.call("list", prefix, once)
 
     def delete(self, names: Iterable[str]) -> None:
-        """One request per 1,000 names.
+        """One request per 1,000 names; repeated as a whole if its answer was lost.
 
         Raises:
             StoreUnreachableError: some could not be deleted; says which and why.
         """
-        wanted = checked_names(names)
+        wanted = checked_names(dict.fromkeys(names))
         for start in range(0, len(wanted), DELETE_LIMIT):
             self._delete_some(wanted[start : start + DELETE_LIMIT])
 

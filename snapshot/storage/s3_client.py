@@ -20,10 +20,10 @@ import botocore.credentials
 import botocore.handlers
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, IncompleteReadError
 
 from snapshot.storage.options import StoreOptions
-from snapshot.storage.s3_errors import DeadlinePassedError
+from snapshot.storage.s3_errors import CODED, DeadlinePassedError
 
 __all__ = ["Clients"]
 
@@ -70,9 +70,15 @@ class Clients:
         found = self._processes.get(os.getpid())
         return found or self._processes.setdefault(os.getpid(), _InProcess())
 
-    def set_deadline(self, deadline_s: float) -> None:
-        """No request of this thread is sent again by botocore after this time of the clock."""
+    def begin(self, deadline_s: float, told: Callable[[BaseException], None]) -> None:
+        """A call of this thread begins.
+
+        Args:
+            deadline_s: botocore sends no request again after this time of the clock.
+            told: of every failure that botocore sees, before it tries again.
+        """
         self._thread.deadline_s = deadline_s
+        self._thread.told = told
         self._thread.failure = None
 
     def _check_deadline(self, **_: object) -> None:
@@ -91,6 +97,9 @@ class Clients:
         if response is not None and "Error" in response[1]:
             failure = ClientError(response[1], "")
         self._thread.failure = failure
+        told = getattr(self._thread, "told", None)
+        if failure is not None and told is not None:
+            told(failure)
 
     def _build(self) -> Any:
         session = self._session()
@@ -119,6 +128,7 @@ class Clients:
         events.unregister("before-call.s3", botocore.handlers.add_expect_header)
         events.register("before-call.s3.DeleteObjects", _add_md5)
         events.register("before-send.s3", self._check_deadline)
+        events.register("before-parse.s3", _check_whole)
         events.register_first("needs-retry.s3", self._note_failure)
         return client
 
@@ -181,6 +191,34 @@ def _new_session() -> Any:
     session = botocore.session.Session()
     session.register_component("data_loader", _descriptions())
     return session
+
+
+# Answers that say something in a body, none of them in an empty one. Of objects' own bodies the
+# store sees to it: they are streamed.
+_SAYING = (
+    "ListObjectsV2",
+    "DeleteObjects",
+    "CreateMultipartUpload",
+    "CompleteMultipartUpload",
+)
+
+
+def _check_whole(operation_model: Any, response_dict: dict[str, Any], **_: object) -> None:
+    """Refuse an answer whose body was lost, in whole or in part.
+
+    botocore reads a lost body as an answer that says nothing: a listing of no objects, a deletion
+    without errors, a refusal without a code. Raised past botocore's own tries, for ours.
+    """
+    body, status = response_dict["body"], response_dict["status_code"]
+    if operation_model.name == "HeadObject" or not isinstance(body, bytes):
+        return
+    said = response_dict["headers"].get("Content-Length", "")
+    encoded = "Content-Encoding" in response_dict["headers"]
+    expected_bytes = int(said) if said.isdigit() and not encoded else len(body)
+    if not body and (operation_model.name in _SAYING or status in CODED):
+        expected_bytes = max(1, expected_bytes)
+    if len(body) < expected_bytes:
+        raise IncompleteReadError(actual_bytes=len(body), expected_bytes=expected_bytes)
 
 
 def _add_md5(params: dict[str, Any], **_: object) -> None:

@@ -22,11 +22,13 @@ from statebackend.errors import (
 
 __all__ = [
     "CALL_ERRORS",
+    "CODED",
     "DeadlinePassedError",
     "Step",
     "error_code",
     "http_status",
     "next_step",
+    "said",
     "typed_error",
 ]
 
@@ -60,7 +62,10 @@ CALL_ERRORS: tuple[type[Exception], ...] = (
     OSError,
 )
 
-_MISSING = ("NoSuchKey", "NotFound", "404")
+# Statuses that mean several things: which one, only the code in the body tells.
+CODED = (400, 403, 404, 409)
+
+_MISSING = ("NoSuchKey", "NotFound")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 _EXPIRED_HEAD = "400"  # all that an answer without a body says of it
 _PASSING = (
@@ -140,13 +145,24 @@ def _detail(error: BaseException) -> dict[str, Any]:
     return found
 
 
+def said(answer: dict[str, Any], field: str) -> Any:
+    """What a whole answer always says; without it, it is no answer, and is asked for again."""
+    if field not in answer:
+        raise boto.IncompleteReadError(actual_bytes=0, expected_bytes=1)
+    return answer[field]
+
+
 def next_step(error: BaseException) -> Step:
     """Whether trying again may help."""
     if isinstance(error, boto.ClientError):
         code = error_code(error)
-        if code in (*_EXPIRED, _EXPIRED_HEAD):
+        head = error.operation_name == "HeadObject"
+        if code in _EXPIRED or (head and code == _EXPIRED_HEAD):
             return Step.RENEW
-        passing = code in _PASSING or http_status(error) in (429, 500, 502, 503, 504)
+        status = http_status(error)
+        if not head and status in CODED and code in ("", str(status)):
+            return Step.RETRY  # its body did not read, so nothing is known
+        passing = code in _PASSING or status in (429, 500, 502, 503, 504)
         return Step.RETRY if passing else Step.STOP
     if isinstance(error, boto.ProxyConnectionError | boto.ConnectTimeoutError):
         return Step.RETRY

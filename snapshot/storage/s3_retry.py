@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from snapshot.storage.s3_client import Clients
@@ -19,8 +22,11 @@ from snapshot.storage.s3_errors import (
 
 __all__ = ["Retries", "Trying"]
 
+_log = logging.getLogger(__name__)
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+TOLD_AFTER_S = 2.0  # a call that has failed for so long is worth a line in the log
 
 Result = TypeVar("Result")
 
@@ -54,6 +60,23 @@ class Retries:
         self._clock_s = clock_s
         self._sleep_s = sleep_s
         self._draw = draw
+        self._thread = threading.local()
+
+    @property
+    def deadline_s(self) -> float:
+        """What this thread's calls may take now."""
+        found: float = getattr(self._thread, "deadline_s", self._deadline_s)
+        return found
+
+    @contextlib.contextmanager
+    def limited(self, deadline_s: float) -> Iterator[None]:
+        """Calls of this thread inside have this deadline, if it is shorter than their own."""
+        before_s = self.deadline_s
+        self._thread.deadline_s = min(deadline_s, before_s)
+        try:
+            yield
+        finally:
+            self._thread.deadline_s = before_s
 
     def call(self, verb: str, name: str, operation: Callable[[Any], Result]) -> Result:
         """What `operation(client)` returns, at last.
@@ -76,15 +99,17 @@ class Trying:
     def __init__(self, retries: Retries, verb: str, name: str) -> None:
         self._retries = retries
         self._verb, self._name = verb, name
+        self._deadline_s = retries.deadline_s
         self._started_s = retries._clock_s()
         self._failures = 0
+        self._told = False
         self._renewed = False
         self._client: Any = None
 
     def client(self) -> Any:
         """The client for the next try."""
         clients = self._retries._clients
-        clients.set_deadline(self._started_s + self._retries._deadline_s)
+        clients.begin(self._started_s + self._deadline_s, self._tell)
         try:
             self._client = clients.client()
         except CALL_ERRORS as error:  # a missing profile, a file of certificates that is not there
@@ -105,8 +130,9 @@ class Trying:
             raise self._final(error) from (None if error_code(error) else error)
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
         pause_s = longest_s * self._retries._draw()
-        if self._spent_s() + pause_s > self._retries._deadline_s:
+        if self._spent_s() + pause_s > self._deadline_s:
             raise self._final(error) from error
+        self._tell(error)
         self._retries._sleep_s(pause_s)
 
     def progressed(self) -> None:
@@ -114,11 +140,22 @@ class Trying:
         self._started_s = self._retries._clock_s()
         self._failures = 0
 
+    def _tell(self, error: BaseException) -> None:
+        """A line in the log, once, when it takes long: a wrong endpoint is refused for ever."""
+        if self._told or self._spent_s() < TOLD_AFTER_S or next_step(error) is not Step.RETRY:
+            return
+        self._told = True
+        _log.warning(
+            "no answer yet from %s to %s %r in %s (%s); trying for up to %g s",
+            *(self._client.meta.endpoint_url, self._verb, self._name, self._retries.uri),
+            *(error_code(error) or type(error).__name__, self._deadline_s),
+        )
+
     def _spent_s(self) -> float:
         return self._retries._clock_s() - self._started_s
 
     def _final(self, error: BaseException) -> Exception:
         tries = ""
         if next_step(error) is Step.RETRY:
-            tries = f" (tried for {self._spent_s():.1f} s of {self._retries._deadline_s:g})"
+            tries = f" (tried for {self._spent_s():.1f} s of {self._deadline_s:g})"
         return typed_error(error, self._verb, self._name, self._retries.uri, tries)

@@ -12,7 +12,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from snapshot.storage.s3_bodies import FileSlice
-from snapshot.storage.s3_errors import error_code, http_status
+from snapshot.storage.s3_errors import error_code, http_status, said
 from snapshot.storage.s3_retry import Retries
 from statebackend.errors import StateBackendError
 
@@ -50,9 +50,12 @@ class Multipart:
     def send(self, handle: int, size_bytes: int, path: str | os.PathLike[str]) -> None:
         """Upload an open file; it is there when this returns, and aborted if this raises."""
         upload_id = self._call(
-            lambda client: client.create_multipart_upload(
-                **self.target, **self.sealing, Metadata={TOKEN: self.token}
-            )["UploadId"]
+            lambda client: said(
+                client.create_multipart_upload(
+                    **self.target, **self.sealing, Metadata={TOKEN: self.token}
+                ),
+                "UploadId",
+            )
         )
         try:
             parts = self._send_parts(upload_id, handle, size_bytes, path)
@@ -77,7 +80,7 @@ class Multipart:
                     Body=FileSlice(handle, start, length, path),
                 )
             )
-            return {"PartNumber": number, "ETag": answer["ETag"]}
+            return {"PartNumber": number, "ETag": said(answer, "ETag")}
 
         starts = range(0, size_bytes, part_bytes)
         if self.threads == 1:
@@ -91,9 +94,10 @@ class Multipart:
 
     def _complete(self, client: Any, upload_id: str, parts: list[dict[str, Any]]) -> None:
         try:
-            client.complete_multipart_upload(
+            answer = client.complete_multipart_upload(
                 **self.target, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
+            said(answer, "ETag")  # only with it is a 200 the end: it is sent before the work
         except ClientError as error:
             # The upload is gone when an earlier try did complete it and its answer was lost.
             if error_code(error) != "NoSuchUpload" or not self._is_there(client):

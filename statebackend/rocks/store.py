@@ -13,8 +13,10 @@ What is handled here so that nobody else has to know it (each was reproduced on 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import resource
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from rocksdict import (
     Options,
     Rdict,
     WriteBatch,
+    WriteBufferManager,
     WriteOptions,
 )
 
@@ -46,6 +49,10 @@ _MARKER_KEY: Final = b"\xff\xffmarker"
 META_PREFIX: Final = b"\xff\xff"
 
 _NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
+# Of the process, not of the store: a copy that cannot be opened for it is a good copy.
+_NO_ROOM: Final = ("Too many open files", "Cannot allocate memory")
+_OPEN_FILES_MAX: Final = 256
+_BUFFERS_PER_PROCESS: Final = 4
 _BATCH_ROWS: Final = 50_000
 _KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
 _L0_FILES_BEFORE_COMPACTION: Final = 8
@@ -77,6 +84,24 @@ class RocksSettings:
 
 
 @functools.cache
+def _buffers(size_bytes: int) -> Any:
+    """Bounds the write buffers of all stores of the process; over it the largest is flushed."""
+    return WriteBufferManager(size_bytes, False)
+
+
+@functools.cache
+def _open_files() -> int:
+    """Table files that one store may keep open: a worker has many stores, and one limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(16, min(_OPEN_FILES_MAX, soft // 64))
+
+
+@functools.cache
 def _cache(size_bytes: int) -> Any:
     """One for all stores of the process: a worker may keep many open."""
     return Cache(size_bytes)
@@ -86,6 +111,7 @@ def _options(settings: RocksSettings) -> Any:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_write_buffer_manager(_buffers(_BUFFERS_PER_PROCESS * settings.write_buffer_bytes))
     options.set_compression_type(DBCompressionType.lz4())
     # A store is opened and closed often: few, small side files.
     options.set_keep_log_file_num(1)
@@ -94,6 +120,7 @@ def _options(settings: RocksSettings) -> Any:
     options.set_level_zero_file_num_compaction_trigger(4)
     options.set_max_background_jobs(2)
     options.set_skip_stats_update_on_db_open(True)
+    options.set_max_open_files(_open_files())
     table = BlockBasedOptions()
     table.set_bloom_filter(10, False)
     table.set_block_cache(_cache(settings.block_cache_bytes))
@@ -110,9 +137,13 @@ def classify(error: Exception, path: str) -> StateBackendError:
             f"The local store {path} is open in another process ({text}).",
             todo="It is not waited for: a new incarnation is made beside it.",
         )
-    if any(
-        said in text for said in ("No space left", "Read-only file system", "Permission denied")
-    ):
+    if any(said in text for said in _NO_ROOM):
+        return LocalDirError(
+            f"The local store {path} cannot be opened for want of room in the process ({text}).",
+            todo="Raise the limit on open files (ulimit -n) or the executor's memory, or lower "
+            "spark.statebackend.openStores.",
+        )
+    if any(said in text for said in _NOT_WRITABLE):
         return LocalDirError(
             f"The local store {path} cannot be written ({text}).",
             todo="Give local_dir= a directory on a local disk with room, writable by the executor.",

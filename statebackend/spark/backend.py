@@ -17,7 +17,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from recovery.keeper import KeeperSettings
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
@@ -28,10 +27,10 @@ from statebackend.errors import (
     SettingError,
     SparkConnectError,
     StateBackendError,
+    StoreUnreachableError,
 )
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.rowconv import arrow_schema
-from statebackend.rocks.store import RocksSettings
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.housekeeping import StorePatience
@@ -39,7 +38,8 @@ from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch, Operator
 from statebackend.spark.plan import Anchor, anchored
 from statebackend.spark.sources import check_sources
-from statebackend.spark.task import SubtaskTask, TaskSpec
+from statebackend.spark.task import SubtaskTask
+from statebackend.spark.taskspec import task_spec
 from statebackend.spark.tws import parse_schema, record_states
 
 __all__ = ["StateBackend"]
@@ -117,6 +117,7 @@ class StateBackend:
         self._anchor: Anchor | None = None
         self._launch: Launch | None = None
         self._token: Broadcast[str] | None = None
+        self._checked = False
         self._resolved: tuple[int, int] | None = None
 
     @property
@@ -160,59 +161,40 @@ class StateBackend:
         key_schema = StructType([df.schema[name] for name in names])
         KeyCodec(key_schema)
         arrow_schema(df.schema)
-        states = {d.name: d for d in record_states(processor, uid)}
         parallelism, max_parallelism = self._parallelism()
-        spec = TaskSpec(
-            job=self._job.name,
-            local_name=self._job.local_name,
+        operator = Operator(
             uid=uid,
             parallelism=parallelism,
             max_parallelism=max_parallelism,
+            key_schema=key_schema,
+            states={d.name: d for d in record_states(processor, uid)},
+        )
+        spec = task_spec(
+            operator,
+            self._job,
+            self._settings,
+            local_dir=self._local_dir,
             input_schema=df.schema,
             key_positions=tuple(df.columns.index(name) for name in names),
             output_schema=output,
-            states=states,
-            uri=self._job.store_uri,
-            local_dir=self._local_dir,
-            **self._task_settings(),
+            # A worker that ends with its task would take what is not flushed along.
+            keep_stores=self._spark_conf("spark.python.worker.reuse", "true") != "false",
         )
         frame = anchored(df, names, self._anchored_at(parallelism), max_parallelism)
         if all(df.sparkSession is not session for session in self._sessions):
             self._sessions.append(df.sparkSession)
         result = frame.mapInArrow(SubtaskTask(spec, processor, self._shared_token()), output)
-        self._operators[uid] = Operator(
-            uid=uid,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            key_schema=key_schema,
-            states=states,
-        )
+        self._operators[uid] = operator
         return result
+
+    def _spark_conf(self, key: str, default: str) -> str:
+        return self._spark.sparkContext.getConf().get(key, default) or default
 
     def _shared_token(self) -> Broadcast[str]:
         """What tasks show the coordinator; by broadcast, so that no closure or log has it."""
         if self._token is None:
             self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
         return self._token
-
-    def _task_settings(self) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "lease_timeout_s": settings.lease_timeout_s,
-            "begin_timeout_s": settings.start_timeout_s + 30.0,
-            # The coordinator's own verdict comes first.
-            "commit_timeout_s": settings.commit_timeout_s + settings.s3_deadline_s + 30.0,
-            "input_budget_bytes": settings.input_budget_bytes,
-            "overlay_budget_bytes": settings.overlay_budget_bytes,
-            "keeper": KeeperSettings(
-                open_limit=settings.open_stores, idle_close_s=settings.idle_close_s
-            ),
-            "store_options": self._job.options,
-            "rocks": RocksSettings(
-                block_cache_bytes=settings.block_cache_bytes,
-                write_buffer_bytes=settings.write_buffer_bytes,
-            ),
-        }
 
     def _anchored_at(self, parallelism: int) -> Anchor:
         if self._anchor is None:
@@ -333,14 +315,18 @@ class StateBackend:
             operators=self._operators,
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,
+            checked=self._checked,
         )
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
 
         Without it, a function that reads only part of its frame fails the query in the *next*
-        batch, which then goes back by one.
+        batch, which then goes back by one. With asynchronous commits it is required: a function
+        that skips a batch which it has seen before must evaluate the frame all the same (for
+        instance into a ``noop`` writer), since the state of that batch may have to be made again.
         """
+        self._checked = True
 
         @functools.wraps(function)
         def checked_function(frame: DataFrame, batch_id: int, *rest: Any) -> Any:
@@ -393,9 +379,14 @@ class StateBackend:
             CommitUnknownError, FencedError, StoreUnreachableError: why they are not.
         """
         if self._launch is not None:
-            self._launch.session.drain(timeout_s)
+            done = self._launch.session.drain(timeout_s)
             if self._launch.session.failure is not None:
                 raise self._launch.session.failure
+            if not done:
+                raise StoreUnreachableError(
+                    f"The last record of job {self.job!r} is not durable after {timeout_s:g} s.",
+                    todo="Wait longer, or look at the store: the log says what it waits for.",
+                )
 
     def close(self) -> None:
         """Let the cached anchor go; a running query goes on, less well placed."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from queue import SimpleQueue
-from typing import Final
+from typing import ClassVar, Final
 
 from snapshot.base import FileIndex, decode_index
 from snapshot.cleaning import CleanReport, clean
@@ -19,53 +20,81 @@ from snapshot.record import Manifest
 from snapshot.retention import RecordKind, View, view_of
 from snapshot.storage.base import ObjectStore
 from snapshot.tenure import Tenure
-from statebackend.errors import StateBackendError
+from statebackend.errors import (
+    FormatError,
+    ObjectNotFoundError,
+    StateBackendError,
+    StoreUnreachableError,
+)
 from statebackend.spark.records import DamagedSliceError, Records
 
 __all__ = ["Background", "Cleaner", "StorePatience"]
 
 _log = logging.getLogger("statebackend.coordinator")
 _EXIT_S: Final = 20.0
+_IDLE_S: Final = 5.0
+_LOOKS: Final = 5
 
 
 class Background:
     """Runs jobs one after the other in a thread that does not keep the process alive.
 
-    At exit what is queued is waited for, for a bounded time: a store that is down must not keep a
-    driver from ending.
+    The thread ends when there was nothing to do for a while. At the process's exit what is queued
+    is waited for, for a bounded time: a store that is down must not keep a driver from ending.
     """
+
+    _all: ClassVar[weakref.WeakSet[Background]] = weakref.WeakSet()
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
+        self._queue: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._last: Future[None] | None = None
-        self._lock = threading.Lock()
+        self._working = False
+        self._changed = threading.Condition()
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
         """Have it run after those before it."""
         future: Future[None] = Future()
-        with self._lock:
-            if self._last is None:
+        with self._changed:
+            if not self._working:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
-                atexit.register(self.drain, _EXIT_S)
+                self._working = True
+                self._all.add(self)
+            self._queue.append((future, job))
             self._last = future
-            self._queue.put((future, job))
+            self._changed.notify()
         return future
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until what was submitted so far has ended, well or not."""
-        if self._last is not None:
-            wait([self._last], timeout_s)
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until what was submitted so far has ended, well or not; whether it has."""
+        last = self._last
+        return last is None or not wait([last], timeout_s).not_done
 
     def _work(self) -> None:
         while True:
-            future, job = self._queue.get()
+            with self._changed:
+                if not self._queue:
+                    self._changed.wait(_IDLE_S)
+                if not self._queue:
+                    self._working = False
+                    return
+                future, job = self._queue.popleft()
             try:
                 job()
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+            del future, job  # a run must not be kept alive by its last commit
+
+    @classmethod
+    def at_exit(cls) -> None:
+        """Wait for all of this process."""
+        for one in list(cls._all):
+            one.drain(_EXIT_S)
+
+
+atexit.register(Background.at_exit)
 
 
 class StorePatience:
@@ -158,27 +187,37 @@ class Cleaner:
         self.reports = [*self.reports[-16:], report]
 
     def _look(self, coordinator: Coordinator, tenure: Tenure) -> View:
-        self._indexes(self._commit_log.live())  # whatever must be read is read without the lock
-        with self._state_lock:
-            manifests = self._commit_log.live()
-            return view_of(
-                manifests,
-                self._indexes(manifests),
-                kinds=self._kinds,
-                own_generation=tenure.generation,
-                confirmed_epoch=coordinator.confirmed_epoch,
-                open_grants=coordinator.open_grants(),
-                pending=coordinator.pending_names(),
-            )
+        indexes: dict[str, FileIndex | None] = {}
+        for _ in range(_LOOKS):
+            self._read_indexes(self._commit_log.live(), indexes)  # not under the lock
+            with self._state_lock:
+                manifests = self._commit_log.live()
+                if any(digest not in indexes for digest, _ in _indexes_of(manifests)):
+                    continue  # a base was committed meanwhile
+                return view_of(
+                    manifests,
+                    indexes,
+                    kinds=self._kinds,
+                    own_generation=tenure.generation,
+                    confirmed_epoch=coordinator.confirmed_epoch,
+                    open_grants=coordinator.open_grants(),
+                    pending=coordinator.pending_names(),
+                )
+        raise StoreUnreachableError(
+            "File indexes came faster than they could be read.", todo="The next cleaning goes on."
+        )
 
-    def _indexes(self, manifests: list[Manifest]) -> dict[str, FileIndex | None]:
-        found: dict[str, FileIndex | None] = {}
-        for manifest in manifests:
-            for entry in manifest.slices:
-                if entry.kind == "files" and entry.digest not in found:
-                    ref = SliceRef(manifest.sequence, entry)
-                    try:
-                        found[entry.digest] = decode_index(self._records.index(ref))
-                    except (DamagedSliceError, StateBackendError):
-                        found[entry.digest] = None
-        return found
+    def _read_indexes(self, manifests: list[Manifest], found: dict[str, FileIndex | None]) -> None:
+        for digest, ref in _indexes_of(manifests):
+            if digest not in found:
+                try:
+                    found[digest] = decode_index(self._records.index(ref))
+                except (DamagedSliceError, FormatError, ObjectNotFoundError):
+                    found[digest] = None
+
+
+def _indexes_of(manifests: list[Manifest]) -> Iterator[tuple[str, SliceRef]]:
+    for manifest in manifests:
+        for entry in manifest.slices:
+            if entry.kind == "files":
+                yield entry.digest, SliceRef(manifest.sequence, entry)

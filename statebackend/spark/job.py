@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
-from urllib.parse import quote
 
 from blake3 import blake3
 
+from recovery.inspect import live_lineages, named_operators
+from recovery.jobs import job_folder
 from recovery.rewind import LogProgress
-from snapshot.lineage import OperatorLineage, resolve
-from snapshot.log import CommitLog
+from snapshot.lineage import OperatorLineage
+from snapshot.log import CommitLog, RecordCache
 from snapshot.record import Manifest
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store, probe
@@ -24,22 +25,6 @@ from statebackend.settings import Settings
 __all__ = ["Job", "live_lineages", "store_options"]
 
 _READERS: Final = 8
-
-
-def _named_operators(manifests: list[Manifest]) -> dict[str, int] | None:
-    """The operators (and their first epochs) of the run that wrote last."""
-    named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
-    return named[-1] if named else None
-
-
-def live_lineages(manifests: list[Manifest]) -> dict[str, OperatorLineage]:
-    """The lineages of a log, without operators that the last run no longer had."""
-    named = _named_operators(manifests)
-    return {
-        uid: lineage
-        for uid, lineage in resolve(manifests).items()
-        if named is None or named.get(uid) == lineage.first_epoch
-    }
 
 
 def _read_all(read: Callable[[int], Manifest], wanted: Iterable[int]) -> list[Manifest]:
@@ -84,10 +69,10 @@ class Job:
                 f"The uri {uri!r} is in one process's memory, which executors do not share.",
                 todo="Give a file:/// or s3:// URI.",
             )
-        if not isinstance(name, str) or not name.strip("."):
+        if not isinstance(name, str):
             raise SettingError(f"The job's name is {name!r}.", todo="Give job= a name.")
         self.uri, self.name = uri, name
-        self.store_uri = f"{uri.rstrip('/')}/{quote(name, safe='')}"
+        self.store_uri = job_folder(uri, name)
         # Jobs of one name in two stores must not meet in a host's local directory.
         # By the URI as the store has it: /path and file:///path are one place.
         self.options = options or StoreOptions()
@@ -96,7 +81,7 @@ class Job:
         self.local_name = f"{name}-{blake3(store.uri.encode()).hexdigest()[:12]}"
         self._patience = patience
         self._store: CountingStore | None = None
-        self._log: CommitLog | None = None
+        self._cache = RecordCache()
 
     @property
     def store(self) -> CountingStore:
@@ -113,17 +98,19 @@ class Job:
         return self._store
 
     def log(self) -> CommitLog:
-        """The job's commit log, to be read or claimed by this driver."""
-        if self._log is None:
-            self._log = CommitLog(
-                self.store,
-                job=self.name,
-                writer=system.process_name(),
-                new_id=system.new_id,
-                patience=self._patience,
-                read_all=_read_all,
-            )
-        return self._log
+        """The job's commit log, to be read or claimed: one for each purpose.
+
+        A driver's own must not be told what the log was like a moment ago.
+        """
+        return CommitLog(
+            self.store,
+            job=self.name,
+            writer=system.process_name(),
+            new_id=system.new_id,
+            patience=self._patience,
+            read_all=_read_all,
+            cache=self._cache,
+        )
 
     def manifests(self) -> list[Manifest]:
         """What the log holds now."""
@@ -148,7 +135,7 @@ class Job:
             if entry and newest and entry.epoch == newest.epoch and entry.run != newest.run:
                 # Another run had finished it; the one that repeated the epoch did not.
                 last_epochs[uid] = entry.epoch - 1
-        for uid, first_epoch in (_named_operators(manifests) or {}).items():
+        for uid, first_epoch in (named_operators(manifests) or {}).items():
             last_epochs.setdefault(uid, first_epoch - 1)
         return LogProgress(
             job=self.name,

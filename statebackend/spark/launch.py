@@ -104,12 +104,14 @@ class Launch:
         operators: Mapping[str, Operator],
         settings: Settings,
         allow_dropped_state: bool,
+        checked: bool = False,
     ) -> None:
         self._spark, self._job = spark, job
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
         self._allow_dropped_state = allow_dropped_state
+        self._checked = checked
         self._log = job.log()
         self.session = RunSession(
             store=job.store,
@@ -149,12 +151,14 @@ class Launch:
         if location is None or progress is None:
             return
         decision = self._decide(progress, manifests)
-        if decision.verdict is Verdict.REWIND:
+        if decision.verdict is not Verdict.START:
             # Whoever runs the job now is fenced before anything is taken from under it.
             self._log.claim(run=self._name)
             decision = self._decide(location.progress(), self._log.manifests())
             if decision.verdict is Verdict.REWIND:
                 location.rewind(decision.batch)
+            elif decision.verdict is Verdict.TRIM:
+                location.trim(decision.batch)
         self._first_epoch = decision.batch
 
     def _configured_path(self, options: Mapping[str, str]) -> str | None:
@@ -296,7 +300,7 @@ class Launch:
                 "progress tracking.",
             )
         if self._settings.commit == "async":
-            check_sink(query)
+            check_sink(query, checked=self._checked)
         # The location is read before the log, see prepare().
         location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot()).progress()
         manifests = self._log.manifests()

@@ -65,18 +65,24 @@ class CheckpointLocation:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def rewind(self, batch: int) -> None:
-        """Make Spark repeat ``batch``: its planned successor goes first, then its commit.
+        """Make Spark repeat ``batch``: what was planned after it goes first, then its commit.
 
         The order matters: with the successor's offsets still there, deleting the commit alone
         makes Spark skip the batch. Safe to repeat after a crash between the two.
         """
-        successor = self._Path(self._root, f"offsets/{batch + 1}")
-        if self._fs.exists(successor):
-            self._fs.delete(successor, False)
+        self.trim(batch)
         self._fs.delete(self._Path(self._root, f"commits/{batch}"), False)
+        self.trim(batch)  # a fenced driver may have planned once more before it noticed
         _log.warning(
             "went back by one batch: %s will repeat batch %d, which Spark had committed before "
             "every operator had finished it",
             self.path,
             batch,
         )
+
+    def trim(self, batch: int) -> None:
+        """Take back what was planned after ``batch``, the newest first."""
+        planned = self._last("offsets")
+        while planned > batch:
+            self._fs.delete(self._Path(self._root, f"offsets/{planned}"), False)
+            planned = self._last("offsets")

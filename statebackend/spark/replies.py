@@ -8,6 +8,7 @@ from recovery.plan import RestorePlan, Step, StepSource
 from snapshot.bases import BasePolicy, Grant
 from snapshot.lineage import SliceRef
 from snapshot.messages import AckRequest, BaseGrant, LocalCopy, RestoreStep, SlicePart
+from statebackend.errors import CorruptionError, StateBackendError
 from statebackend.spark.records import DamagedSliceError, Records
 
 __all__ = ["base_grant", "layer_step", "plan_steps"]
@@ -44,6 +45,12 @@ def _step(step: Step) -> RestoreStep:
 def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[bytes]]:
     """What a subtask acked and no record holds yet: from its own disk, or from the ack."""
     part: SlicePart = ack.delta
+    if part.digest in copy.damaged:
+        raise CorruptionError(
+            f"The changes of operator {ack.operator!r}, subtask {ack.subtask}, in epoch "
+            f"{ack.epoch} cannot be read from {part.name!r}, and no record holds them yet.",
+            todo="Start the query again: it goes back to the epoch before.",
+        )
     bodies: list[bytes] = []
     if (ack.epoch, part.digest) in copy.deltas:
         source = StepSource.LOCAL
@@ -75,7 +82,8 @@ def base_grant(
     """A grant as the worker gets it: with the index of the base before, whose files are kept."""
     index = b""
     if previous is not None and previous.entry.kind == "files":
-        with contextlib.suppress(DamagedSliceError):  # then nothing of it is named again
+        # Where it cannot be read, nothing of it is named again: the state does not need it.
+        with contextlib.suppress(DamagedSliceError, StateBackendError):
             index = records.index(previous)
     return BaseGrant(
         id=given.id,

@@ -32,6 +32,13 @@ class UploadReporter:
 
     def renew(self) -> None:
         """The upload goes on."""
+        self._say(given_up=False)
+
+    def give_up(self) -> None:
+        """There will be no base under this grant."""
+        self._say(given_up=True)
+
+    def _say(self, *, given_up: bool) -> None:
         request = BaseRenewal(
             protocol=PROTOCOL,
             job=self._job,
@@ -39,6 +46,7 @@ class UploadReporter:
             operator=self._operator,
             subtask=self._subtask,
             grant=self._grant.id,
+            given_up=given_up,
         )
         self._client.base_renewed(self._endpoint, request, timeout_s=self._timeout_s)
 

@@ -23,12 +23,14 @@ from snapshot.messages import (
     BaseReply,
     BeginReply,
     BeginRequest,
+    LocalCopy,
     RestoreReport,
     RestoreStep,
     SlicePart,
 )
 from snapshot.operators import CommitWork
 from snapshot.progress import ProgressBook
+from snapshot.refusals import stale_attempt
 from snapshot.storage.base import ObjectStore
 from statebackend import system
 from statebackend.errors import (
@@ -77,6 +79,7 @@ class RunSession:
         self._damaged: set[str] = set()
         self._writer = Background("statebackend-commit")
         self._in_flight: dict[str, Future[None]] = {}
+        self._due_epochs: dict[str, int] = {}
         self.cleaner = Cleaner(
             store,
             log,
@@ -93,10 +96,13 @@ class RunSession:
         self._records.seed(self._commit_log.take_records())
         self._gate.set()
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait for the records that are on their way, also of a query that has ended."""
-        self._writer.drain(timeout_s)
-        self.cleaner.drain(timeout_s)
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for the records that are on their way, also of a query that has ended.
+
+        Returns:
+            whether none is any more.
+        """
+        return self._writer.drain(timeout_s)
 
     def refuse(self, error: StateBackendError) -> None:
         """Answer every request with ``error``."""
@@ -150,13 +156,25 @@ class RunSession:
             spec = coordinator.spec(request.operator)
             last = operator.epochs.get(admitted.durable_epoch)
             previous = lineage.base_before(admitted.durable_epoch) if admitted.grant else None
+            # Under the lock of the admission: when the epoch moves on, what leads to it is pruned.
+            plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+            durable_chain = lineage.chain_at(admitted.durable_epoch) or admitted.chain
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
         self.progress.begun(request, system.monotonic_s())
-        plan, steps, bodies = self._planned(coordinator, lineage, request, admitted.durable_epoch)
+        while True:
+            try:
+                steps, bodies = plan_steps(plan, self._records)
+                break
+            except DamagedSliceError as damaged:
+                _log.error("%s", damaged.error)
+                self._damaged.add(damaged.ref.entry.digest)
+            with self._state_lock:
+                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
         layers: list[RestoreStep] = []
         if admitted.layer is not None:
-            layer, more = layer_step(admitted.layer, request.copy)
+            copy = LocalCopy() if plan.fresh else request.copy  # beside a new store lies nothing
+            layer, more = layer_step(admitted.layer, copy)
             layers, bodies = [layer], bodies + more
         grant = None
         if admitted.grant is not None:
@@ -173,7 +191,7 @@ class RunSession:
             generation=self._tenure.generation,
             base_epoch=admitted.base_epoch,
             durable_epoch=admitted.durable_epoch,
-            durable_chain=lineage.chain_at(admitted.durable_epoch) or admitted.chain,
+            durable_chain=durable_chain,
             chain=admitted.chain,
             key_group_start=lineage.key_groups.start,
             key_group_end=lineage.key_groups.end,
@@ -189,28 +207,23 @@ class RunSession:
         )
         return reply, bodies
 
-    def _planned(
+    def _plan(
         self,
         coordinator: Coordinator,
         lineage: SubtaskLineage,
         request: BeginRequest,
         epoch: int,
-    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+    ) -> RestorePlan:
         """The nearest exact way to the state after ``epoch`` that is not known to be damaged."""
-        while True:
-            with self._state_lock:
-                plan = plan_restore(
-                    request.copy,
-                    lineage,
-                    job_id=coordinator.job_id,
-                    epoch=epoch,
-                    avoid=self._damaged.union(request.copy.damaged),
-                )
-            try:
-                return plan, *plan_steps(plan, self._records)
-            except DamagedSliceError as damaged:
-                _log.error("%s", damaged.error)
-                self._damaged.add(damaged.ref.entry.digest)
+        if coordinator.epoch != request.epoch:
+            raise stale_attempt(f"Epoch {request.epoch} ended while its attempt was being planned.")
+        return plan_restore(
+            request.copy,
+            lineage,
+            job_id=coordinator.job_id,
+            epoch=epoch,
+            avoid=self._damaged.union(request.copy.damaged),
+        )
 
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot; the one that completes its operator answers when that is durable."""
@@ -244,11 +257,20 @@ class RunSession:
         Under the lock: records are written in the order in which they were due.
         """
         before = self._in_flight.get(ack.operator)
+        known = coordinator.lineage(ack.operator).epochs  # of an earlier run, where it is repeated
+        again = self._due_epochs.get(ack.operator) == ack.epoch or ack.epoch in known
         work = coordinator.due_commit(ack.operator, ack.epoch)
-        if work is not None:
+        if work is None:
+            return before
+        try:
             written = self._writer.submit(lambda: self._commit(coordinator, tenure, work))
-            self._in_flight[ack.operator] = written
-        return before
+        except BaseException as error:  # it was taken for due, and never will be again
+            coordinator.fail(_interrupted(work, error))
+            raise
+        self._in_flight[ack.operator], self._due_epochs[ack.operator] = written, ack.epoch
+        # The log holds another state of this epoch, or will: Spark may commit the batch only once
+        # that is replaced. Else a crash would leave this output with that state.
+        return written if again else before
 
     def _commit(self, coordinator: Coordinator, tenure: Tenure, work: CommitWork) -> None:
         # What is retained never grows backwards, whatever a new operator's lineage says.
@@ -256,15 +278,17 @@ class RunSession:
         manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest)
         started_s = system.monotonic_s()
         try:
+            with self._state_lock:
+                coordinator.check_follows(work)
             sequence = self._commit_log.append(tenure, manifest, work.bodies)
+            with self._state_lock:
+                coordinator.committed(work, self._commit_log.known(sequence))
         except BaseException as error:
             failure = error if isinstance(error, StateBackendError) else tenure.ended
             with self._state_lock:
                 coordinator.fail(failure or _interrupted(work, error))
             _log.error("%s", error)
             raise
-        with self._state_lock:
-            coordinator.committed(work, self._commit_log.known(sequence))
         self.progress.committed(work, sequence, started_s, system.monotonic_s())
         self.cleaner.after_commit(coordinator, tenure, work.epoch)
 

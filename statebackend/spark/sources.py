@@ -73,8 +73,11 @@ def _option(options: Any, name: str) -> str:
     return ""
 
 
-def check_sink(query: StreamingQuery) -> None:
-    """Refuse a sink that skips a batch which it has.
+def check_sink(query: StreamingQuery, *, checked: bool) -> None:
+    """Refuse a sink that skips a batch which it has, or may do so unnoticed.
+
+    Args:
+        checked: whether a function was wrapped in ``backend.checked()``.
 
     Raises:
         UnsupportedQueryError: naming the sink.
@@ -86,4 +89,11 @@ def check_sink(query: StreamingQuery) -> None:
             f"With asynchronous commits a batch may have to be repeated, and the sink {kind} skips "
             f"a batch that it has written already, so the state would miss that batch.",
             todo=_TODO,
+        )
+    if kind == "ForeachBatchSink" and not checked:
+        raise UnsupportedQueryError(
+            "With asynchronous commits a batch may have to be repeated, and a foreachBatch "
+            "function that skips a batch which it has seen would leave the state without it.",
+            todo="Wrap the function in backend.checked(), and have it evaluate its frame (for "
+            f"instance into a noop writer) also where it then skips the batch. Or: {_TODO}",
         )

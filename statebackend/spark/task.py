@@ -19,7 +19,7 @@ from pyspark import Broadcast
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from recovery.keeper import Keeper, KeeperSettings
+from recovery.keeper import Keeper
 from recovery.local import Clock, LocalSubtask, RecentDelta
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload
@@ -45,18 +45,18 @@ from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.rows import RowOperator
 from statebackend.ops.staging import InputStage
-from statebackend.rocks.store import RocksSettings
 from statebackend.schema.keys import KeyCodec
 from statebackend.spark.context import EpochContext
 from statebackend.spark.intake import EpochInput, read_epoch
 from statebackend.spark.reporter import UploadReporter
-from statebackend.spark.tws import StateDeclaration, TwsCalls
+from statebackend.spark.taskspec import TaskSpec
+from statebackend.spark.tws import TwsCalls
 from statebackend.spark.wire import client_for
 from statebackend.state.cells import KeyCursor
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 
-__all__ = ["SubtaskTask", "TaskSpec"]
+__all__ = ["SubtaskTask"]
 
 _log = logging.getLogger("statebackend.task")
 
@@ -64,31 +64,6 @@ _log = logging.getLogger("statebackend.task")
 _YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
 _TRIED_BYTES = 64 << 20  # state that is larger on disk will not fit into a record when packed
-
-
-@dataclass(frozen=True)
-class TaskSpec:
-    """An operator as a task needs it. Ships in Spark's closure: no secrets, no addresses."""
-
-    job: str
-    local_name: str
-    uid: str
-    parallelism: int
-    max_parallelism: int
-    input_schema: StructType
-    key_positions: tuple[int, ...]
-    output_schema: StructType
-    states: dict[str, StateDeclaration]
-    uri: str
-    local_dir: str
-    lease_timeout_s: float
-    begin_timeout_s: float
-    commit_timeout_s: float
-    input_budget_bytes: int
-    overlay_budget_bytes: int
-    rocks: RocksSettings
-    keeper: KeeperSettings
-    store_options: StoreOptions
 
 
 @dataclass
@@ -140,8 +115,10 @@ class SubtaskTask:
         with contextlib.ExitStack() as stack:
             stack.callback(spill.close)
             stack.callback(taken.close)
-            worker = SubtaskEpoch(self.spec, self.processor, context, taken, store, timings)
-            yield from worker.run(spill, work)
+            worker = SubtaskEpoch(
+                self.spec, self.processor, context, taken, store=store, work=work, timings=timings
+            )
+            yield from worker.run(spill)
 
 
 class SubtaskEpoch:
@@ -153,15 +130,17 @@ class SubtaskEpoch:
         processor: StatefulProcessor,
         context: EpochContext,
         taken: EpochInput,
+        *,
         store: CountingStore,
+        work: Workspace,
         timings: _Timings,
     ) -> None:
         self._spec, self._processor = spec, processor
         self._context, self._taken = context, taken
-        self._store, self._timings = store, timings
+        self._store, self._work, self._timings = store, work, timings
         self._client = client_for(context.endpoint.location)
 
-    def run(self, spill: OverlaySpill, work: Workspace) -> Iterator[pa.RecordBatch]:
+    def run(self, spill: OverlaySpill) -> Iterator[pa.RecordBatch]:
         """Get the state, process, snapshot, ack."""
         spec, timings = self._spec, self._timings
         local = self._local()
@@ -177,7 +156,7 @@ class SubtaskEpoch:
             with _unhurried_collector():
                 yield from self._process(table, opened.reply.states)
             timings.mark("process")
-            request = self._snapshot(opened, table, work)
+            request = self._snapshot(opened, table)
         except BaseException as error:
             if isinstance(error, LocalCopyError):
                 # Marked before the attempt fails, so that the next one does not take it again.
@@ -222,7 +201,7 @@ class SubtaskEpoch:
             subtask=self._taken.subtask,
             new_id=system.new_id,
             clock=clock,
-            keeper=Keeper.of_process(clock, spec.keeper),
+            keeper=Keeper.of_process(clock, spec.keeper, self._work.path),
         )
 
     def _restorer(self, local: LocalSubtask) -> Restorer:
@@ -284,12 +263,12 @@ class SubtaskEpoch:
             now_s=system.monotonic_s,
         ).start()
 
-    def _snapshot(self, opened: OpenSubtask, table: StateTable, work: Workspace) -> AckRequest:
+    def _snapshot(self, opened: OpenSubtask, table: StateTable) -> AckRequest:
         """Freeze, and make both copies of what changed."""
         spec, context, reply = self._spec, self._context, opened.reply
         epoch, held = context.epoch, opened.incarnation
         frozen = table.freeze(epoch)
-        delta = encode_frozen(frozen, work.path)
+        delta = encode_frozen(frozen, self._work.path)
         digest = delta.digest.hex()
         name = data_name(reply.generation, epoch, system.new_id())
         part = self._durable(delta, reply.inline_budget_bytes, name)

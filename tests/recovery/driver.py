@@ -173,7 +173,9 @@ def done_of(
     )
 
 
-def renewal_of(grant: BaseGrant, subtask: int = 0, operator: str = "op") -> BaseRenewal:
+def renewal_of(
+    grant: BaseGrant, subtask: int = 0, operator: str = "op", *, given_up: bool = False
+) -> BaseRenewal:
     return BaseRenewal(
         protocol=PROTOCOL,
         job=JOB,
@@ -181,6 +183,7 @@ def renewal_of(grant: BaseGrant, subtask: int = 0, operator: str = "op") -> Base
         operator=operator,
         subtask=subtask,
         grant=grant.id,
+        given_up=given_up,
     )
 
 

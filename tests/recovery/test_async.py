@@ -185,6 +185,43 @@ def test_the_record_of_a_late_twin_decides_what_the_next_epoch_starts_from(
     assert deltas[1].entry.chain
 
 
+def test_a_twin_that_made_another_state_is_answered_when_the_log_holds_that_one(
+    store: HeldUp, threads: ThreadPoolExecutor
+) -> None:
+    """Else Spark could use its output, and the log still hold the state of the first."""
+    started = Started(store, {"op": 1}, asynchronous=True)
+    reply = begun(started, 0)
+    acked(started, reply, {b"k": b"first"})
+    drained(started)
+    store.gate.clear()
+    same = threads.submit(acked, started, reply, {b"k": b"first"}, 0, 1)
+    assert not same.result(LONG_S).durable
+    other = threads.submit(acked, started, reply, {b"k": b"second"}, 0, 2)
+    assert still_waits(other)
+    store.gate.set()
+    other.result(LONG_S)
+    assert resolve(manifests_of(store))["op"].subtasks[0].deltas[0].entry.attempt == 2
+
+
+def test_a_repeated_epoch_is_answered_when_its_new_record_has_replaced_the_old_one(
+    store: HeldUp, threads: ThreadPoolExecutor
+) -> None:
+    """Else Spark could commit the new output, and a crash leave the log with the old state."""
+    before = Started(store, {"op": 1}, asynchronous=True)
+    epoch_of(before, 0)
+    drained(before)
+    started = Started(store, {"op": 1}, asynchronous=True, first_epoch=0)  # Spark repeats it
+    store.gate.clear()
+    last = threads.submit(acked, started, begun(started, 0), {b"k": b"other"})
+    assert still_waits(last)
+    store.gate.set()
+    last.result(LONG_S)
+    digest = resolve(manifests_of(store))["op"].subtasks[0].deltas[0].entry.digest
+    assert digest == part_of({b"k": b"other"}).digest
+    store.gate.clear()
+    epoch_of(started, 1)  # from here on nobody waits for his own
+
+
 @pytest.mark.parametrize("first_is_durable", [True, False])
 def test_a_third_attempt_that_makes_what_the_first_made_is_waited_for_too(
     store: HeldUp, threads: ThreadPoolExecutor, *, first_is_durable: bool

@@ -19,6 +19,7 @@ from recovery.upload import BaseUpload, Uploaded
 from snapshot.delta import DeltaRows
 from snapshot.delta_stream import as_lists
 from snapshot.messages import BaseGrant, BeginReply, LocalCopy, RestoreReport, SlicePart
+from snapshot.names import data_name
 from snapshot.record import record_name
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
@@ -70,6 +71,9 @@ class Told:
 
     def renew(self) -> None:
         self.job.started.session.base_renewed(renewal_of(self.grant))
+
+    def give_up(self) -> None:
+        self.job.started.session.base_renewed(renewal_of(self.grant, given_up=True))
 
     def done(self, uploaded: Uploaded) -> None:
         self.job.uploads.append(uploaded)
@@ -151,6 +155,7 @@ class Job:
             lease_timeout_s=1.0,
             settings=SMALL,
         ).open()
+        self.opened = opened
         marker = opened.store.marker()
         assert marker is not None
         reply = opened.reply
@@ -167,7 +172,7 @@ class Job:
     def _part(self, part: SlicePart) -> SlicePart:
         if part.size_bytes <= self.budget:
             return part
-        name = f"data/{new_id()}"
+        name = data_name(self.started.tenure.generation, self.epoch, new_id())
         self.store.put(name, [part.data])
         return SlicePart(digest=part.digest, size_bytes=part.size_bytes, rows=part.rows, name=name)
 

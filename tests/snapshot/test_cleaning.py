@@ -11,6 +11,7 @@ import pytest
 from recovery.verify import verify
 from snapshot.cleaning import (
     ALL_PREFIXES,
+    LOOK_AGAIN,
     CleanReport,
     Tally,
     clean,
@@ -21,7 +22,7 @@ from snapshot.log import CommitLog
 from snapshot.names import base_file_name, data_name
 from snapshot.record import record_name
 from snapshot.retention import RecordKind, View, view_of
-from snapshot.storage import LocalStore, MemoryStore, ObjectStore
+from snapshot.storage import CreateOutcome, LocalStore, MemoryStore, ObjectStore
 from statebackend.errors import CorruptionError, NotRestorableError, StoreUnreachableError
 from tests.cli.folder import JOB, Folder, new_id
 
@@ -139,14 +140,67 @@ def test_a_driver_that_remembers_reads_no_record_at_all(store: ObjectStore) -> N
     folder.check()
 
 
-def test_what_a_tip_says_was_cleaned_is_not_read_again(store: ObjectStore) -> None:
-    folder = Folder(store).claim().claim().epochs(2).epochs(2, base="base")
-    manifests = folder.log.manifests()
-    assert manifests[-1].oldest_needed > 3
-    view = replace(driver_view(folder), cleaned_below=3)
+def many_claims(store: ObjectStore) -> tuple[Folder, CleanReport]:
+    """A job that was taken over again and again, and cleaned by the last driver."""
+    folder = Folder(store).epochs(2)
+    for _ in range(2 * LOOK_AGAIN):
+        folder.claim()
+    folder.epochs(2).epochs(2, base="base")
+    report = clean(store, lambda: driver_view(folder))
+    folder.tenure.cleaned_below = report.cleaned_below
+    folder.epochs(1, base="base")
+    assert driver_view(folder).cleaned_below > 2 * LOOK_AGAIN
+    return folder, report
+
+
+def test_of_what_a_tip_says_was_cleaned_a_new_driver_reads_little(store: ObjectStore) -> None:
+    folder, _ = many_claims(store)
+    view = driver_view(folder)
     report = clean(store, lambda: view)
-    assert report.requests["get_tail"] == manifests[-1].oldest_needed - 3
-    assert {0, 1, 2} <= set(report.kinds)
+    not_cleaned = view.oldest_needed - view.cleaned_below
+    assert report.requests["get_tail"] == not_cleaned + LOOK_AGAIN
+    assert report.cleaned_below == view.oldest_needed
+    again = clean(store, lambda: replace(view, kinds=report.kinds))
+    # Without times in the listing any of them may be the late one: the next ones, then.
+    assert again.requests.get("get_tail", 0) == (LOOK_AGAIN if untimed(store) else 0)
+
+
+def untimed(store: ObjectStore) -> bool:
+    return isinstance(store, MemoryStore)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_record_that_lands_late_below_what_was_cleaned_is_found_and_removed(
+    store: ObjectStore, restarted: bool
+) -> None:
+    other = Folder(MemoryStore()).epochs(1)
+    folder, report = many_claims(store)
+    before = names(store)
+    late = record_name(1)  # an epoch of the first driver's: its first PUT was held until now
+    assert late not in before
+    assert store.create(late, [other.store.get(late)]) is CreateOutcome.CREATED
+    folder.check()
+    kinds: dict[int, RecordKind] = {} if restarted else report.kinds
+    for _ in range(4 if untimed(store) else 1):
+        report = clean(store, lambda: driver_view(folder, kinds))  # noqa: B023
+        kinds = report.kinds
+    assert late not in names(store)
+    assert {name for name in names(store) if name.startswith("log/")} <= before
+    assert set(kinds.values()) == {"claim"}
+    assert report.cleaned_below == driver_view(folder).oldest_needed
+    folder.check()
+
+
+def test_a_late_record_that_is_too_young_goes_with_a_later_cleaning(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, new_id=new_id)
+    folder, _ = many_claims(store)
+    store.put(record_name(1), [Folder(MemoryStore()).epochs(1).store.get(record_name(1))])
+    young = clean(store, lambda: driver_view(folder), min_age_ms=3_600_000)
+    assert record_name(1) in names(store)
+    assert young.cleaned_below == 1  # so that a driver that starts now reads it, too
+    done = clean(store, lambda: driver_view(folder, young.kinds))
+    assert record_name(1) not in names(store)
+    assert "get_tail" not in done.requests
 
 
 def test_the_view_is_taken_after_the_listing() -> None:

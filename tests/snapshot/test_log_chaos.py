@@ -14,15 +14,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from blake3 import blake3
 
 from recovery.drill import Fault, FaultProxy, Kind, Rule, Script, Verb, stormy
+from snapshot.cleaning import clean
 from snapshot.log import CommitLog, Tenure
 from snapshot.record import Manifest, Record, SliceEntry, parse_record, record_name
+from snapshot.retention import view_of
 from snapshot.storage import ObjectStore, StoreOptions, open_store
 from statebackend.errors import (
     CommitUnknownError,
@@ -459,6 +461,11 @@ def test_a_late_twin_of_a_record_that_retention_deleted_changes_nothing_that_cou
     assert sorted(raw_records(ministack, uri)) == [0, first, tip]  # the twin is back
 
     assert [m.sequence for m in log.manifests()] == [tip]
+    # A cleaning that takes all below the tip for cleaned, and knows of no kinds, finds it.
+    view = replace(view_of(log.manifests(), {}, kinds={}), cleaned_below=tip)
+    report = clean(straight, lambda: view)
+    assert report.removed["records"].objects == 1
+    assert sorted(raw_records(ministack, uri)) == [0, tip]
     assert log.append(tenure, checkpoint(2, b"", oldest_needed=2), [b""]) == tip + 1
     successor = log_on(straight, "b").claim()
     assert (successor.sequence, successor.generation) == (tip + 2, 2)

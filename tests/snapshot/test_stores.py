@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import pickle
+import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +297,89 @@ def test_an_object_whose_folder_failed_to_sync_is_not_read_back_as_if_it_were_sa
     assert store.get("log/0") == b"x"
     store.put("log/1", [b"z"])
     assert store.get("log/1") == b"z"
+
+
+# --- what killed writers left --------------------------------------------------------------------
+
+DAY_S = 24 * 3600
+
+
+def age(path: Path, seconds: float) -> None:
+    """Make a file this old, by the clock of its file system."""
+    now_s = path.stat().st_mtime
+    os.utime(path, (now_s - seconds, now_s - seconds))
+
+
+KILLED = """
+import os, sys
+from snapshot.storage import LocalStore
+def parts():
+    yield b"half"
+    os._exit(9)
+class Parts(list):
+    def __iter__(self):
+        return parts()
+LocalStore(sys.argv[1], new_id=lambda: sys.argv[2]).put("data/a", Parts())
+"""
+
+
+def test_what_killed_writers_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    left = tmp_path / ".tmp"
+    for name in ("old", "young"):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(tmp_path), name],
+            cwd=Path(__file__).parents[2],
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 9
+    assert sorted(os.listdir(left)) == ["old", "young"]
+    age(left / "old", DAY_S + 60)
+    age(left / "young", DAY_S - 60)
+    (left / "folder").mkdir()
+    store = LocalStore(tmp_path, new_id=new_id)
+    store.list("")
+    with pytest.raises(ObjectNotFoundError):
+        store.get("data/a")
+    assert (left / "old").exists()  # reading touches nothing
+    store.create("data/b", [b"x"])
+    assert sorted(os.listdir(left)) == ["folder", "young"]
+    age(left / "young", DAY_S)
+    store.put("data/c", [b"x"])
+    assert (left / "young").exists()  # once per store object
+    assert [info.name for info in store.list("")] == ["data/b", "data/c"]
+
+
+@pytest.mark.parametrize("verb", ["create", "put"])
+def test_a_writer_that_sleeps_for_days_keeps_its_file(tmp_path: Path, verb: str) -> None:
+    class Slow(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"half "
+            age(tmp_path / ".tmp" / "slow", 9 * DAY_S)
+            LocalStore(tmp_path, new_id=new_id).put("data/other", [b"x"])
+            age(tmp_path / ".tmp" / "slow", 9 * DAY_S)
+            yield b"and half"
+
+    write_parts = getattr(LocalStore(tmp_path, new_id=lambda: "slow"), verb)
+    write_parts("data/a", Slow())
+    assert LocalStore(tmp_path, new_id=new_id).get("data/a") == b"half and half"
+    assert os.listdir(tmp_path / ".tmp") == []
+
+
+def test_where_files_cannot_be_locked_nothing_is_swept_and_all_else_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "old").write_bytes(b"half")
+    age(tmp_path / ".tmp" / "old", 9 * DAY_S)
+    store = LocalStore(tmp_path, new_id=new_id)
+    store.put("data/a", [b"x"])
+    assert store.get("data/a") == b"x"
+    assert os.listdir(tmp_path / ".tmp") == ["old"]
 
 
 # --- CountingStore, open_store, probe ------------------------------------------------------------

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from recovery.drill.proxy import FaultProxy
 from snapshot.storage import StoreOptions
 from tests.support.ceph import start_ceph
-from tests.support.proxy import Proxy
 from tests.support.servers import Certificates, make_certificates, start_server
 
 __all__ = ["S3", "aws_environment", "ceph", "certificates", "ministack", "moto", "start_s3"]
@@ -27,13 +28,18 @@ BUCKET = "state"
 _prefixes = itertools.count()
 
 
+def host_of(url: str) -> str:
+    """The `host:port` of a server."""
+    return urlsplit(url).netloc
+
+
 @dataclass(frozen=True)
 class S3:
     """A server with a bucket, and how it is reached."""
 
     kind: str
     plain_url: str
-    proxy: Proxy  # speaks TLS
+    proxy: FaultProxy  # speaks TLS
     certificates: Certificates
     bucket: str = BUCKET
 
@@ -43,7 +49,7 @@ class S3:
             return replace(self.through(self.proxy), **given)
         return StoreOptions(endpoint_url=self.plain_url, region="us-east-1", **given)
 
-    def through(self, proxy: Proxy) -> StoreOptions:
+    def through(self, proxy: FaultProxy) -> StoreOptions:
         """By way of a proxy, with a short patience."""
         return StoreOptions(
             endpoint_url=proxy.url,
@@ -55,14 +61,9 @@ class S3:
         """A place where nothing is yet."""
         return f"s3://{self.bucket}/place-{os.getpid()}-{next(_prefixes)}"
 
-    @contextlib.contextmanager
-    def faulty(self, *, tls: bool = True) -> Iterator[Proxy]:
-        """A proxy of the test's own."""
-        proxy = Proxy(self.plain_url, self.certificates.server if tls else None)
-        try:
-            yield proxy
-        finally:
-            proxy.close()
+    def faulty(self, *, tls: bool = True) -> FaultProxy:
+        """A proxy of the test's own; it starts and stops as a context manager."""
+        return FaultProxy(host_of(self.plain_url), tls=self.certificates.server if tls else None)
 
     def client(self) -> Any:
         """A plain client beside the store's, to look at what it left."""
@@ -112,13 +113,10 @@ def start_s3(kind: str, folder: Path, certificates: Certificates) -> Iterator[S3
 
 @contextlib.contextmanager
 def _with_proxy(kind: str, url: str, certificates: Certificates) -> Iterator[S3]:
-    proxy = Proxy(url, certificates.server)
-    try:
+    with FaultProxy(host_of(url), tls=certificates.server) as proxy:
         found = S3(kind, url, proxy, certificates)
         found.client().create_bucket(Bucket=found.bucket)
         yield found
-    finally:
-        proxy.close()
 
 
 def _fixture(kind: str) -> Callable[..., Iterator[S3]]:

@@ -91,6 +91,19 @@ def test_weather_strikes_bodies_in_different_places() -> None:
     assert len({fault.fraction for fault in found if fault is not None}) == 49
 
 
+def test_weather_may_strike_where_a_fault_says() -> None:
+    plan = Weather(Chance(fault=Fault.truncate(0.0), share=1.0, anywhere=False))
+    found = [plan.decide(facts(number), seed=1) for number in range(1, 50)]
+    assert found == [Fault.truncate(0.0)] * 49
+
+
+def test_a_storm_cuts_bodies_anywhere_and_often_before_their_first_byte() -> None:
+    found = [stormy(1.0).decide(facts(number, Verb.LIST), seed=7) for number in range(1, 2001)]
+    fractions = [fault.fraction for fault in found if fault and fault.kind is Kind.TRUNCATE]
+    assert 0.4 < fractions.count(0.0) / len(fractions) < 0.6
+    assert len(set(fractions)) > 100
+
+
 def test_seeds_differ() -> None:
     plan = stormy(0.5)
     rows = [

@@ -21,7 +21,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from recovery.drill import Calm, Count, Fault, FaultProxy, Kind, Rule, Script, Verb, stormy
+from recovery.drill import Calm, Count, Facts, Fault, FaultProxy, Kind, Rule, Script, Verb, stormy
 from tests.support.servers import Certificates
 
 BODY = bytes(range(256)) * 40
@@ -534,9 +534,10 @@ def test_a_plan_can_be_changed_while_requests_run(
 
 
 def test_stopping_twice_and_under_load_ends_every_thread(
-    proxy: FaultProxy, make_client: Callable[..., Any], bucket: str
+    make_proxy: Callable[..., FaultProxy], make_client: Callable[..., Any], bucket: str
 ) -> None:
-    proxy.plan = first(Fault.stall(600))
+    before = set(threading.enumerate())  # the proxies of the session's servers among them
+    proxy = make_proxy(first(Fault.stall(600)))
     client = make_client(proxy)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(create, client, bucket)
@@ -546,4 +547,40 @@ def test_stopping_twice_and_under_load_ends_every_thread(
         proxy.stop()
         with pytest.raises(CONNECTION_LOST):
             waiting.result(10)
-    assert not [t for t in threading.enumerate() if t.name.startswith("drill-")]
+    after = set(threading.enumerate()) - before
+    assert not [thread for thread in after if thread.name.startswith("drill-")]
+
+
+# --- what a plan sees, and answers of its own ----------------------------------------------------
+
+
+def test_a_plan_sees_the_headers_and_nobody_else_does(
+    proxy: FaultProxy, client: Any, bucket: str
+) -> None:
+    seen: list[Facts] = []
+
+    class Looking:
+        def decide(self, facts: Facts, *, seed: int) -> Fault | None:
+            seen.append(facts)
+            return None
+
+    proxy.plan = Looking()
+    create(client, bucket)
+    (facts,) = seen
+    assert facts.headers["if-none-match"] == "*"
+    assert "Signature=" in facts.headers["authorization"]
+    assert "Signature" not in repr(facts) + repr(proxy.requests())
+
+
+def test_a_body_of_the_plan_s_own_is_answered_in_place_of_the_server_s(
+    proxy: FaultProxy, client: Any, bucket: str, stored: Stored
+) -> None:
+    proxy.plan = first(Fault.say(b"<Error><Code>Odd</Code></Error>", 418))
+    with pytest.raises(ClientError) as caught:
+        create(client, bucket)
+    assert refusal(caught.value) == (418, "Odd")
+    assert stored("log/1") is None
+    listing = b"<ListBucketResult><KeyCount>7</KeyCount></ListBucketResult>"
+    proxy.plan = always(Fault.say(listing), Verb.LIST)
+    assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 7
+    assert proxy.count().deliveries == 0

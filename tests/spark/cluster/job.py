@@ -59,6 +59,14 @@ class Tally(StatefulProcessor):
         pass
 
 
+def keep(folder: Path, batch, number: int) -> None:
+    """One file per batch; a repeated batch writes its file again."""
+    folder.mkdir(exist_ok=True)
+    draft = folder / f".{number}"
+    draft.write_text(json.dumps([row.asDict() for row in batch.collect()]))
+    draft.rename(folder / f"{number}.json")
+
+
 def main() -> None:
     told = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO)
@@ -85,9 +93,10 @@ def main() -> None:
     )
     backend = StateBackend(
         spark,
-        uri=(root / "store").as_uri(),
+        uri=told.get("uri", (root / "store").as_uri()),
         local_dir=told.get("local_dir", str(root / "local")),
         parallelism=4,
+        commit=told.get("commit", "sync"),
         settings=told.get("settings", {}),
     )
     frame = backend.transform_with_state(
@@ -97,18 +106,20 @@ def main() -> None:
         output_schema="k bigint, n bigint, total bigint, files int",
         uid="tally",
     )
-    writer = (
-        frame.writeStream.format("parquet")
-        .option("path", str(root / "out"))
-        .option("checkpointLocation", str(root / "checkpoint"))
-        .trigger(availableNow=True)
-    )
-    query = backend.start(writer)
+    writer = frame.writeStream.option("checkpointLocation", str(root / "checkpoint"))
+    if told.get("sink") == "batches":
+        function = backend.checked(lambda batch, number: keep(root / "out", batch, number))
+        writer = writer.foreachBatch(function)
+    else:
+        writer = writer.format("parquet").option("path", str(root / "out"))
+    query = backend.start(writer.trigger(availableNow=True))
     failed = ""
     try:
         query.awaitTermination()
     except Exception as error:
         failed = str(error)
+    if not failed:
+        backend.wait_durable()
     reports = [
         {name: getattr(report, name) for name in report.__struct_fields__}
         for report in backend.restores()

@@ -73,7 +73,8 @@ def test_what_does_not_fit_into_the_record_is_an_object_of_its_own(world: World)
     large = [entry for entry in slices if entry.size_bytes]
     assert len(slices) == 8
     assert len(large) == 7
-    names = {f"data/{path.name}" for path in world.objects("data")}
+    root = world.store / "default"
+    names = {str(path.relative_to(root)) for path in world.objects("data")}
     assert names == {entry.object for entry in large}
     assert max(path.stat().st_size for path in world.objects("log")) < 4000
     assert sum(r.durable_reads for r in backend.restores()) == 5

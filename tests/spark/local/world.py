@@ -185,6 +185,9 @@ class World:
         sink: Callable[..., None] | None = None,
         **options: Any,
     ) -> StreamingQuery:
+        sink = sink or self.sink
+        if backend._settings.commit == "async":
+            sink = backend.checked(sink)
         return backend.start(self.writer(frame, sink, **options))
 
     def run(
@@ -212,7 +215,7 @@ class World:
         return sorted(int(p.name) for p in (self.location / "commits").glob("[0-9]*"))
 
     def objects(self, folder: str, job: str = "default") -> list[Path]:
-        return sorted((self.store / job / folder).glob("[0-9a-f]*"))
+        return sorted(path for path in (self.store / job / folder).rglob("*") if path.is_file())
 
     def forget_local(self) -> None:
         """Lose the host: every task-local copy goes."""

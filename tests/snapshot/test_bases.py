@@ -1,0 +1,514 @@
+"""When full state is written, and whose right it is: the policy, grants, and bases that come late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapshot.bases import BaseBook, BasePolicy, Due, due
+from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
+from snapshot.messages import AckRequest, BaseDone, BaseGrant, BeginReply, SlicePart
+from snapshot.record import SliceEntry
+from snapshot.storage.memory import MemoryStore
+from statebackend.errors import ProtocolError, StaleRequestError
+from tests.recovery.driver import (
+    PROTOCOL,
+    Started,
+    ack_of,
+    base_of,
+    begin_of,
+    manifests_of,
+    new_id,
+    part_of,
+    renewal_of,
+)
+
+
+class Now:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def __call__(self) -> float:
+        return self.time_s
+
+
+def entry_of(kind: str, epoch: int, size_bytes: int, state_bytes: int = 0) -> SliceRef:
+    entry = SliceEntry(
+        operator="op",
+        subtask=0,
+        kind=kind,  # type: ignore[arg-type]
+        epoch=epoch,
+        key_group_start=0,
+        key_group_end=7,
+        attempt=0,
+        rows=1,
+        size_bytes=size_bytes,
+        digest="",
+        chain="",
+        object=None,
+        state_bytes=state_bytes,
+    )
+    return SliceRef(epoch, entry)
+
+
+def lineage_of(
+    deltas: dict[int, int], base: tuple[int, int] | None = None, start: int = -1
+) -> SubtaskLineage:
+    """By epoch the bytes of deltas; a base's epoch and the state's bytes."""
+    made = OperatorLineage.new(
+        "op", job_id="j", parallelism=1, max_parallelism=8, first_epoch=start + 1
+    ).subtasks[0]
+    made.deltas = {epoch: entry_of("delta", epoch, size) for epoch, size in deltas.items()}
+    if base is not None:
+        made.bases = {base[0]: entry_of("files", base[0], 100, base[1])}
+    return made
+
+
+# --- the policy ----------------------------------------------------------------------------------
+
+LARGE = BasePolicy(
+    every_epochs=8, apart_every_epochs=20, apart_min_bytes=1000, apart_ratio=0.5, open_limit=2
+)
+
+
+def large_due(lineage: SubtaskLineage, epoch: int, subtask: int = 0, parallelism: int = 1) -> Due:
+    return due(
+        LARGE,
+        lineage,
+        subtask=subtask,
+        parallelism=parallelism,
+        epoch=epoch,
+        large_bytes=10_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state_bytes", "delta_bytes", "expected"),
+    [
+        (100, 999, Due.NOTHING),  # below the least
+        (100, 1000, Due.APART),
+        (10_000, 4999, Due.NOTHING),  # below its share of the state
+        (10_000, 5000, Due.APART),
+    ],
+)
+def test_large_state_is_written_when_enough_has_changed(
+    state_bytes: int, delta_bytes: int, expected: Due
+) -> None:
+    lineage = lineage_of({4: 0, 5: delta_bytes}, base=(3, state_bytes))
+    assert large_due(lineage, 6) is expected
+    # What was before the base does not count.
+    lineage.deltas[2] = entry_of("delta", 2, 10**9)
+    assert large_due(lineage, 6) is expected
+
+
+def test_large_state_without_a_base_is_measured_by_what_it_was_found_to_be() -> None:
+    assert large_due(lineage_of({0: 4000}), 1) is Due.NOTHING
+    assert large_due(lineage_of({0: 5000}), 1) is Due.APART
+
+
+def test_large_state_is_written_at_least_once_in_so_many_epochs() -> None:
+    lineage = lineage_of(dict.fromkeys(range(50), 0), base=(3, 10))
+    assert next(e for e in range(4, 40) if large_due(lineage, e) is Due.APART) == 3 + 20 + 1
+
+
+@given(parallelism=st.integers(1, 64), every=st.integers(1, 300))
+def test_large_states_do_not_come_due_together(parallelism: int, every: int) -> None:
+    policy = BasePolicy(apart_every_epochs=every)
+    lineage = lineage_of(dict.fromkeys(range(400), 0), base=(-1, 10))
+
+    def first(subtask: int) -> int:
+        return next(
+            epoch
+            for epoch in range(401)
+            if due(
+                policy,
+                lineage,
+                subtask=subtask,
+                parallelism=parallelism,
+                epoch=epoch,
+                large_bytes=1,
+            )
+            is Due.APART
+        )
+
+    dues = [first(subtask) for subtask in range(parallelism)]
+    assert all(every // 2 <= epoch <= every for epoch in dues)
+    most = max(dues.count(epoch) for epoch in dues)
+    assert most <= parallelism / max(1, every / 2) + 1
+
+
+@given(parallelism=st.integers(2, 40), every=st.integers(2, 100))
+def test_small_states_are_staggered(parallelism: int, every: int) -> None:
+    policy, lineage = BasePolicy(every_epochs=every), lineage_of({})
+
+    def dues(epoch: int) -> int:
+        asked = (
+            due(policy, lineage, subtask=s, parallelism=parallelism, epoch=epoch, large_bytes=0)
+            for s in range(parallelism)
+        )
+        return sum(one is Due.INLINE for one in asked)
+
+    counts = [dues(epoch) for epoch in range(1, every + 1)]
+    assert sum(counts) == parallelism  # each once
+    assert max(counts) <= -(-parallelism // every)
+    assert dues(0) == 0  # nothing to write yet
+
+
+# --- grants --------------------------------------------------------------------------------------
+
+
+def book(now_s: Callable[[], float] = lambda: 0.0, **policy: float) -> BaseBook:
+    return BaseBook(BasePolicy(**policy), now_s, new_id)  # type: ignore[arg-type]
+
+
+def done(
+    grant: str, subtask: int = 0, epoch: int = 1, chain: str = "c", state_bytes: int = 10**6
+) -> BaseDone:
+    part = part_of({b"k": b"base"})
+    return BaseDone(
+        protocol=PROTOCOL,
+        job="job",
+        session="session",
+        operator="op",
+        subtask=subtask,
+        grant=grant,
+        epoch=epoch,
+        chain=chain,
+        kind="base",
+        part=part,
+        state_bytes=state_bytes,
+        uploaded_bytes=1,
+        seconds=0.0,
+    )
+
+
+def test_no_more_than_so_many_are_uploaded_at_the_same_time() -> None:
+    one = book(open_limit=2)
+    grants = [one.grant(n, 1, "c") for n in range(3)]
+    assert [grant is not None for grant in grants] == [True, True, False]
+    assert one.grant(0, 2, "d") is None  # it has one
+    assert grants[0] is not None
+    one.finish(done(grants[0].id))
+    assert one.grant(0, 2, "d") is None  # it waits for its record
+    assert one.grant(2, 2, "d") is not None  # and makes room meanwhile
+
+
+def test_a_grant_that_is_not_renewed_lapses_and_another_may_be_given() -> None:
+    now = Now()
+    one = book(now, lease_s=10, open_limit=1)
+    first = one.grant(0, 1, "c")
+    assert first is not None
+    for _ in range(5):
+        now.time_s += 9
+        one.renew(0, first.id)
+    assert one.open_grants() == {first.id}
+    now.time_s += 10.5
+    assert one.open_grants() == set()
+    for call in (lambda: one.renew(0, first.id), lambda: one.finish(done(first.id))):
+        with pytest.raises(StaleRequestError):
+            call()
+    second = one.grant(0, 2, "d")
+    assert second is not None
+    assert second.id != first.id
+    for call in (lambda: one.renew(0, first.id), lambda: one.finish(done(first.id))):
+        with pytest.raises(StaleRequestError):
+            call()
+    one.finish(done(second.id, epoch=2, chain="d"))
+    assert one.open_grants() == {second.id}
+    now.time_s += 1000
+    assert one.open_grants() == {second.id}  # what waits for its record does not lapse
+
+
+def test_a_grant_that_is_given_up_makes_room_at_once_and_only_its_holder_can() -> None:
+    one = book(open_limit=1)
+    first = one.grant(0, 1, "c")
+    assert first is not None
+    with pytest.raises(StaleRequestError):
+        one.give_up(0, "another")
+    assert one.grant(1, 1, "c") is None
+    one.give_up(0, first.id)
+    assert one.open_grants() == set()
+    assert one.grant(1, 1, "c") is not None
+    for late in (lambda: one.give_up(0, first.id), lambda: one.finish(done(first.id))):
+        with pytest.raises(StaleRequestError):
+            late()
+
+
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"chain": "d"}])
+def test_a_base_of_another_state_than_was_granted_is_refused(change: dict[str, object]) -> None:
+    one = book()
+    grant = one.grant(0, 1, "c")
+    assert grant is not None
+    with pytest.raises(StaleRequestError, match="not of the state"):
+        one.finish(done(grant.id, **change))  # type: ignore[arg-type]
+    assert not one.waiting
+    assert not one.open_grants()
+
+
+# --- in a run ------------------------------------------------------------------------------------
+
+SOON = BasePolicy(every_epochs=2, apart_every_epochs=3, apart_min_bytes=1 << 40, lease_s=10)
+BUDGET = 1000
+
+
+class Uploads:
+    """A run of one operator whose first subtask's state is large; no store on a disk."""
+
+    def __init__(self, *, asynchronous: bool = False, parallelism: int = 1) -> None:
+        self.store, self.now = MemoryStore(), Now()
+        self.parallelism = parallelism
+        self.asynchronous = asynchronous
+        self.epoch = 0
+        self.start()
+
+    def start(self) -> None:
+        self.started = Started(
+            self.store,
+            {"op": self.parallelism},
+            first_epoch=self.epoch,
+            inline_budget_bytes=BUDGET,
+            policy=SOON,
+            now_s=self.now,
+            asynchronous=self.asynchronous,
+        )
+
+    def begin(self, subtask: int = 0) -> BeginReply:
+        return self.started.session.begin(begin_of(self.epoch, subtask))[0]
+
+    def ack(
+        self,
+        reply: BeginReply,
+        subtask: int = 0,
+        *,
+        base: SlicePart | None = None,
+        large: bool = True,
+    ) -> None:
+        ack: AckRequest = ack_of(
+            reply.chain,
+            part_of({b"k": b"%d" % self.epoch}),
+            self.epoch,
+            subtask,
+            base=base,
+            large_bytes=10**6 if large and reply.base_due else 0,
+        )
+        self.started.session.ack(ack)
+
+    def run(self, epochs: int = 1, *, large: bool = True) -> None:
+        for _ in range(epochs):
+            for subtask in range(self.parallelism):
+                self.ack(self.begin(subtask), subtask, large=large)
+            self.started.session.drain(30)
+            self.epoch += 1
+
+    def run_to_grant(self) -> BaseGrant:
+        """The epoch whose begin gave it is not acked yet."""
+        for _ in range(30):
+            reply = self.begin()
+            if reply.grant is not None:
+                self.reply = reply
+                return reply.grant
+            self.ack(reply)
+            self.started.session.drain(30)
+            self.epoch += 1
+        raise AssertionError("no base came due")
+
+    def upload(self, grant: BaseGrant, state_bytes: int = 10**6) -> SlicePart:
+        made = base_of({b"k": b"%d" % grant.epoch})
+        name = f"base/{self.started.tenure.generation:010d}/{grant.id}/whole"
+        self.store.put(name, [made.data])
+        part = SlicePart(digest=made.digest, size_bytes=made.size_bytes, rows=1, name=name)
+        self.started.session.base_done(
+            BaseDone(
+                protocol=PROTOCOL,
+                job="clicks",
+                session="session",
+                operator="op",
+                subtask=0,
+                grant=grant.id,
+                epoch=grant.epoch,
+                chain=grant.chain,
+                kind="base",
+                part=part,
+                state_bytes=state_bytes,
+                uploaded_bytes=made.size_bytes,
+                seconds=0.1,
+            )
+        )
+        return part
+
+    def lineage(self) -> SubtaskLineage:
+        return resolve(manifests_of(self.store))["op"].subtasks[0]
+
+    def check(self) -> None:
+        """The log and the coordinator know the same, and a new run starts from it."""
+        known = self.started.coordinator.lineage("op")
+        resolve(manifests_of(self.store))["op"].require(self.epoch - 1)
+        assert self.lineage().base_before(self.epoch) == known.subtasks[0].base_before(self.epoch)
+        assert self.started.session.failure is None
+
+
+@pytest.fixture(params=[False, True], ids=["synchronous", "asynchronous"])
+def uploads(request: pytest.FixtureRequest) -> Uploads:
+    return Uploads(asynchronous=request.param)
+
+
+def test_a_base_is_named_by_the_operator_s_next_record(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    assert grant.epoch == uploads.epoch - 1
+    part = uploads.upload(grant)
+    assert uploads.lineage().base_before(uploads.epoch) is None
+    assert uploads.started.coordinator.pending_names() == {part.name}
+    uploads.run()
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert (ref.entry.epoch, ref.entry.object) == (grant.epoch, part.name)
+    assert uploads.started.coordinator.open_grants() == set()
+    uploads.run(2)
+    uploads.check()
+
+
+@pytest.mark.parametrize("late", [1, 2, 7])
+def test_a_base_may_come_many_epochs_late(uploads: Uploads, late: int) -> None:
+    grant = uploads.run_to_grant()
+    uploads.run(late)
+    uploads.started.session.base_renewed(renewal_of(grant))
+    uploads.upload(grant)
+    uploads.run()
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert ref.entry.epoch == grant.epoch
+    uploads.run(3)
+    uploads.check()
+    uploads.start()
+    reply = uploads.begin()
+    assert next(step.kind for step in reply.steps) == "base"
+    assert len(reply.steps) == uploads.epoch - grant.epoch
+
+
+def test_a_base_that_is_reported_twice_is_refused_the_second_time(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    uploads.upload(grant)
+    with pytest.raises(StaleRequestError):
+        uploads.upload(grant)
+    uploads.run()
+    with pytest.raises(StaleRequestError):
+        uploads.upload(grant)
+    with pytest.raises(StaleRequestError):
+        uploads.started.session.base_renewed(renewal_of(grant))
+    uploads.run(2)
+    uploads.check()
+
+
+def test_a_base_of_the_run_before_is_refused(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    uploads.start()
+    with pytest.raises(ProtocolError, match="No operator"):
+        uploads.upload(grant)
+    uploads.run()
+    with pytest.raises(StaleRequestError):
+        uploads.upload(grant)
+    uploads.run()
+    uploads.check()
+
+
+def test_a_base_stays_good_when_the_batch_whose_record_names_it_is_repeated(
+    uploads: Uploads,
+) -> None:
+    grant = uploads.run_to_grant()
+    uploads.upload(grant)
+    uploads.run()
+    uploads.epoch -= 1  # Spark repeats it
+    uploads.start()
+    assert [step.epoch for step in uploads.begin().steps] == [grant.epoch]
+    uploads.run(3)
+    uploads.check()
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert ref.entry.epoch == grant.epoch
+
+
+def test_a_base_that_an_inline_one_overtook_is_not_named(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    part = uploads.upload(grant)
+    inline = base_of({b"k": b"inline"})
+    uploads.ack(uploads.reply, base=inline)
+    uploads.started.session.drain(30)
+    uploads.epoch += 1
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert (ref.entry.epoch, ref.entry.digest) == (uploads.epoch - 1, inline.digest)
+    uploads.run(3)
+    assert part.name not in uploads.started.coordinator.pending_names()
+    assert uploads.started.coordinator.open_grants() == set()
+    uploads.check()
+
+
+def test_a_base_that_comes_after_an_inline_one_is_older_and_stays_so(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    inline = base_of({b"k": b"inline"})
+    uploads.ack(uploads.reply, base=inline)
+    uploads.started.session.drain(30)
+    uploads.epoch += 1
+    uploads.run(2)
+    uploads.upload(grant)
+    uploads.run(2)
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert ref.entry.digest == inline.digest
+    uploads.check()
+
+
+def test_state_that_has_shrunk_goes_into_records_again(uploads: Uploads) -> None:
+    grant = uploads.run_to_grant()
+    uploads.upload(grant, state_bytes=BUDGET)
+    uploads.run(large=False)
+    book = uploads.started.coordinator._operators["op"].bases
+    assert not book.large_bytes
+    for _ in range(4):
+        reply = uploads.begin()
+        assert reply.grant is None
+        uploads.ack(reply, base=base_of({b"k": b"all"}) if reply.base_due else None, large=False)
+        uploads.started.session.drain(30)
+        uploads.epoch += 1
+    ref = uploads.lineage().base_before(uploads.epoch)
+    assert ref is not None
+    assert ref.entry.object is None
+
+
+def test_large_state_is_known_to_be_large_after_a_restart(uploads: Uploads) -> None:
+    uploads.upload(uploads.run_to_grant())
+    uploads.run()
+    uploads.start()
+    for _ in range(6):
+        reply = uploads.begin()
+        assert not reply.base_due
+        if reply.grant is not None:
+            return
+        uploads.ack(reply)
+        uploads.started.session.drain(30)
+        uploads.epoch += 1
+    raise AssertionError("no base came due")
+
+
+def test_two_records_that_are_on_their_way_may_name_the_same_base() -> None:
+    """The second is made before the first is known to be durable."""
+    uploads = Uploads(asynchronous=True)
+    grant = uploads.run_to_grant()
+    uploads.upload(grant)
+    coordinator = uploads.started.coordinator
+    with uploads.started.session._state_lock:
+        coordinator.ack(ack_of(uploads.reply.chain, part_of({}), uploads.epoch))
+        first = coordinator.due_commit("op", uploads.epoch)
+        coordinator.ack(ack_of(uploads.reply.chain, part_of({b"k": b"twin"}), uploads.epoch))
+        second = coordinator.due_commit("op", uploads.epoch)
+    assert first is not None
+    assert second is not None
+    for work in (first, second):
+        assert [entry.kind for entry in work.manifest.slices] == ["delta", "base"]
+        uploads.started.session._commit(coordinator, uploads.started.tenure, work)
+    uploads.epoch += 1
+    uploads.run(3)
+    uploads.check()
