@@ -173,7 +173,7 @@ class S3Store(ObjectStore):
                         raise self._replaced(name)
                     version = answer["ETag"]
                     ignored_range = position and "ContentRange" not in answer
-                    size_bytes = answer["ContentLength"] + (0 if ignored_range else position)
+                    size_bytes = said(answer, "ContentLength") + (0 if ignored_range else position)
                     if ignored_range:
                         _skip(body, position)
                     while position < size_bytes:
@@ -231,7 +231,7 @@ class S3Store(ObjectStore):
                 raise
             # It has no body that would tell a missing object from a missing bucket.
             return _tail(client.get_object(**target), length)
-        size_bytes = found["ContentLength"]
+        size_bytes = said(found, "ContentLength")
         if size_bytes == 0:  # S3 itself has no range of an empty object
             return b"", 0
         self._suffix_ranges = self._suffix_ranges and size_bytes < length
@@ -337,7 +337,7 @@ class S3Store(ObjectStore):
 
 def _read(answer: dict[str, Any]) -> bytes:
     with contextlib.closing(answer["Body"]) as body:
-        return _exactly(body, answer["ContentLength"])
+        return _exactly(body, said(answer, "ContentLength"))
 
 
 def _exactly(body: Any, length: int) -> bytes:

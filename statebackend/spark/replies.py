@@ -73,13 +73,15 @@ def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[byte
 
 
 def base_grant(
-    given: Grant,
+    given: Grant | None,
     previous: SliceRef | None,
     records: Records,
     policy: BasePolicy,
     whole_limit_bytes: int,
-) -> BaseGrant:
+) -> BaseGrant | None:
     """A grant as the worker gets it: with the index of the base before, whose files are kept."""
+    if given is None:
+        return None
     index = b""
     if previous is not None and previous.entry.kind == "files":
         # Where it cannot be read, nothing of it is named again: the state does not need it.

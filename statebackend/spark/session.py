@@ -28,7 +28,7 @@ from snapshot.messages import (
     RestoreStep,
     SlicePart,
 )
-from snapshot.operators import CommitWork
+from snapshot.operators import Admitted, CommitWork
 from snapshot.progress import ProgressBook
 from snapshot.refusals import stale_attempt
 from snapshot.storage.base import ObjectStore
@@ -162,29 +162,16 @@ class RunSession:
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
         self.progress.begun(request, system.monotonic_s())
-        while True:
-            try:
-                steps, bodies = plan_steps(plan, self._records)
-                break
-            except DamagedSliceError as damaged:
-                _log.error("%s", damaged.error)
-                self._damaged.add(damaged.ref.entry.digest)
-            with self._state_lock:
-                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+        plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
         layers: list[RestoreStep] = []
         if admitted.layer is not None:
-            copy = LocalCopy() if plan.fresh else request.copy  # beside a new store lies nothing
+            copy = request.copy
+            if plan.fresh:  # beside a new store lies nothing
+                copy = LocalCopy(damaged=copy.damaged)
             layer, more = layer_step(admitted.layer, copy)
             layers, bodies = [layer], bodies + more
-        grant = None
-        if admitted.grant is not None:
-            grant = base_grant(
-                admitted.grant,
-                previous,
-                self._records,
-                coordinator.base_policy,
-                self._whole_limit_bytes,
-            )
+        policy, whole_bytes = coordinator.base_policy, self._whole_limit_bytes
+        grant = base_grant(admitted.grant, previous, self._records, policy, whole_bytes)
         assert self._tenure is not None
         reply = BeginReply(
             job_id=coordinator.job_id,
@@ -206,6 +193,24 @@ class RunSession:
             grant=grant,
         )
         return reply, bodies
+
+    def _steps(
+        self,
+        coordinator: Coordinator,
+        lineage: SubtaskLineage,
+        request: BeginRequest,
+        admitted: Admitted,
+        plan: RestorePlan,
+    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+        """The steps of a plan with their bytes, or of another one where a slice is damaged."""
+        while True:
+            try:
+                return plan, *plan_steps(plan, self._records)
+            except DamagedSliceError as damaged:
+                _log.error("%s", damaged.error)
+                self._damaged.add(damaged.ref.entry.digest)
+            with self._state_lock:
+                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
 
     def _plan(
         self,

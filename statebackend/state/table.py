@@ -10,6 +10,7 @@ Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | su
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,6 +95,10 @@ class FrozenOverlay:
         """Whether some of it stands in runs: then :meth:`merged` is the way to read it."""
         return bool(self._overlay.runs)
 
+    @functools.cached_property
+    def _ordered(self) -> tuple[list[bytes], list[bytes | None]]:
+        return _in_order(self._overlay.entries)  # for the delta, and for the next epoch
+
     def __len__(self) -> int:
         if not self.spilled:
             return len(self._overlay.entries)
@@ -102,7 +107,7 @@ class FrozenOverlay:
     def sorted(self) -> tuple[list[bytes], list[bytes | None]]:
         """Keys in ascending order and their values (None: deleted), as a delta wants them."""
         if not self.spilled:
-            return _in_order(self._overlay.entries)
+            return self._ordered
         keys: list[bytes] = []
         values: list[bytes | None] = []
         for some_keys, some_values in self.merged():

@@ -1,4 +1,4 @@
-"""When full state is written, and whose right it is: the policy, grants, and bases that come late."""
+"""When full state is written, and whose right it is: the policy, grants, bases that come late."""
 
 from __future__ import annotations
 
