@@ -58,6 +58,7 @@ class KeeperSettings:
 class _Kept:
     held: Incarnation
     since_s: float
+    settings: KeeperSettings
 
 
 class Keeper:
@@ -90,7 +91,7 @@ class Keeper:
     def of_process(
         cls, clock: Clock, settings: KeeperSettings, folder: Callable[[], Path] | None = None
     ) -> Keeper:
-        """This process's keeper; the first caller's settings count.
+        """This process's keeper; a store goes by the settings that it is kept with.
 
         Args:
             folder: names a folder for the door, which is swept when the process has ended.
@@ -119,29 +120,33 @@ class Keeper:
         _let_go(kept.held)
         return None
 
-    def keep(self, held: Incarnation) -> None:
-        """Keep a store open; the one that was unused for longest makes room."""
-        if held.unflushed_epochs >= 2 * self._settings.unflushed_epochs:
+    def keep(self, held: Incarnation, settings: KeeperSettings | None = None) -> None:
+        """Keep a store open; the one that was unused for longest makes room.
+
+        Args:
+            settings: of the job that it belongs to; else the keeper's.
+        """
+        settings = settings or self._settings
+        if held.unflushed_epochs >= 2 * settings.unflushed_epochs:
             held.flush()  # the door's thread did not get to it: batch follows batch
-        if self._closed.is_set() or self._settings.open_limit < 1:
+        if self._closed.is_set() or settings.open_limit < 1:
             held.release()
             return
         held.say_holder(self.door)
         subtask = held.path.parent
         with self._lock:
             before = self._kept.pop(subtask, None)
-            self._kept[subtask] = _Kept(held, self._clock.now_s())
+            self._kept[subtask] = _Kept(held, self._clock.now_s(), settings)
             over = None
-            if len(self._kept) > self._settings.open_limit:
+            if len(self._kept) > settings.open_limit:
                 over = self._kept.pop(next(iter(self._kept)))
-            self._forget_deltas()
+            self._forget_deltas(settings.recent_bytes)
         for one in (before, over):
             if one is not None:
                 _let_go(one.held)
 
-    def _forget_deltas(self) -> None:
+    def _forget_deltas(self, left_bytes: int) -> None:
         """Bound what is remembered of newest epochs; their deltas are on disk besides."""
-        left_bytes = self._settings.recent_bytes
         for kept in reversed(self._kept.values()):
             recent = kept.held.recent
             if recent is not None:
@@ -205,13 +210,13 @@ class Keeper:
             idle = [
                 subtask
                 for subtask, kept in self._kept.items()
-                if now_s - kept.since_s >= self._settings.idle_close_s
+                if now_s - kept.since_s >= kept.settings.idle_close_s
             ]
             closing = [self._kept.pop(subtask) for subtask in idle]
             flushing = [
                 kept.held
                 for kept in self._kept.values()
-                if kept.held.unflushed_epochs >= self._settings.unflushed_epochs
+                if kept.held.unflushed_epochs >= kept.settings.unflushed_epochs
             ]
         for one in closing:
             _let_go(one.held)

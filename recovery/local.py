@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from recovery.keeper import Keeper, ask_for
+from recovery.keeper import Keeper, KeeperSettings, ask_for
 from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError, LocalDirError
@@ -276,13 +276,14 @@ class LocalSubtask:
         new_id: Callable[[], str],
         clock: Clock,
         keeper: Keeper | None = None,
+        keeper_settings: KeeperSettings | None = None,
     ) -> None:
         # Quoting keeps dots, and "." and ".." would not be folders of their own.
         folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
         self.path = Path(local_dir, *folders, str(subtask))
         self._new_id = new_id
         self._clock = clock
-        self._keeper = keeper
+        self._keeper, self._keeper_settings = keeper, keeper_settings
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -327,7 +328,7 @@ class LocalSubtask:
         if self._keeper is None or held.bad is not None:
             held.release()
         else:
-            self._keeper.keep(held)
+            self._keeper.keep(held, self._keeper_settings)
 
     def create(self) -> Incarnation:
         """A new, empty incarnation, made the current one."""

@@ -202,6 +202,7 @@ class SubtaskEpoch:
             new_id=system.new_id,
             clock=clock,
             keeper=Keeper.of_process(clock, spec.keeper, self._work.path),
+            keeper_settings=spec.keeper,
         )
 
     def _restorer(self, local: LocalSubtask) -> Restorer:

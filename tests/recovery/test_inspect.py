@@ -364,7 +364,7 @@ def test_jobs_are_told_from_what_else_is_there() -> None:
         "a/b": [record_name(0), "data/x"],
         "clicks": [record_name(0), "data/x"],
     }
-    assert job_folder("file:///x/", "a/b") == "file:///x/a%2Fb"
+    assert job_folder("file:///x/", "a/b") == "file:///x/a%252Fb"
     with pytest.raises(SettingError, match="folder of one job"):
         split_jobs("s3://bucket", [ObjectInfo(record_name(0), 1)])
 
