@@ -67,13 +67,13 @@ def large(*, state_mb: int, work: Path, progress: Any) -> dict[str, Any]:
     with place(work / "s3") as server:
         often = {**_OFTEN, "base_apart_min_bytes": changed * VALUE_BYTES * 9 // 2}
         subject = _filled(work / "often", server, "often", keys, often, progress)
-        found["often"] = _epochs(subject, changed, 30, progress)
+        found["often"] = _epochs(subject, changed, 30, progress, unhurried=True)
         found["on_off"] = _on_off(subject, changed, progress)
         found["restore"] = _restore(subject, progress)
         subject.harness.close()
         shutil.rmtree(subject.folder)
         subject = _filled(work / "defaults", server, "defaults", keys, {}, progress)
-        found["defaults"] = _epochs(subject, changed, 175, progress)
+        found["defaults"] = _epochs(subject, changed, 200, progress)
         subject.harness.close()
     return found
 
@@ -88,8 +88,10 @@ def _filled(
     return subject
 
 
-def _epochs(subject: Large, changed: int, epochs: int, progress: Any) -> dict[str, Any]:
-    """So many epochs back to back, and what they sent."""
+def _epochs(
+    subject: Large, changed: int, epochs: int, progress: Any, *, unhurried: bool = False
+) -> dict[str, Any]:
+    """So many epochs, and what they sent; ``unhurried``: each waits for the upload before it."""
     harness = subject.harness
     book = harness.session.progress
     driver_before = _sent(harness.driver_store.counts)
@@ -103,6 +105,8 @@ def _epochs(subject: Large, changed: int, epochs: int, progress: Any) -> dict[st
             level0.append(newest.subtasks[-1].figures["level0_files"])
             sent += _sent_of(newest.epochs[-1].requests)
             read_ns.append(reads.ns / reads.keys)
+            if unhurried:
+                wait_for_uploads()
             if number % 30 == 29:
                 progress(f"large: epoch {number + 1}/{epochs}, {took_s[-1] * 1000:.0f} ms")
     wait_for_uploads()
@@ -201,9 +205,10 @@ def _block(subject: Large, changed: int, *, on: bool, every_s: float) -> list[fl
 def _restore(subject: Large, progress: Any) -> dict[str, Any]:
     """From the uploaded files, and from the local copy: what the product reports of it."""
     book = subject.harness.coordinator._operators[UID].bases
-    book.policy = replace(book.policy, apart_min_bytes=0)
+    usual, book.policy = book.policy, replace(book.policy, apart_min_bytes=0)
     subject.change(8)
     wait_for_uploads()
+    book.policy = usual
     subject.change(8)  # its record names the base
     found = {}
     for name in ("local", "durable"):
@@ -212,8 +217,10 @@ def _restore(subject: Large, progress: Any) -> dict[str, Any]:
             shutil.rmtree(subject.folder / "local")
         subject.harness.restart()
         subject.run(subject._random.choice(subject.keys, 2000, replace=False))  # checks its reads
+        wait_for_uploads()
         report = subject.harness.session.restores[-1]
         found[name] = {
+            "state_bytes": subject.keys * VALUE_BYTES,
             "source": report.source,
             "seconds": round(report.seconds, 3),
             "local_bytes": report.local_bytes,

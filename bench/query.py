@@ -98,7 +98,7 @@ class Job:
             batch.write.format("noop").mode("overwrite").save()
             after_batch(number)
 
-        writer = frame.writeStream.outputMode("update").foreachBatch(sink)
+        writer = frame.writeStream.outputMode("update").foreachBatch(backend.checked(sink))
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         query = run_to_end(writer.trigger(availableNow=True), backend.start)
         backend.wait_durable()

@@ -93,7 +93,7 @@ def _run(job: Job, proxy: FaultProxy, epochs: int, progress: Any) -> dict[str, A
         "requests_an_epoch": round(sum(parts.values()) / counted, 3),
         "epochs_with_one_request": sum(n == 1 for n in by_epoch),
         "commits_an_epoch": round(parts.get("put_if log/", 0) / counted, 3),
-        "cleanings": len(backend._launch.session.cleaner.reports),
+        "cleanings": parts.get("list log/", 0),
         "inline_bases": sum(e.bases for e in epochs_known if e.epoch >= _WARM),
         "delta_bytes_a_subtask": round(
             sum(e.delta_bytes for e in epochs_known) / len(epochs_known) / job.partitions

@@ -132,6 +132,6 @@ def _no_way(bad: SliceRef, epoch: int) -> CorruptionError:
         f"The state of operator {entry.operator!r}, subtask {entry.subtask}, after epoch {epoch} "
         f"cannot be restored: its {entry.kind} of epoch {entry.epoch} in {where!r} is damaged, and "
         f"nothing else leads to that epoch exactly.",
-        todo="Bring back a host that has the local copy, restore the object from another copy of "
-        "the store, or start from a savepoint. An older state is never used in its place.",
+        todo="Bring back a host that has the local copy, or restore the object from another copy "
+        "of the store. An older state is never used in its place.",
     )

@@ -237,7 +237,7 @@ def _store(place: Place) -> Iterator[Check]:
     yield Check(
         "store",
         "warn" if slow else "ok",
-        f"{store.uri} creates, reads back and deletes (6 requests in {took_s:.2f} s)",
+        f"{store.uri} creates, reads back and deletes (in {took_s:.2f} s)",
         "Every checkpoint waits for one such request: use a store nearer by." if slow else "",
     )
     can = store.capabilities

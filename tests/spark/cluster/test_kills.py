@@ -95,7 +95,9 @@ def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(t
     result = two_hosts.finish(driver, "a")
     two_hosts.check()
     held = [r for r in result["restores"] if "held by another process" in r["reason"]]
-    assert [(r["epoch"], r["source"]) for r in held] == [(3, "durable")]
+    # The subtask that dawdled first, then those whose stores the frozen worker had kept open.
+    assert held[0]["epoch"] == 3
+    assert {r["source"] for r in held} == {"durable"}
 
 
 def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(local_cluster: Trial):
