@@ -137,6 +137,7 @@ def _epochs(
         "epoch_ms_median": _ms(took_s),
         "level0_max": max(level0),
         "level0": level0,
+        "read_us": [round(ns / 1000, 1) for ns in read_ns],
         "read_us_first": round(statistics.median(read_ns[:few]) / 1000, 2),
         "read_us_last": round(statistics.median(read_ns[-few:]) / 1000, 2),
     }

@@ -63,7 +63,7 @@ _log = logging.getLogger("statebackend.task")
 
 _YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
-_TRIED_BYTES = 64 << 20  # state that is larger on disk will not fit into a record when packed
+_TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit when packed
 
 
 @dataclass
@@ -283,11 +283,10 @@ class SubtaskEpoch:
         except LocalDirError as error:
             _log.warning("no local copy of epoch %d: %s", epoch, error)
         self._timings.mark("snapshot")
-        base, large_bytes = None, 0
-        if reply.base_due:
-            base, large_bytes = self._inline_base(
-                opened, table, reply.inline_budget_bytes - len(part.data)
-            )
+        base, live_bytes = None, opened.store.live_bytes()
+        large_bytes = live_bytes if live_bytes > _TRIED_TIMES * reply.inline_budget_bytes else 0
+        if reply.base_due and not large_bytes:
+            base, large_bytes = self._inline_base(table, reply.inline_budget_bytes - len(part.data))
             self._timings.mark("base")
         follows = chain(bytes.fromhex(reply.chain), delta.digest).hex()
         return AckRequest(
@@ -320,13 +319,8 @@ class SubtaskEpoch:
             )
         return SlicePart(digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, name=name)
 
-    def _inline_base(
-        self, opened: OpenSubtask, table: StateTable, budget_bytes: int
-    ) -> tuple[SlicePart | None, int]:
+    def _inline_base(self, table: StateTable, budget_bytes: int) -> tuple[SlicePart | None, int]:
         """The whole state for the record; or, where that is too large, how large it is."""
-        stored_bytes = opened.store.live_bytes()
-        if stored_bytes > _TRIED_BYTES:
-            return None, stored_bytes
         entries = list(table.snapshot())
         if not entries:
             return None, 0

@@ -42,7 +42,14 @@ def told(proxy: FaultProxy, uri: str, **settings: object) -> dict:
     return {"uri": uri, "sink": "batches", "settings": given}
 
 
-@pytest.mark.parametrize("late", ["never", "before the restart", "after the takeover"])
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param("never", marks=pytest.mark.slow),
+        pytest.param("before the restart", marks=pytest.mark.slow),
+        "after the takeover",
+    ],
+)
 def test_a_driver_killed_one_epoch_ahead_of_its_log_goes_back_by_exactly_that(
     local_cluster: Trial, proxy: FaultProxy, ministack: S3, late: str
 ) -> None:
@@ -65,7 +72,7 @@ def test_a_driver_killed_one_epoch_ahead_of_its_log_goes_back_by_exactly_that(
         local_cluster.wait_for_batch(6)
         proxy.release()
     local_cluster.finish(second, "b")
-    local_cluster.check()
+    local_cluster.check(recut=late != "before the restart")
     log = (local_cluster.root / "driver-b.log").read_text(errors="replace")
     assert ("went back by one batch" in log) == (late != "before the restart")
 

@@ -163,8 +163,13 @@ class Trial:
         assert (code == 0) == ok, f"the driver ended with {code}:\n{self.log_tail()}"
         return json.loads((self.root / f"result-{name}.json").read_text())
 
-    def check(self) -> None:
-        """Compare the sink with a count made from the input files alone."""
+    def check(self, *, recut: bool = False) -> None:
+        """Compare the sink with a count made from the input files alone.
+
+        Args:
+            recut: the query went back by a batch. Spark's file source remembers what it had planned
+                after it, and puts two files into one of the later batches.
+        """
         n: Counter[int] = Counter()
         total: Counter[int] = Counter()
         files: dict[int, set[int]] = {}
@@ -179,6 +184,14 @@ class Trial:
                 touched.add(row["k"])
             expected += [(k, n[k], total[k], len(files[k])) for k in touched]
         found = [(row["k"], row["n"], row["total"], row["files"]) for row in self._output()]
+        if recut:
+            # A key that was in both files of such a batch has one row instead of two.
+            assert set(found) <= set(expected)
+            assert {k: max(r for r in found if r[0] == k) for k in n} == {
+                k: (k, n[k], total[k], len(files[k])) for k in n
+            }
+            assert FILES - 2 <= self.committed() <= FILES - 1
+            return
         assert sorted(found) == sorted(expected)
         assert self.committed() == FILES - 1
 
