@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from statebackend.errors import StateBackendError
+from statebackend.errors import LocalCopyError, StateBackendError
 
 if TYPE_CHECKING:
     from recovery.local import Clock, Incarnation
@@ -133,7 +133,15 @@ class Keeper:
         """
         settings = settings or self._settings
         if held.unflushed_epochs >= 2 * settings.unflushed_epochs:
-            held.flush()  # the door's thread did not get to it: batch follows batch
+            # The door's thread did not get to it: batch follows batch.
+            try:
+                held.flush()
+            except BaseException as error:
+                if isinstance(error, LocalCopyError):
+                    held.mark_bad(error.what)
+                with contextlib.suppress(StateBackendError):
+                    held.release()
+                raise
         if self._closed.is_set() or settings.open_limit < 1:
             held.release()
             return
@@ -142,13 +150,17 @@ class Keeper:
         with self._lock:
             before = self._kept.pop(subtask, None)
             self._kept[subtask] = _Kept(held, self._clock.now_s(), settings)
-            over = None
-            if len(self._kept) > settings.open_limit:
-                over = self._kept.pop(next(iter(self._kept)))
+            over = self._over(held.path, settings.open_limit)
             self._forget_deltas(settings.recent_bytes)
-        for one in (before, over):
+        for one in (before, *over):
             if one is not None:
                 _let_go(one.held)
+
+    def _over(self, path: Path, limit: int) -> list[_Kept]:
+        """What a job keeps beyond its limit, unused for longest first; other jobs' stores stay."""
+        job = path.parents[2]
+        own = [subtask for subtask in self._kept if subtask.parents[1] == job]
+        return [self._kept.pop(subtask) for subtask in own[: max(0, len(own) - limit)]]
 
     def _forget_deltas(self, left_bytes: int) -> None:
         """Bound what is remembered of newest epochs; their deltas are on disk besides."""

@@ -81,8 +81,8 @@ def plan_restore(
     Args:
         copy: what the worker found on its host.
         lineage: the subtask's slices; it knows ``epoch`` (see ``OperatorLineage.require``).
-        avoid: digests of durable slices that are known to be damaged. An older base with the deltas
-            since is as exact as a newer one; an older epoch never is.
+        avoid: durable slices (see `slice_key`) that are known to be damaged. An older base with
+            the deltas since is as exact as a newer one; an older epoch never is.
 
     Raises:
         CorruptionError: without a damaged slice there is no exact way.
@@ -121,7 +121,7 @@ def plan_restore(
 
 
 def _damaged(steps: Sequence[Step], avoid: Collection[str]) -> SliceRef | None:
-    bad = (s.ref for s in steps if s.source is not StepSource.LOCAL and s.ref.entry.digest in avoid)
+    bad = (s.ref for s in steps if s.source is not StepSource.LOCAL and s.ref.key in avoid)
     return next(bad, None)
 
 

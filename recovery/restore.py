@@ -22,6 +22,7 @@ from snapshot.base import decode_index
 from snapshot.delta import DeltaRows
 from snapshot.delta_stream import as_lists, iter_delta
 from snapshot.messages import BeginReply, LocalCopy, RestoreReport, RestoreStep
+from snapshot.record import slice_key
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import (
     CorruptionError,
@@ -105,7 +106,7 @@ class Restorer:
         self._settings = settings
         self._tally = _Tally()
         self._without_deltas = False  # one was damaged: after a power cut so are its neighbours
-        self._bad_slices: set[str] = set()  # digests of durable ones
+        self._bad_slices: set[str] = set()  # durable ones, see slice_key
 
     def open(self) -> OpenSubtask:
         """Do it.
@@ -132,7 +133,7 @@ class Restorer:
                 continue
             held, reply = brought.held, brought.reply
             if held.opened_here:
-                self._local.sweep(held)
+                self._sweep(held)
             assert held.store is not None
             report = self._report(reply, self._now_s() - started_s)
             layers = [(step.epoch, rows) for step, rows in brought.layers]
@@ -143,6 +144,12 @@ class Restorer:
             f"copies in a row could not be used ({reason}).",
             todo="Check the disk behind local_dir.",
         )
+
+    def _sweep(self, held: Incarnation) -> None:
+        try:
+            self._local.sweep(held)
+        except (StateBackendError, OSError) as error:  # housekeeping: the next opening does it
+            _log.warning("old local copies beside %s were left (%s)", held.path, error)
 
     def _bring(self, held: Incarnation, *, new: bool) -> _Brought:
         """One try; a new incarnation may have taken the place of ``held``."""
@@ -175,7 +182,7 @@ class Restorer:
             raise _Unusable(held, error.what, replace=False) from error
         except _DamagedStep as damaged:
             # Left out when the coordinator is asked again; it knows whether there is another way.
-            self._bad_slices.add(damaged.step.digest)
+            self._bad_slices.add(slice_key(damaged.step.kind, damaged.step.digest))
             # A new store may hold a part of this way: the other way starts from an empty one.
             raise _Unusable(held, damaged.error.what, replace=damaged.torn or new) from damaged
         except LocalCopyError as error:

@@ -33,13 +33,15 @@ class LogProgress:
     """A job's log.
 
     ``query_id`` is of the query that ran it last, None if it never ran; ``last_epochs`` is the
-    newest complete epoch by operator.
+    newest complete epoch by operator. ``has_epochs``: whether there is any state at all;
+    None: if there is an epoch by operator.
     """
 
     job: str
     uri: str
     query_id: str | None
     last_epochs: Mapping[str, int]
+    has_epochs: bool | None = None
 
 
 class Verdict(enum.Enum):
@@ -70,8 +72,10 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
         CheckpointLocationError: location and job do not belong together.
         RewindError: more than one batch would have to be repeated.
     """
+    # Operators are named by a claim already, before they have any state.
+    has_epochs = bool(log.last_epochs) if log.has_epochs is None else log.has_epochs
     same = location.query_id is not None and location.query_id == log.query_id
-    if log.query_id is not None and not same and (log.last_epochs or location.last_commit >= 0):
+    if log.query_id is not None and not same and (has_epochs or location.last_commit >= 0):
         there = "is new" if location.query_id is None else f"is of query {location.query_id}"
         raise CheckpointLocationError(
             f"Job {log.job!r} in {log.uri} belongs to query {log.query_id}, but the checkpoint "
@@ -88,7 +92,13 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
     # An operator that is not in the log is new; it starts from the batch that is next.
     behind = {uid: e for uid, e in log.last_epochs.items() if e < location.last_commit}
     if not behind:
-        surplus = location.last_offset > batch
+        if location.last_offset > batch + 1:
+            raise RewindError(
+                f"Spark has planned batches up to {location.last_offset} of {location.path}, and "
+                f"committed them up to {location.last_commit}: no query leaves that behind.",
+                todo="If the location was restored from a copy, restore all of it, of one moment.",
+            )
+        surplus = location.last_offset == batch + 1
         return StartDecision(Verdict.TRIM if surplus else Verdict.START, batch)
     oldest = min(behind.values())
     if oldest < location.last_commit - 1:

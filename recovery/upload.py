@@ -12,7 +12,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -167,12 +167,32 @@ class BaseUpload:
                 hasher.update(data)
         self._keep_grant()
         name = self._name(path.name)
-        self._store.put_file(name, path)
+        with self._renewing():
+            self._store.put_file(name, path)
         self._sent_bytes += size_bytes
         self._keep_grant()
         return FileEntry(
             name=path.name, object=name, size_bytes=size_bytes, digest=hasher.hexdigest()
         )
+
+    @contextlib.contextmanager
+    def _renewing(self) -> Iterator[None]:
+        """Keep the grant while one file is on its way, however slow the store is."""
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not ended.wait(self._grant.renew_s):
+                try:
+                    self._reporter.renew()
+                except StateBackendError:
+                    return  # the next renewal, or the report, says so
+
+        thread = threading.Thread(target=renew, name="statebackend-renew", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _keep_grant(self) -> None:
         now_s = self._now_s()

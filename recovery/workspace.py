@@ -61,10 +61,14 @@ class Workspace:
             # Another process that starts now may sweep it between any two of these calls.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lease).st_ino == (own / "lease").stat().st_ino:
-                    self._lease = lease
-                    return own
+                try:
+                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(lease).st_ino == (own / "lease").stat().st_ino:
+                        self._lease, lease = lease, -1
+                        return own
+                finally:
+                    if lease >= 0:
+                        os.close(lease)
 
     def _sweep(self) -> None:
         for folder in self._root.iterdir():

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from snapshot.delta import chain, chain_start
-from snapshot.record import Manifest, SliceEntry
+from snapshot.record import Manifest, SliceEntry, slice_key
 from statebackend.errors import CorruptionError, NotRestorableError, SettingError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 
@@ -25,6 +25,11 @@ class SliceRef:
 
     sequence: int
     entry: SliceEntry
+
+    @property
+    def key(self) -> str:
+        """See `slice_key`."""
+        return slice_key(self.entry.kind, self.entry.digest)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class SubtaskLineage:
         return after is not None and _after(digest, after.entry) == after.entry.chain
 
     def base_before(self, epoch: int, avoid: Collection[str] = ()) -> SliceRef | None:
-        """The newest base at or before ``epoch`` whose digest is not in ``avoid``."""
-        epochs = [e for e, r in self.bases.items() if e <= epoch and r.entry.digest not in avoid]
+        """The newest base at or before ``epoch`` that is not in ``avoid`` (see `slice_key`)."""
+        epochs = [e for e, r in self.bases.items() if e <= epoch and r.key not in avoid]
         return self.bases[max(epochs)] if epochs else None
 
     def gap_before(self, epoch: int) -> bool:
@@ -78,12 +83,15 @@ class SubtaskLineage:
         return any(e not in self.deltas for e in range(first, epoch + 1))
 
     def oldest_needed(self, epoch: int) -> int | None:
-        """The oldest sequence that restoring ``epoch`` needs; None if it needs none."""
+        """The oldest sequence that restoring ``epoch`` or anything later needs; None for none.
+
+        A base may be named by a much later record than the deltas that follow it: all that is known
+        from the base on counts, not only what leads to ``epoch`` itself.
+        """
         base = self.base_before(epoch)
-        first = base.entry.epoch + 1 if base else self.start_epoch + 1
-        sequences = [ref.sequence for e, ref in self.deltas.items() if first <= e <= epoch]
-        if base:
-            sequences.append(base.sequence)
+        first = base.entry.epoch if base else self.start_epoch
+        sequences = [ref.sequence for e, ref in self.deltas.items() if e > first]
+        sequences += [ref.sequence for e, ref in self.bases.items() if e >= first]
         return min(sequences, default=None)
 
     def since_base(self, epoch: int) -> tuple[int, int]:
@@ -180,7 +188,7 @@ class OperatorLineage:
         self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms, manifest.run)
 
     def oldest_needed(self, epoch: int) -> int | None:
-        """The oldest sequence that restoring ``epoch`` needs."""
+        """The oldest sequence that restoring ``epoch`` or anything later needs."""
         needed = [s.oldest_needed(epoch) for s in self.subtasks]
         if (entry := self.epochs.get(epoch)) is not None:
             needed.append(entry.sequence)  # that it was complete is said there alone

@@ -353,14 +353,15 @@ class CommitLog:
 
     def _claimed(self, manifest: Manifest) -> list[int]:
         """The listing after the claim, if it was made and counts; else nothing."""
-        parts = encode_record(manifest)
-        verdict, _, failure = self._write(manifest, parts)
-        if verdict is Verdict.COMMITTED:
-            own = ObjectInfo(record_name(manifest.sequence), sum(map(len, parts)))
-            self._cache.add(own, manifest, None)
+        verdict, _, failure = self._write(manifest, encode_record(manifest))
         if verdict is Verdict.UNKNOWN and isinstance(failure, StoreUnreachableError):
             raise failure
-        return self._live_listing(manifest.sequence) if verdict is Verdict.COMMITTED else []
+        if verdict is not Verdict.COMMITTED:
+            return []
+        listing = self._live_listing(manifest.sequence)
+        if (own := self._listed.get(manifest.sequence)) is not None:
+            self._cache.add(own, manifest, None)
+        return listing
 
     def _live_listing(self, sequence: int) -> list[int]:
         """Invariant 4: the log as listed now, if a claim just written shuts older tenures out."""

@@ -35,7 +35,7 @@ class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
 
     ``epoch``, ``chain`` and ``applying`` are the store's marker; ``deltas`` are local delta files
     as (epoch, digest in hex). ``epoch`` is None where there is no usable store. ``damaged``:
-    digests of durable slices that were found damaged, for a way around them.
+    durable slices (see `snapshot.record.slice_key`) that were found damaged.
     """
 
     job_id: str = ""

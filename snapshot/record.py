@@ -48,6 +48,7 @@ __all__ = [
     "read_manifest",
     "read_record",
     "record_name",
+    "slice_key",
 ]
 
 FORMAT_VERSION = 2
@@ -149,6 +150,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     states: dict[str, int] = {}
     slices: list[SliceEntry] = []
     settings: dict[str, Any] = {}
+
+
+def slice_key(kind: str, digest: str) -> str:
+    """Names a slice as something that may be damaged: a base may be the very bytes of a delta."""
+    return f"{kind}:{digest}"
 
 
 _decoder = msgspec.json.Decoder(Manifest)

@@ -31,8 +31,7 @@ class RecordCache:
         info, manifest = self._manifests.get(sequence, (None, None))
         if info is None or listed is None or info.size_bytes != listed.size_bytes:
             return None
-        known_ms = info.modified_ms
-        return manifest if known_ms is None or known_ms == listed.modified_ms else None
+        return manifest if info.modified_ms == listed.modified_ms else None
 
     def add(self, listed: ObjectInfo, manifest: Manifest, record: Record | None) -> None:
         """Keep a manifest, and the whole record if it came along and there is room."""

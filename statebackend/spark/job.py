@@ -142,6 +142,7 @@ class Job:
             uri=self.uri,
             query_id=ids[-1] if ids else None,
             last_epochs=last_epochs,
+            has_epochs=any(one.epochs for one in lineages.values()),
         )
 
     def check_parallelism(

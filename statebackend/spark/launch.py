@@ -154,7 +154,9 @@ class Launch:
         if decision.verdict is not Verdict.START:
             # Whoever runs the job now is fenced before anything is taken from under it.
             self._log.claim(run=self._name)
-            decision = self._decide(location.progress(), self._log.manifests())
+            manifests = self._log.manifests()
+            decision = self._decide(location.progress(), manifests)
+            self._require(manifests, decision.batch - 1)
             if decision.verdict is Verdict.REWIND:
                 location.rewind(decision.batch)
             elif decision.verdict is Verdict.TRIM:
@@ -226,6 +228,12 @@ class Launch:
         for name in operator.states:
             ids.setdefault(name, max(ids.values(), default=0) + 1)
         return ids
+
+    def _require(self, manifests: list[Manifest], epoch: int) -> None:
+        """Nothing is taken from Spark's location unless the log can go on from there."""
+        for uid, lineage in live_lineages(manifests).items():
+            if uid in self._operators and epoch >= lineage.first_epoch - 1:
+                lineage.require(epoch)
 
     def _decide(self, location: LocationProgress, manifests: list[Manifest]) -> StartDecision:
         progress = self._job.progress(manifests)

@@ -69,9 +69,12 @@ class CheckpointLocation:
 
         The order matters: with the successor's offsets still there, deleting the commit alone
         makes Spark skip the batch. Safe to repeat after a crash between the two.
+
+        Raises:
+            CheckpointLocationError: a file cannot be deleted.
         """
         self.trim(batch)
-        self._fs.delete(self._Path(self._root, f"commits/{batch}"), False)
+        self._remove(f"commits/{batch}")
         self.trim(batch)  # a fenced driver may have planned once more before it noticed
         _log.warning(
             "went back by one batch: %s will repeat batch %d, which Spark had committed before "
@@ -81,8 +84,18 @@ class CheckpointLocation:
         )
 
     def trim(self, batch: int) -> None:
-        """Take back what was planned after ``batch``, the newest first."""
+        """Take back what was planned after ``batch``, the newest first. Raises as `rewind`."""
         planned = self._last("offsets")
         while planned > batch:
-            self._fs.delete(self._Path(self._root, f"offsets/{planned}"), False)
+            self._remove(f"offsets/{planned}")
             planned = self._last("offsets")
+
+    def _remove(self, name: str) -> None:
+        path = self._Path(self._root, name)
+        # Some file systems answer a refusal with False, as they answer an absence.
+        if not self._fs.delete(path, False) and self._fs.exists(path):
+            raise CheckpointLocationError(
+                f"The file {name} of the checkpoint location {self.path} cannot be deleted, and "
+                f"the query must go back by a batch.",
+                todo="Give the driver's user the right to delete it, then start again.",
+            )

@@ -34,6 +34,7 @@ class Records:
         self._store = store
         self._records: dict[int, Record] = {}
         self._indexes: dict[str, bytes] = {}
+        self._reading: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def seed(self, records: dict[int, Record]) -> None:
@@ -49,9 +50,10 @@ class Records:
         """
         with self._lock:
             record = self._records.get(ref.sequence)
+            reading = self._reading.setdefault(ref.sequence, threading.Lock())
+        with reading:  # one read of each record, and none while others wait for another
             try:
-                if record is None:
-                    record = self._read(ref.sequence)
+                record = record or self._records.get(ref.sequence) or self._read(ref.sequence)
                 return record.slice(ref.entry)
             except FormatError as error:
                 _log.warning("%s It is read again.", error)
@@ -63,7 +65,8 @@ class Records:
     def _read(self, sequence: int) -> Record:
         name = record_name(sequence)
         record = parse_record(self._store.get(name), name)
-        self._records[sequence] = record
+        with self._lock:
+            self._records[sequence] = record
         return record
 
     def index(self, ref: SliceRef) -> bytes:
@@ -98,3 +101,4 @@ class Records:
         """Drop what is older than a sequence: running subtasks need the last record at most."""
         with self._lock:
             self._records = {s: r for s, r in self._records.items() if s >= before}
+            self._reading = {s: lock for s, lock in self._reading.items() if s >= before}

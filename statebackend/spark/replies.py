@@ -8,6 +8,7 @@ from recovery.plan import RestorePlan, Step, StepSource
 from snapshot.bases import BasePolicy, Grant
 from snapshot.lineage import SliceRef
 from snapshot.messages import AckRequest, BaseGrant, LocalCopy, RestoreStep, SlicePart
+from snapshot.record import slice_key
 from statebackend.errors import CorruptionError, StateBackendError
 from statebackend.spark.records import DamagedSliceError, Records
 
@@ -45,7 +46,7 @@ def _step(step: Step) -> RestoreStep:
 def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[bytes]]:
     """What a subtask acked and no record holds yet: from its own disk, or from the ack."""
     part: SlicePart = ack.delta
-    if part.digest in copy.damaged:
+    if slice_key("delta", part.digest) in copy.damaged:
         raise CorruptionError(
             f"The changes of operator {ack.operator!r}, subtask {ack.subtask}, in epoch "
             f"{ack.epoch} cannot be read from {part.name!r}, and no record holds them yet.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from typing import Final
 
 import msgspec
 from blake3 import blake3
@@ -46,6 +47,7 @@ from statebackend.spark.replies import base_grant, layer_step, plan_steps
 __all__ = ["RunSession"]
 
 _log = logging.getLogger("statebackend.coordinator")
+_SETTLE_S: Final = 30.0
 
 
 class RunSession:
@@ -79,6 +81,7 @@ class RunSession:
         self._damaged: set[str] = set()
         self._writer = Background("statebackend-commit")
         self._in_flight: dict[str, Future[None]] = {}
+        self._before: dict[str, Future[None]] = {}  # by operator: the record before that
         self._due_epochs: dict[str, int] = {}
         self.cleaner = Cleaner(
             store,
@@ -136,14 +139,22 @@ class RunSession:
     def check_finished(self, epoch: int) -> None:
         """Raise unless every operator has made ``epoch`` durable."""
         coordinator, _ = self._ready()
+        if coordinator.asynchronous:
+            self._settle()
         with self._state_lock:
             coordinator.check_finished(epoch)
+
+    def _settle(self) -> None:
+        """Wait a while for all records but the newest: they may land in a moment."""
+        wait(list(self._before.values()), _SETTLE_S)
 
     # --- requests ------------------------------------------------------------------------------
 
     def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
         """Admit an attempt and say how it gets its state."""
         coordinator, _ = self._ready()
+        if coordinator.asynchronous and request.epoch != coordinator.epoch:
+            self._settle()
         with contextlib.ExitStack() as locks:
             if request.epoch != coordinator.epoch:
                 # A record of the epoch before may be on its way (a twin's ack): it decides what
@@ -208,7 +219,7 @@ class RunSession:
                 return plan, *plan_steps(plan, self._records)
             except DamagedSliceError as damaged:
                 _log.error("%s", damaged.error)
-                self._damaged.add(damaged.ref.entry.digest)
+                self._damaged.add(damaged.ref.key)
             with self._state_lock:
                 plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
 
@@ -272,6 +283,8 @@ class RunSession:
         except BaseException as error:  # it was taken for due, and never will be again
             coordinator.fail(_interrupted(work, error))
             raise
+        if before is not None and self._due_epochs[ack.operator] < ack.epoch:
+            self._before[ack.operator] = before
         self._in_flight[ack.operator], self._due_epochs[ack.operator] = written, ack.epoch
         # The log holds another state of this epoch, or will: Spark may commit the batch only once
         # that is replaced. Else a crash would leave this output with that state.

@@ -72,7 +72,7 @@ def task_spec(
         lease_timeout_s=settings.lease_timeout_s,
         begin_timeout_s=settings.start_timeout_s + 30.0,
         # The coordinator's own verdict comes first.
-        commit_timeout_s=settings.commit_timeout_s + settings.s3_deadline_s + 30.0,
+        commit_timeout_s=settings.commit_timeout_s + 3 * settings.s3_deadline_s + 30.0,
         input_budget_bytes=settings.input_budget_bytes,
         overlay_budget_bytes=settings.overlay_budget_bytes,
         keeper=KeeperSettings(

@@ -8,6 +8,7 @@ import pytest
 from recovery.plan import RestorePlan, StepSource, plan_restore
 from snapshot.lineage import SubtaskLineage, resolve
 from snapshot.messages import LocalCopy
+from statebackend.errors import CorruptionError, NotRestorableError
 from tests.recovery.driver import JOB_ID, Run, part_of
 
 BASES = (4, 8)
@@ -186,6 +187,32 @@ def test_a_copy_without_a_store_keeps_its_deltas_to_itself(lineage: SubtaskLinea
     plan = planned(lineage, LocalCopy(deltas=[(9, DIGESTS[9])]), 9)
     assert plan.fresh
     assert shown(plan) == [("base", 8, "record"), ("delta", 9, "record")]
+
+
+def test_a_way_that_is_not_known_any_more_is_never_an_empty_one(lineage: SubtaskLineage) -> None:
+    lineage.bases.clear()
+    for epoch in [e for e in lineage.deltas if e <= 9]:
+        del lineage.deltas[epoch]
+    with pytest.raises(NotRestorableError):
+        planned(lineage, LocalCopy(), 9)
+
+
+def test_a_damaged_base_is_made_up_for_by_an_older_one_or_named() -> None:
+    run = Run(1)
+    for epoch in range(6):
+        run.begin(epoch)
+        run.ack(epoch, base={b"k": b"%d" % epoch} if epoch in (1, 4) else None)
+        run.commit()
+    one = resolve(run.records)["op"].subtasks[0]
+    newest = one.bases[4].key
+    plan = plan_restore(LocalCopy(), one, job_id=JOB_ID, epoch=5, avoid={newest})
+    assert [(kind, epoch) for kind, epoch, _ in shown(plan)] == [
+        ("base", 1),
+        *(("delta", epoch) for epoch in range(2, 6)),
+    ]
+    one.prune(4)
+    with pytest.raises(CorruptionError, match="base of epoch 4"):
+        plan_restore(LocalCopy(), one, job_id=JOB_ID, epoch=5, avoid={newest})
 
 
 def test_slices_that_have_objects_of_their_own_are_read_from_there() -> None:

@@ -33,7 +33,7 @@ from snapshot.lineage import resolve
 from snapshot.log import CommitLog
 from snapshot.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
 from snapshot.names import base_file_name, data_name
-from snapshot.record import parse_record, record_name
+from snapshot.record import parse_record, record_name, slice_key
 from snapshot.storage.base import Buffer, CreateOutcome
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import (
@@ -439,6 +439,16 @@ class JobMachine(RuleBasedStateMachine):
         return state
 
     def _carry_out(self, copy: Copy, reply: BeginReply, bodies: list[bytes], *, half: bool) -> bool:
+        """As :meth:`_carried_out`; what is damaged is named as the coordinator wants it named."""
+        try:
+            return self._carried_out(copy, reply, bodies, half=half)
+        except Damaged as found:
+            kinds = {step.digest: step.kind for step in (*reply.layers, *reply.steps)}
+            raise Damaged(slice_key(kinds[found.digest], found.digest)) from found
+
+    def _carried_out(
+        self, copy: Copy, reply: BeginReply, bodies: list[bytes], *, half: bool
+    ) -> bool:
         """False where a local delta turned out damaged, or the worker died half way."""
         inline = iter(bodies)
         if reply.fresh and not reply.steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -38,6 +40,10 @@ def rewind(batch: int) -> StartDecision:
     return StartDecision(Verdict.REWIND, batch)
 
 
+def with_fields(progress: LogProgress, **fields: object) -> LogProgress:
+    return dataclasses.replace(progress, **fields)
+
+
 NEW = location(-1, query=None)
 
 CASES = {
@@ -60,6 +66,16 @@ CASES = {
     "one operator did not finish": (location(7), log("q", a=7, b=6), rewind(7)),
     "none finished": (location(7), log("q", a=6, b=6), rewind(7)),
     "an operator is new": (location(7), log("q", a=7), start(8)),
+    "a rewind was overtaken by a plan": (
+        location(6, last_offset=8),
+        log("q", a=6),
+        StartDecision(Verdict.TRIM, 7),
+    ),
+    "named by a claim, and no epoch ever finished": (
+        NEW,
+        with_fields(log("q", a=-1), has_epochs=False),
+        start(0),
+    ),
 }
 
 
@@ -112,6 +128,11 @@ def test_more_than_one_batch_is_never_repeated(name: str) -> None:
 
 
 # --- what the log says of operators --------------------------------------------------------------
+
+
+def test_a_location_that_no_query_leaves_behind_is_not_touched() -> None:
+    with pytest.raises(RewindError, match="planned batches up to 9"):
+        decide_start(location(3, last_offset=9), log("q", a=9))
 
 
 def progress(records: list[Manifest]) -> LogProgress:

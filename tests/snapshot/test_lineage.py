@@ -122,10 +122,30 @@ def test_without_a_base_nothing_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "needed"), [(-1, None), (0, 0), (1, 0), (2, 20), (3, 20), (4, 20), (5, 50)]
+    ("epoch", "needed"), [(-1, 0), (0, 0), (1, 0), (2, 20), (3, 20), (4, 20), (5, 50)]
 )
-def test_the_oldest_record_needed_is_the_base_s(epoch: int, needed: int | None) -> None:
+def test_the_oldest_record_needed_is_the_base_s(epoch: int, needed: int) -> None:
     assert subtask_of(6, bases=(2, 5)).oldest_needed(epoch) == needed
+
+
+@given(st.integers(1, 12), st.data())
+def test_what_is_kept_for_an_epoch_leads_to_it_and_to_every_later_one(
+    epochs: int, data: st.DataObject
+) -> None:
+    # Bases made apart are named by records of later epochs: by any, or by none yet.
+    lineage = subtask_of(epochs, bases=tuple(range(epochs)))
+    for epoch in range(epochs):
+        late = data.draw(st.one_of(st.none(), st.integers(epoch, epochs - 1)), f"base of {epoch}")
+        base = lineage.bases.pop(epoch)
+        if late is not None:
+            lineage.bases[epoch] = SliceRef(10 * late, base.entry)
+    wanted = data.draw(st.integers(-1, epochs - 1), "the oldest epoch that may be asked for")
+    needed = lineage.oldest_needed(wanted)
+    for slices in (lineage.deltas, lineage.bases):
+        for epoch in [e for e, ref in slices.items() if needed is None or ref.sequence < needed]:
+            del slices[epoch]
+    for epoch in range(wanted, epochs):
+        assert not lineage.gap_before(epoch)
 
 
 def test_giving_an_epoch_up_forgets_what_stood_on_it() -> None:
