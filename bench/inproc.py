@@ -137,6 +137,7 @@ class Harness:
             commit_timeout_s=settings.commit_timeout_s,
             input_budget_bytes=settings.input_budget_bytes,
             overlay_budget_bytes=settings.overlay_budget_bytes,
+            base_bytes_per_s=settings.base_bytes_per_s,
             rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
             keeper=KeeperSettings(settings.open_stores, settings.idle_close_s),
             store_options=options,

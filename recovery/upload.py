@@ -66,6 +66,8 @@ class BaseUpload:
     Args:
         generation: goes into the names of the objects.
         now_s: the worker's clock.
+        bytes_per_s: not to be exceeded over one file and the pause after it, since the upload
+            shares the processor with the batches; 0: as fast as it goes.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class BaseUpload:
         generation: int,
         reporter: Reporter,
         now_s: Callable[[], float],
+        bytes_per_s: int = 0,
     ) -> None:
         self._held, self._grant = held, grant
         self._store, self._generation = store, generation
         self._reporter, self._now_s = reporter, now_s
+        self._bytes_per_s = bytes_per_s
         self._renewed_s = self._started_s = now_s()
         self._sent_bytes = 0
         self._linked = held.begin_linking()
@@ -161,7 +165,7 @@ class BaseUpload:
         size_bytes = path.stat().st_size
         if known is not None and known.size_bytes == size_bytes:
             return known
-        hasher = blake3()
+        hasher, started_s = blake3(), self._now_s()
         with path.open("rb", buffering=0) as file:
             while data := file.read(_READ_BYTES):
                 hasher.update(data)
@@ -170,7 +174,7 @@ class BaseUpload:
         with self._renewing():
             self._store.put_file(name, path)
         self._sent_bytes += size_bytes
-        self._keep_grant()
+        self._pause(size_bytes, started_s)
         return FileEntry(
             name=path.name, object=name, size_bytes=size_bytes, digest=hasher.hexdigest()
         )
@@ -193,6 +197,16 @@ class BaseUpload:
             yield
         finally:
             ended.set()
+
+    def _pause(self, size_bytes: int, started_s: float) -> None:
+        """Leave the processor to the batches, for as long as the limit says."""
+        until_s = started_s + size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        while True:
+            self._keep_grant()
+            left_s = until_s - self._now_s()
+            if left_s <= 0:
+                return
+            threading.Event().wait(min(left_s, _TURN_S))
 
     def _keep_grant(self) -> None:
         now_s = self._now_s()

@@ -178,6 +178,14 @@ SETTINGS: Final[dict[str, Setting]] = {
         _not_negative,
         "a number of bytes",
     ),
+    "base_bytes_per_s": Setting(
+        "baseBytesPerSecond",
+        32 << 20,
+        int,
+        "how fast a worker uploads files of large state, beside its batches (0: no limit)",
+        _not_negative,
+        "a number of bytes",
+    ),
     "base_lease_s": Setting(
         "baseLeaseSeconds",
         300.0,
@@ -330,6 +338,7 @@ class Settings:
     base_apart_min_bytes: int
     base_apart_ratio: float
     base_whole_limit_bytes: int
+    base_bytes_per_s: int
     base_lease_s: float
     retain_epochs: int
     clean_every_epochs: int

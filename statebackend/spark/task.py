@@ -262,6 +262,7 @@ class SubtaskEpoch:
             generation=opened.reply.generation,
             reporter=reporter,
             now_s=system.monotonic_s,
+            bytes_per_s=spec.base_bytes_per_s,
         ).start()
 
     def _snapshot(self, opened: OpenSubtask, table: StateTable) -> AckRequest:

@@ -40,6 +40,7 @@ class TaskSpec:
     commit_timeout_s: float
     input_budget_bytes: int
     overlay_budget_bytes: int
+    base_bytes_per_s: int
     rocks: RocksSettings
     keeper: KeeperSettings
     store_options: StoreOptions
@@ -75,6 +76,7 @@ def task_spec(
         commit_timeout_s=settings.commit_timeout_s + 3 * settings.s3_deadline_s + 30.0,
         input_budget_bytes=settings.input_budget_bytes,
         overlay_budget_bytes=settings.overlay_budget_bytes,
+        base_bytes_per_s=settings.base_bytes_per_s,
         keeper=KeeperSettings(
             open_limit=settings.open_stores if keep_stores else 0,
             idle_close_s=settings.idle_close_s,

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,26 @@ def upload(
     return BaseUpload(
         held, grant, store=store, generation=1, reporter=voice or Voice(), now_s=Clock()
     )
+
+
+def test_an_upload_is_paced_and_keeps_its_grant_meanwhile(tmp_path: Path) -> None:
+    held = opened(tmp_path)
+    wrote(held, 0)
+    voice = Voice()
+    BaseUpload(
+        held,
+        grant_of(0),
+        store=MemoryStore(),
+        generation=1,
+        reporter=voice,
+        now_s=time.monotonic,
+        bytes_per_s=4_000,
+    ).run()
+    (one,) = voice.told
+    size_bytes = sum(file.size_bytes for file in decode_index(one.part.data).files)
+    assert size_bytes > 400
+    assert one.seconds >= size_bytes / 4_000
+    held.release()
 
 
 def uploaded(
