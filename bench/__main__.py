@@ -8,11 +8,13 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.machine import ROOT, busy_share, describe
 from bench.sizes import FULL, QUICK, Sizes
+from bench.works import WORKS
 
 _BENCHMARKS = (
     "throughput",
@@ -32,14 +34,16 @@ def main() -> int:
     arguments = _arguments()
     sizes = (QUICK if arguments.quick else FULL).with_rounds(arguments.rounds)
     if arguments.partitions:
-        sizes = Sizes(**{**sizes.to_json(), "partitions": tuple(arguments.partitions)})
+        sizes = replace(sizes, partitions=tuple(arguments.partitions))
+    if arguments.map_keys:
+        sizes = replace(sizes, map_keys=arguments.map_keys)
     wanted = _BENCHMARKS if arguments.benchmark == "all" else (arguments.benchmark,)
     machine = describe()
     machine["busy_share_at_start"] = busy = busy_share(2.0)
     if busy > _NOISY:
         _say(f"the machine is {busy:.0%} busy with other things: absolute figures mean little")
     results: dict[str, Any] = {"machine": machine, "sizes": sizes.to_json()}
-    work = Path(tempfile.mkdtemp(prefix="bench-", dir=arguments.work))
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir=arguments.folder))
     started_s = time.monotonic()
     try:
         texts = [_run(name, sizes, work, arguments, results) for name in wanted]
@@ -58,9 +62,17 @@ def _run(
 ) -> str:
     # Imported when asked for: each brings in a part of the product, which may be under the knife.
     if name == "throughput":
-        from bench.throughput import throughput, throughput_text
+        from bench.throughput import throughput
+        from bench.throughput_text import throughput_text
 
-        found = throughput(sizes, work=work, floor=arguments.floor, progress=_say)
+        found = throughput(
+            sizes,
+            names=arguments.works,
+            work=work,
+            floor=arguments.floor,
+            s3=arguments.s3,
+            progress=_say,
+        )
         text = throughput_text(found, layers=arguments.profile)
     elif name == "epochs":
         from bench.epochs import epochs, epochs_text
@@ -126,12 +138,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes: is the harness right?")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument("--partitions", type=int, nargs="+", help="configurations to compare in")
+    parser.add_argument(
+        "--work",
+        nargs="+",
+        choices=tuple(WORKS),
+        default=["counter"],
+        dest="works",
+        help="what `throughput` compares (default: counter)",
+    )
+    parser.add_argument("--s3", action="store_true", help="`throughput`: our store is on S3")
+    parser.add_argument("--map-keys", type=int, help="keys of the work with maps, 100 entries each")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
         "--profile", action="store_true", help="layers of our side; cProfile in `profile`"
     )
     parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
-    parser.add_argument("--work", help="where input, checkpoints and state go (default: /tmp)")
+    parser.add_argument("--folder", help="where input, checkpoints and state go (default: /tmp)")
     parser.add_argument("--out", help="the JSON file (default: bench/results/<time>.json)")
     return parser.parse_args()
 
@@ -141,7 +163,10 @@ def _written(results: dict[str, Any], arguments: argparse.Namespace, wanted: Any
         path = Path(arguments.out)
     else:
         stamp = results["machine"]["time_utc"].replace(":", "").replace("-", "")
-        name = f"{stamp}-{results['sizes']['name']}-{'-'.join(wanted)}.json"
+        parts = [stamp, results["sizes"]["name"], *wanted]
+        if "throughput" in results:
+            parts += [*results["throughput"]["works"], results["throughput"]["store"]]
+        name = f"{'-'.join(parts)}.json"
         path = ROOT / "bench" / "results" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -14,10 +14,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench.data import write_batches
 from bench.layers import summarise
 from bench.runner import batch_stats, check_output, run_side
 from bench.sizes import Sizes
+from bench.works import WORKS, Shape
 
 __all__ = ["epochs", "epochs_text"]
 
@@ -30,16 +30,21 @@ def epochs(sizes: Sizes, *, work: Path, progress: Any) -> dict[str, Any]:
     keys = sizes.changed_keys * _PARTITIONS
     full = sizes.warm_batches + sizes.counted_batches
     empty = sizes.empty_warm_batches + sizes.empty_counted_batches
-    source = write_batches(work / "input-epochs", keys=keys, rows=keys, full=full, empty=empty)
+    shape = Shape(keys, keys, sizes.warm_batches, sizes.counted_batches)
+    prepared = WORKS["counter"].prepare(work / "input-epochs", shape, empty=empty)
     first_empty = full + sizes.empty_warm_batches
     rounds = []
     for number in range(sizes.empty_rounds):
         runs: dict[str, Any] = {}
         for side in ("stateless", "ours"):
             report = run_side(
-                side, work=work, source=source, partitions=_PARTITIONS, timeout_s=_TIMEOUT_S
+                side,
+                work=work,
+                source=prepared.folder,
+                partitions=_PARTITIONS,
+                timeout_s=_TIMEOUT_S,
             )
-            check_output(report, keys=keys, rows=keys, full=full)
+            check_output(report, prepared.expected)
             stats = batch_stats(report, first_empty, full + empty - 1, rows=0)
             if "layers" in report:
                 stats["empty"] = summarise(report["layers"], range(first_empty, full + empty))

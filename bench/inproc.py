@@ -30,15 +30,18 @@ from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.hashing import key_groups
+from statebackend.ops.declared import StateDeclaration
+from statebackend.ops.epoch import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.settings import Settings
 from statebackend.spark import task as task_module
+from statebackend.spark.constants import pack
 from statebackend.spark.context import EpochContext
 from statebackend.spark.intake import CONTROL_COLUMNS
 from statebackend.spark.session import RunSession
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.tws import StateDeclaration
+from statebackend.spark.timeplan import NO_TIME
 from statebackend.spark.wire import Endpoint
 
 __all__ = ["INPUT", "MAX_PARALLELISM", "OUTPUT", "STATE", "Harness", "spark_batches"]
@@ -72,6 +75,10 @@ def spark_batches(keys: np.ndarray, epoch: int, subtask: int = 0) -> list[pa.Rec
     )
     whole = pa.Table.from_batches([rows, last]).combine_chunks()
     return whole.to_batches(max_chunksize=_ARROW_ROWS)
+
+
+def _no_broadcast(value: Any) -> Any:
+    raise AssertionError("nothing is large enough")
 
 
 class _Client:
@@ -123,13 +130,17 @@ class Harness:
         self.spec = TaskSpec(
             job="bench",
             local_name="bench",
-            uid=UID,
+            plan=OperatorPlan(
+                uid=UID,
+                flavour="rows",
+                input_schema=INPUT,
+                key_positions=(0,),
+                output_schema=OUTPUT,
+                states={"count": self.declared},
+            ),
+            time=NO_TIME,
             parallelism=1,
             max_parallelism=MAX_PARALLELISM,
-            input_schema=INPUT,
-            key_positions=(0,),
-            output_schema=OUTPUT,
-            states={"count": self.declared},
             uri=uri,
             local_dir=str(folder / "local"),
             lease_timeout_s=settings.lease_timeout_s,
@@ -143,7 +154,8 @@ class Harness:
             store_options=options,
         )
         token: Any = SimpleNamespace(value="")
-        self.task = SubtaskTask(self.spec, processor or Counter(), token)
+        shipped = pack(processor or Counter(), uid=UID, limit_bytes=0).ship(_no_broadcast)
+        self.task = SubtaskTask(self.spec, shipped, token)
         self.epoch = 0
         self._keys = np.arange(keys, dtype=np.int64)
         self._random = np.random.default_rng(7)

@@ -21,13 +21,17 @@ PHASES = ("read", "group", "restore", "process", "snapshot", "base", "close")
 """In the order in which a task goes through them."""
 
 
-def task_layers(uri: str, job: str) -> list[dict[str, Any]]:
-    """One entry per subtask and epoch, from every record of a job's log."""
+def task_layers(uri: str, job: str, options: Any = None) -> list[dict[str, Any]]:
+    """One entry per subtask and epoch, from every record of a job's log.
+
+    Args:
+        options: how the store is reached (StoreOptions), if not as a folder.
+    """
     from snapshot.log import CommitLog
     from snapshot.storage.open import open_store
     from statebackend import system
 
-    store = open_store(uri, new_id=system.new_id)
+    store = open_store(uri, new_id=system.new_id, options=options)
     log = CommitLog(store, job=job, writer="bench", new_id=system.new_id)
     entries = [e for sequence in log.sequences() for e in log.read(sequence).slices]
     return [

@@ -1,11 +1,12 @@
 """Where a row's nanoseconds go in our task, without Spark: `python -m bench profile`.
 
-Three looks at the same work, the counter over keys that are all there already:
+Four looks, three of them at the same work, the counter over keys that are all there already:
 
 * *phases*: what the task itself reports with its ack;
 * *points*: every function that runs once an epoch, a chunk or a batch, traced where it is called;
 * *ladder*: the loop that calls the processor, taken apart by processors that each do one thing more
-  than the one before. A profiler's own cost would drown calls this small.
+  than the one before. A profiler's own cost would drown calls this small;
+* *states*: what one access to each kind of state costs, and a timer.
 
 Processor time is the figure to compare by: it hardly depends on what else the machine does. Work on
 other threads (RocksDB's flush) and waiting are in the wall time only.
@@ -31,14 +32,16 @@ from pyspark.sql.types import Row
 from bench.inproc import INPUT, OUTPUT, STATE, UID, Harness, spark_batches
 from bench.layers import PHASES
 from bench.processor import Counter
+from bench.profile_states import state_costs
 from bench.trace import Tracer
+from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
 from statebackend.ops.grouping import Groups, group_rows
 from statebackend.ops.rows import RowOperator
+from statebackend.ops.tws import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.spark.intake import read_epoch
-from statebackend.spark.tws import StateDeclaration, TwsCalls
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 
@@ -76,10 +79,11 @@ TARGETS = (
     "bench.inproc:_Client.ack",
 )
 _WARM_EPOCHS = 3
+_STATE_KEYS = 2000  # each with a map and a list
 
 
 def profile(*, keys: int, repeats: int, top: int = 0) -> dict[str, Any]:
-    """All three looks at epochs of ``keys`` keys, one row each.
+    """All looks at epochs of ``keys`` keys, one row each (the states: of fewer).
 
     Args:
         top: also the ``top`` functions by their own time, of one epoch under cProfile.
@@ -90,6 +94,7 @@ def profile(*, keys: int, repeats: int, top: int = 0) -> dict[str, Any]:
         traced = _traced_epochs(folder / "traced", keys, repeats)
         rungs = ladder(folder / "ladder", keys=keys, repeats=repeats)
         found = {"keys": keys, "repeats": repeats, **plain, **traced, "ladder": rungs}
+        found["states"] = _states(folder / "states", min(keys, _STATE_KEYS), repeats)
         if top:
             found["cprofile"] = _cprofile(folder / "cprofile", keys, top)
     return found
@@ -266,6 +271,13 @@ def _prepare(folder: Path, keys: int) -> tuple[Groups, RocksStore]:
     return groups, RocksStore.open(str(folder / "db"))
 
 
+def _states(folder: Path, keys: int, repeats: int) -> list[dict[str, Any]]:
+    folder.mkdir()
+    groups, store = _prepare(folder, keys)
+    store.close()
+    return state_costs(folder, groups, repeats=repeats)
+
+
 def _operator(cursor: KeyCursor) -> RowOperator:
     return RowOperator(
         uid=UID, cursor=cursor, input_schema=INPUT, key_positions=(0,), output_schema=OUTPUT
@@ -279,14 +291,14 @@ def _bare(groups: Groups) -> None:
 
 def _calls(cursor: KeyCursor, store: RocksStore, processor: StatefulProcessor) -> TwsCalls:
     declared = StateDeclaration(name="count", kind="value", value_schema=STATE.json())
-    return TwsCalls(
-        processor,
-        UID,
-        cursor=cursor,
-        table=StateTable(store),
+    state = EpochState(
+        cursor,
+        StateTable(store),
         declared={"count": declared},
         ids={"count": 1},
+        times=EpochTimes(),
     )
+    return TwsCalls(processor, UID, state)
 
 
 def _loaded(groups: Groups, store: RocksStore) -> None:
@@ -298,7 +310,7 @@ def _loaded(groups: Groups, store: RocksStore) -> None:
 
 def _driven(groups: Groups, store: RocksStore, processor: StatefulProcessor) -> None:
     cursor = KeyCursor()
-    for _ in _operator(cursor).run(groups, _calls(cursor, store, processor)):
+    for _ in _operator(cursor).run(groups, _calls(cursor, store, processor).rows):
         pass
 
 
@@ -348,6 +360,8 @@ def profile_text(found: dict[str, Any]) -> str:
             )
     lines += ["", f"{'loop over keys, step by step':<67}{'cpu ns/row':>10}"]
     lines += [f"{rung['step']:<67}{rung['cpu_ns_per_row']:>10.0f}" for rung in found["ladder"]]
+    lines += ["", f"{'an access to state, and what it adds to a row':<67}{'cpu ns/row':>10}"]
+    lines += [f"{case['step']:<67}{case['cpu_ns_per_row']:>10.0f}" for case in found["states"]]
     if found["not_found"]:
         lines += ["", f"not traced (not there any more): {', '.join(found['not_found'])}"]
     if "cprofile" in found:

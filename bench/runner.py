@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,15 @@ def run_side(
     source: Path,
     partitions: int,
     timeout_s: float,
+    name: str = "counter",
+    store: str | None = None,
     settings: dict[str, Any] | None = None,
     conf: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run one side to its end in a new folder under ``work``, which is removed.
+
+    Args:
+        name: of the work. store: where our state is durable, if not in that folder.
 
     Raises:
         SideFailed: with the end of its log.
@@ -48,7 +54,9 @@ def run_side(
     result, log = folder / "result.json", folder / "log"
     task = {
         "side": side,
+        "name": name,
         "work": str(folder),
+        "store": store or f"file://{folder}/store",
         "input": str(source),
         "partitions": partitions,
         "timeout_s": timeout_s,
@@ -72,7 +80,7 @@ def run_side(
             _end(child)
     if code or not result.exists():
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        raise SideFailed(f"side {side!r} ended with {code}:\n" + "\n".join(tail))
+        raise SideFailed(f"side {side!r}, {name}, ended with {code}:\n" + "\n".join(tail))
     report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     report["busy_before"] = busy
     shutil.rmtree(folder)
@@ -146,25 +154,28 @@ def batch_stats(report: dict[str, Any], first: int, last: int, rows: int) -> dic
     }
 
 
-def check_output(report: dict[str, Any], *, keys: int, rows: int, full: int) -> None:
-    """Whether the counter said after each full batch what it must.
+def check_output(report: dict[str, Any], expected: Sequence[Mapping[str, int]]) -> None:
+    """Whether each batch read and gave what it must, and nothing came after them.
+
+    Args:
+        expected: one for each batch with rows in or out, as :class:`bench.works.Work` counted them.
 
     Raises:
         SideFailed: naming side, batch and both figures. A side that is wrong is not fast.
     """
-    stateful = report["side"] in ("spark", "ours")
-    for batch in report["batches"]:
-        number = batch["batch"]
-        expected = {"input_rows": rows, "output_rows": keys if stateful else rows}
-        if stateful:
-            expected["output_total"] = rows * (number + 1)
-        if number >= full:
-            expected = dict.fromkeys(expected, 0)
-        for name, value in expected.items():
+    side, stateful = report["side"], report["side"] in ("spark", "ours")
+    batches = {batch["batch"]: batch for batch in report["batches"]}
+    wanted: dict[int, Mapping[str, int]] = dict(enumerate(expected))
+    if not stateful:  # what goes in comes out, and no timer makes a batch of its own
+        rows = {number: one["input_rows"] for number, one in wanted.items() if one["input_rows"]}
+        wanted = {number: {"input_rows": n, "output_rows": n} for number, n in rows.items()}
+    if missing := sorted(set(wanted) - set(batches)):
+        raise SideFailed(f"side {side!r} did not run batches {missing}")
+    for number, batch in batches.items():
+        nothing = dict.fromkeys(expected[0], 0)
+        for name, value in wanted.get(number, nothing).items():
             found = batch[name]
             if found is None and not value:  # Spark may leave out what nothing was observed of
                 continue
             if found != value:
-                raise SideFailed(
-                    f"side {report['side']!r}, batch {number}: {name} is {found}, not {value}"
-                )
+                raise SideFailed(f"side {side!r}, batch {number}: {name} is {found}, not {value}")

@@ -2,7 +2,8 @@
 
 It runs one query over prepared files to their end, with a fresh JVM, and writes what it saw to the
 file that the task names. Sides differ in the operator and in nothing else: same source, session,
-partitions, sink, and the same observation of the output, which is checked.
+partitions, sink, and the same observation of the output, which is checked. Which processor it is,
+and what else a work needs, is in `bench.works`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from bench.cpu import CpuSampler
 from bench.data import FILES_PER_BATCH, INPUT_SCHEMA
 from bench.layers import task_layers, watch_session
-from bench.processor import OUTPUT_SCHEMA, Counter
+from bench.processor import OUTPUT_SCHEMA, PROCESSORS
+from bench.works import START_MS, WORKS
+from snapshot.storage.options import StoreOptions
 
 __all__ = ["SIDES", "run"]
 
 SIDES = ("spark", "ours", "stateless", "anchored")
-_UID = "counter"
 
 
 def session(task: dict[str, Any]) -> SparkSession:
@@ -67,11 +69,14 @@ def _passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _spark_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
-    result = frame.groupBy("k").transformWithState(
-        statefulProcessor=Counter(),
+    work, grouped = WORKS[task["name"]], frame.groupBy("k")
+    pandas = work.flavour == "pandas"
+    operator = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
+    result = operator(
+        statefulProcessor=PROCESSORS[work.name](),
         outputStructType=OUTPUT_SCHEMA,
         outputMode="update",
-        timeMode="none",
+        timeMode="EventTime" if work.event_time else "none",
     )
     return result, None
 
@@ -79,16 +84,23 @@ def _spark_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]
 def _our_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
     from statebackend import StateBackend
 
+    work = WORKS[task["name"]]
     backend = StateBackend(
         frame.sparkSession,
-        uri=f"file://{task['work']}/store",
+        uri=task["store"],
         job="bench",
         local_dir=f"{task['work']}/local",
         parallelism=task["partitions"],
         settings=task.get("settings"),
     )
     result = backend.transform_with_state(
-        frame, keys="k", processor=Counter(), output_schema=OUTPUT_SCHEMA, uid=_UID
+        frame,
+        keys="k",
+        processor=PROCESSORS[work.name](),
+        output_schema=OUTPUT_SCHEMA,
+        uid=work.name,
+        flavour=work.flavour,
+        time_mode="event" if work.event_time else "none",
     )
     return result, backend
 
@@ -113,7 +125,8 @@ def _anchored_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, A
 
 def _data_passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        columns = batch.filter(batch.column(2).is_valid()).columns[:2]
+        # Three columns of ours come last: the first of them is null in a barrier.
+        columns = batch.filter(batch.column(batch.num_columns - 3).is_valid()).columns[:2]
         yield pa.RecordBatch.from_arrays(columns, names=["k", "n"])
 
 
@@ -130,14 +143,12 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     spark = session(task)
     cpu = CpuSampler()
     cpu.start()
-    frame = (
-        spark.readStream.schema(INPUT_SCHEMA)
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
-        .parquet(task["input"])
-    )
-    result, backend = _MAKERS[task["side"]](frame, task)
+    result, backend = _MAKERS[task["side"]](_input(spark, task), task)
+    sums = {"total": F.sum("n"), "weighted": F.sum(F.col("k") * F.col("n"))}
     observed = result.observe(
-        "output", F.count(F.lit(1)).alias("rows"), F.coalesce(F.sum("n"), F.lit(0)).alias("total")
+        "output",
+        F.count(F.lit(1)).alias("rows"),
+        *[F.coalesce(found, F.lit(0)).alias(name) for name, found in sums.items()],
     )
     checkpoint = f"{task['work']}/checkpoint"
     writer: DataStreamWriter = (
@@ -170,11 +181,28 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "batches": _batches(query, Path(checkpoint), cpu),
     }
     if backend is not None:
-        report["layers"] = task_layers(f"file://{task['work']}/store/bench", "bench")
+        report["layers"] = task_layers(f"{task['store']}/bench", "bench", _reached(task))
         report["driver_ms"] = calls
         backend.close()
     spark.stop()
     return report
+
+
+def _input(spark: SparkSession, task: dict[str, Any]) -> DataFrame:
+    """The prepared batches in order; a work in event time has its column, and Spark's watermark."""
+    reader = spark.readStream.schema(INPUT_SCHEMA).option("maxFilesPerTrigger", FILES_PER_BATCH)
+    frame = reader.parquet(task["input"])
+    if not WORKS[task["name"]].event_time:
+        return frame
+    at = F.timestamp_millis(F.col("v") + F.lit(START_MS))
+    return frame.withColumn("at", at).withWatermark("at", "0 seconds")
+
+
+def _reached(task: dict[str, Any]) -> StoreOptions:
+    given = task.get("settings", {})
+    return StoreOptions(
+        endpoint_url=given.get("s3_endpoint", ""), region=given.get("s3_region", "")
+    )
 
 
 def _compilations(spark: SparkSession) -> int:
@@ -199,8 +227,10 @@ def _batches(query: Any, checkpoint: Path, cpu: CpuSampler) -> list[dict[str, An
                 "committed_s": committed_s,
                 "cpu_s": cpu.between(start_s, committed_s),
                 "input_rows": progress["numInputRows"],
-                "output_rows": int(output["rows"]) if output is not None else None,
-                "output_total": int(output["total"]) if output is not None else None,
+                **{
+                    f"output_{name}": None if output is None else int(output[name])
+                    for name in ("rows", "total", "weighted")
+                },
                 "duration_ms": dict(progress["durationMs"]),
             }
         )

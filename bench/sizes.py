@@ -10,7 +10,12 @@ __all__ = ["FULL", "QUICK", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts, not durations. ``partitions``: one configuration of the comparison each."""
+    """Counts, not durations. ``partitions``: one configuration of the comparison each.
+
+    ``map_keys``: of the work with maps, whose state has 100 entries for each. ``pandas_rows``: keys
+    and rows of the work in pandas. ``pandas_spark_batches``: its warm and counted batches on
+    Spark's side, which takes a minute for 100,000 rows.
+    """
 
     name: str
     keys: int
@@ -18,6 +23,9 @@ class Sizes:
     warm_batches: int
     counted_batches: int
     rounds: int
+    map_keys: int
+    pandas_rows: int
+    pandas_spark_batches: tuple[int, int]
     partitions: tuple[int, ...]
     changed_keys: int
     empty_warm_batches: int
@@ -41,6 +49,9 @@ FULL = Sizes(
     warm_batches=4,
     counted_batches=6,
     rounds=3,
+    map_keys=10_000,
+    pandas_rows=100_000,
+    pandas_spark_batches=(1, 1),
     partitions=(2, 4),
     changed_keys=50_000,
     empty_warm_batches=8,
@@ -50,13 +61,16 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     name="quick",
-    keys=20_000,
-    rows=20_000,
-    warm_batches=2,
-    counted_batches=5,
+    keys=10_000,
+    rows=10_000,
+    warm_batches=1,
+    counted_batches=2,
     rounds=1,
+    map_keys=500,
+    pandas_rows=3_000,
+    pandas_spark_batches=(1, 1),
     partitions=(2,),
-    changed_keys=10_000,
+    changed_keys=5_000,
     empty_warm_batches=3,
     empty_counted_batches=10,
     empty_rounds=1,

@@ -8,7 +8,8 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 * a stamp belongs to one epoch: a frame of another batch is refused;
 * the newest attempt that acked wins, and only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
-* after the first failed commit nothing is accepted any more.
+* after the first failed commit nothing is accepted any more;
+* an epoch's watermark follows from the epochs before it, and is the same when it is repeated.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from collections.abc import Callable, Mapping
 from snapshot.assembly import assemble
 from snapshot.bases import BaseBook, BasePolicy
 from snapshot.delta import DIGEST_BYTES, chain
-from snapshot.epoch import Acked, EpochState
+from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from snapshot.refusals import stale_attempt, unfinished, wrong_batch
-from snapshot.running import RunningOperator
+from snapshot.running import RunningOperator, resumed_time
 from snapshot.stamps import Stamps
+from snapshot.watermark import JobTime, NextDue, next_due
 from statebackend.errors import (
     IncompleteEpochError,
     ProtocolError,
@@ -80,6 +82,7 @@ class Coordinator:
         self._operators: dict[str, RunningOperator] = {}
         self._failure: StateBackendError | None = None
         self.epoch: int | None = None
+        self._time = JobTime()
         self._stamps = Stamps(
             entry.stamp_ms for known in self._lineages.values() for entry in known.epochs.values()
         )
@@ -122,7 +125,7 @@ class Coordinator:
         operator = self._operators[request.operator]
         if not 0 <= request.subtask < operator.spec.parallelism:
             raise ProtocolError(f"Operator {request.operator!r} has no subtask {request.subtask}.")
-        return operator.admit(request)
+        return operator.admit(request, self._time)
 
     def _first_epoch(self, request: BeginRequest) -> None:
         base_epoch = request.epoch - 1
@@ -145,8 +148,8 @@ class Coordinator:
             lineage.require(base_epoch)
             book = BaseBook(self.base_policy, self._now_s, self._new_id)
             book.remember(lineage, base_epoch, self.inline_budget_bytes)
-            operators[uid] = RunningOperator(
-                spec, lineage, EpochState(spec.parallelism), book, self._retain_epochs
+            operators[uid] = RunningOperator.resumed(
+                spec, lineage, request.epoch, book, self._retain_epochs
             )
         # Stamps of the epoch that is repeated, or of later ones given up, are not older ones.
         self._stamps.forget(
@@ -157,6 +160,7 @@ class Coordinator:
         )
         self._bind(request)
         self._operators = operators
+        self._time, _ = resumed_time(self._specs, self._lineages, request.epoch)
 
     def _finished(self, epoch: int) -> bool:
         """Whether an earlier run finished ``epoch``.
@@ -176,6 +180,9 @@ class Coordinator:
         self._bind(request)
         for operator in self._operators.values():
             operator.next_epoch(request.epoch, asynchronous=self.asynchronous)
+        self._time = self._time.following(
+            one.spec.time(one.event_max_ms, None) for one in self._operators.values()
+        )
 
     def _check_complete(self, epoch: int) -> None:
         missing = {
@@ -284,34 +291,37 @@ class Coordinator:
         acks = operator.epoch.take_due()
         if acks is None:
             return None
-        return assemble(
-            Manifest(
-                kind="checkpoint",
-                generation=0,  # this and the next three are filled in when it is appended
-                sequence=0,
-                writer="",
-                write_id="",
-                job=self.job,
-                job_id=self.job_id,
-                query_id=self.query_id,
-                run=self.run,
-                operator=uid,
-                epoch=self.epoch,
-                first_epoch=operator.lineage.first_epoch,
-                stamp_ms=self._stamps.current,
-                parallelism=operator.spec.parallelism,
-                max_parallelism=operator.spec.max_parallelism,
-                schemas=operator.spec.schemas,
-                states=operator.spec.states,
-                oldest_needed=self._oldest_needed(),
-                settings=operators_setting(
-                    {one: running.lineage.first_epoch for one, running in self._operators.items()}
-                ),
+        head = Manifest(
+            kind="checkpoint",
+            generation=0,  # this and the next three are filled in when it is appended
+            sequence=0,
+            writer="",
+            write_id="",
+            job=self.job,
+            job_id=self.job_id,
+            query_id=self.query_id,
+            run=self.run,
+            operator=uid,
+            epoch=self.epoch,
+            stamp_ms=self._stamps.current,
+            watermark_ms=self._watermark_ms,
+            oldest_needed=self._oldest_needed(),
+            settings=operators_setting(
+                {one: running.lineage.first_epoch for one, running in self._operators.items()}
             ),
+        )
+        return assemble(
+            operator.filled(head, acks),
             acks,
             dict(operator.bases.waiting),
             [subtask.key_groups for subtask in operator.lineage.subtasks],
         )
+
+    @property
+    def _watermark_ms(self) -> int | None:
+        """What records say: nothing in a job that has never had a watermark."""
+        timed = any(spec.time_mode == "event" for spec in self._specs.values())
+        return self._time.watermark_ms if timed or self._time.watermark_ms else None
 
     def _oldest_needed(self) -> int:
         assert self.epoch is not None
@@ -356,6 +366,24 @@ class Coordinator:
         late = any(operator.tail is not None for operator in self._operators.values())
         return self.epoch - (2 if late else 1)
 
+    def next_due(self) -> NextDue | None:
+        """What waits for the next epoch; None while an epoch runs, or once nothing is accepted.
+
+        Before the first epoch of the run the records say it: those of the newest epoch that every
+        operator has finished, or of the one that the run starts from.
+        """
+        if self._failure is not None:
+            return None
+        if self.epoch is None:
+            last = [self._lineages[uid].last_epoch for uid in self._specs if uid in self._lineages]
+            finished = min(last, default=-1) if len(last) == len(self._specs) else -1
+            epoch = max(finished, -1 if self._expected_epoch is None else self._expected_epoch - 1)
+            return next_due(epoch, *resumed_time(self._specs, self._lineages, epoch + 1))
+        if not all(operator.epoch.acked for operator in self._operators.values()):
+            return None
+        operators = [operator.time_after() for operator in self._operators.values()]
+        return next_due(self.epoch, self._time.following(operators), operators)
+
     def lineages(self) -> dict[str, OperatorLineage]:
         """The lineages of all running operators, by uid."""
         return {uid: operator.lineage for uid, operator in self._operators.items()}
@@ -375,6 +403,10 @@ class Coordinator:
     def spec(self, uid: str) -> OperatorSpec:
         """The operator's spec."""
         return self._specs[uid]
+
+    def specs(self) -> list[OperatorSpec]:
+        """Every operator of the run."""
+        return list(self._specs.values())
 
     def check_finished(self, epoch: int) -> None:
         """Raise unless every operator has made ``epoch`` durable (what ``checked`` asks).

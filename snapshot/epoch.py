@@ -47,6 +47,11 @@ class EpochState:
         self._taken = dict(self.acks)
         return self._taken
 
+    @property
+    def recorded(self) -> dict[int, AckRequest]:
+        """The acks of the newest record, durable or on its way; empty where there is none."""
+        return self._taken
+
     def made_durable(self, acks: dict[int, AckRequest]) -> None:
         """A record with ``acks`` is durable."""
         self.durable = acks
@@ -77,6 +82,14 @@ class EpochState:
 
 
 def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:
+    """Whether a record of the one would be a record of the other.
+
+    Late rows move the operator's largest event time and change no state.
+    """
     return acks.keys() == others.keys() and all(
-        ack.chain == others[subtask].chain for subtask, ack in acks.items()
+        _recorded(ack) == _recorded(others[subtask]) for subtask, ack in acks.items()
     )
+
+
+def _recorded(ack: AckRequest) -> tuple[str, int | None, int | None]:
+    return ack.chain, ack.max_event_ms, ack.next_timer_ms

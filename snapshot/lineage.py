@@ -34,12 +34,30 @@ class SliceRef:
 
 @dataclass(frozen=True)
 class EpochEntry:
-    """A complete epoch of one operator."""
+    """A complete epoch of one operator; what its record says of times is in `Manifest`."""
 
     epoch: int
     sequence: int
     stamp_ms: int
     run: str = ""
+    watermark_ms: int | None = None
+    event_max_ms: int | None = None
+    next_timer_ms: int | None = None
+    dropped_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> EpochEntry:
+        """As a checkpoint record says."""
+        return cls(
+            epoch=manifest.epoch,
+            sequence=manifest.sequence,
+            stamp_ms=manifest.stamp_ms,
+            run=manifest.run,
+            watermark_ms=manifest.watermark_ms,
+            event_max_ms=manifest.event_max_ms,
+            next_timer_ms=manifest.next_timer_ms,
+            dropped_ids=frozenset(manifest.dropped_ids),
+        )
 
 
 @dataclass
@@ -185,7 +203,7 @@ class OperatorLineage:
                 )
             slices = subtask.deltas if entry.kind == "delta" else subtask.bases
             slices[entry.epoch] = SliceRef(manifest.sequence, entry)
-        self.epochs[epoch] = EpochEntry(epoch, manifest.sequence, manifest.stamp_ms, manifest.run)
+        self.epochs[epoch] = EpochEntry.of(manifest)
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` or anything later needs."""

@@ -27,7 +27,7 @@ __all__ = [
     "SlicePart",
 ]
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 
 
 class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +128,11 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     layers' last. ``chain`` and ``durable_chain`` are the lineage after the two epochs.
     ``restoring``: report how it went with the ack. ``base_due``: send a base along with the delta.
     ``grant``: upload one in the background. ``generation`` goes into the names of objects.
+
+    ``watermark_ms`` is in force in this epoch; rows whose event time is at or before
+    ``late_watermark_ms`` (the one of the epoch before) are late. ``initial``: objects with the
+    operator's initial state, in its first epoch only. ``dropped``: ids of states whose entries
+    must be deleted in this epoch.
     """
 
     job_id: str
@@ -147,6 +152,10 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     restoring: bool
     base_due: bool
     grant: BaseGrant | None = None
+    watermark_ms: int = 0
+    late_watermark_ms: int = 0
+    initial: list[SlicePart] = []
+    dropped: list[int] = []
 
 
 class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +174,10 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``large_bytes``: the size of its state, where that is too large for a base in the record.
     ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
     object store by this attempt: (requests, bytes) by verb.
+
+    ``max_event_ms``: the largest event time over all rows of the attempt, late ones too; None for
+    no rows, or no event time. ``next_timer_ms``: the earliest timer that is left, in the operator's
+    own time mode; None for none.
     """
 
     protocol: int
@@ -179,6 +192,8 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     delta: SlicePart
     base: SlicePart | None = None
     large_bytes: int = 0
+    max_event_ms: int | None = None
+    next_timer_ms: int | None = None
     timings_ms: dict[str, float] = {}
     figures: dict[str, int] = {}
     requests: dict[str, tuple[int, int]] = {}

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from snapshot.bases import Grant
-from snapshot.messages import AckRequest, BaseDone
+from snapshot.lineage import OperatorLineage
+from snapshot.messages import AckRequest, BaseDone, SlicePart
+from snapshot.names import parse_data_name
 from snapshot.record import Manifest
+from snapshot.watermark import JobTime, OperatorTime
+from statebackend.errors import ProtocolError
 
-__all__ = ["Admitted", "CommitWork", "OperatorSpec", "operators_setting"]
+__all__ = [
+    "Admitted",
+    "CommitWork",
+    "OperatorSpec",
+    "check_initial",
+    "operators_setting",
+    "takes_initial",
+]
 
 
 def operators_setting(first_epochs: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -24,13 +35,61 @@ def operators_setting(first_epochs: Mapping[str, int]) -> dict[str, dict[str, in
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator as the driver knows it. ``states``: name -> id; ``schemas``: name -> JSON."""
+    """An operator as the driver knows it.
+
+    Attributes:
+        states: ids by name. schemas: JSON by name.
+        time_mode: none, processing or event: what its timers run on.
+        watermark_delay_ms: how late its rows may be. An operator in event mode without one takes
+            the job's watermark and has no say in it.
+        initial: its initial state by subtask, for its first epoch: objects that are durable,
+            named by `snapshot.names.data_name` with the generation and the epoch that begin.
+        dropped: those of ``states`` that were deleted by name (see `snapshot.stateids`).
+    """
 
     uid: str
     parallelism: int
     max_parallelism: int
     states: dict[str, int]
     schemas: dict[str, str]
+    time_mode: str = "none"
+    watermark_delay_ms: int | None = None
+    initial: dict[int, SlicePart] = {}
+    dropped: dict[str, int] = {}
+
+    def time(self, event_max_ms: int | None, next_timer_ms: int | None) -> OperatorTime:
+        """Its part in the job's time at the end of an epoch."""
+        return OperatorTime(
+            time_mode=self.time_mode,
+            delay_ms=self.watermark_delay_ms,
+            event_max_ms=event_max_ms,
+            next_timer_ms=next_timer_ms,
+        )
+
+
+def takes_initial(lineage: OperatorLineage | None, first_epoch: int) -> bool:
+    """Whether an operator needs its initial state in a run that begins with ``first_epoch``.
+
+    Its first epoch may have been finished before and is repeated all the same.
+    """
+    return lineage is None or first_epoch <= lineage.first_epoch
+
+
+def check_initial(specs: Iterable[OperatorSpec], generation: int) -> None:
+    """Refuse initial state that cleaning would take for garbage.
+
+    Raises:
+        ProtocolError: its objects are not named with this driver's generation.
+    """
+    for spec in specs:
+        for part in spec.initial.values():
+            found = parse_data_name(part.name)
+            if found is None or found.generation != generation:
+                raise ProtocolError(
+                    f"The initial state of operator {spec.uid!r} is in {part.name!r}, but this is "
+                    f"generation {generation}: another driver has claimed the job meanwhile.",
+                    todo="Start the query again.",
+                )
 
 
 @dataclass(frozen=True)
@@ -39,7 +98,8 @@ class Admitted:
 
     ``durable_epoch`` is the newest that the log holds; where that is the epoch before
     ``base_epoch``, ``layer`` is the subtask's ack of ``base_epoch``. ``base_due``: a base is sent
-    with the ack. ``grant``: a base is uploaded apart.
+    with the ack. ``grant``: a base is uploaded apart. ``time``: the epoch's watermarks.
+    ``initial``: the subtask's initial state. ``dropped``: states to be deleted, by id, ascending.
     """
 
     base_epoch: int
@@ -49,6 +109,9 @@ class Admitted:
     base_due: bool
     grant: Grant | None
     layer: AckRequest | None
+    time: JobTime
+    initial: SlicePart | None
+    dropped: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,9 @@ class EpochProgress(msgspec.Struct, frozen=True, kw_only=True):
         acks_ms: from the epoch's first begin to its last ack. commit_ms: of writing the record.
         delta_bytes, delta_rows: over all subtasks.
         requests: over all subtasks; the record's own is one more.
+        late_rows: rows that came after the watermark and were dropped, over all subtasks.
+        timers_fired: over all subtasks.
+        watermark_ms: in force in the epoch, for the whole job; None: it never had one.
     """
 
     event: Literal["epoch"] = "epoch"
@@ -84,6 +87,9 @@ class EpochProgress(msgspec.Struct, frozen=True, kw_only=True):
     delta_rows: int
     bases: int
     requests: Counts
+    late_rows: int = 0
+    timers_fired: int = 0
+    watermark_ms: int | None = None
 
 
 class BaseProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +181,9 @@ class ProgressBook:
                 delta_rows=sum(part.rows for part in deltas),
                 bases=sum(entry.kind != "delta" for entry in work.manifest.slices),
                 requests=_summed(ack.requests for ack in work.acks.values()),
+                late_rows=_figure(work, "late_rows"),
+                timers_fired=_figure(work, "timers_fired"),
+                watermark_ms=work.manifest.watermark_ms,
             )
             self._epochs = [*self._epochs[-_EPOCHS_KEPT:], event]
         _say(event)
@@ -218,6 +227,10 @@ def _say(event: msgspec.Struct) -> None:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
+
+
+def _figure(work: CommitWork, name: str) -> int:
+    return sum(ack.figures.get(name, 0) for ack in work.acks.values())
 
 
 def _total(parts: list[SlicePart]) -> int:

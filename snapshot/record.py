@@ -118,7 +118,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         query_id, run: of the streaming query, and of its start.
         operator, epoch: what it is a checkpoint of; epoch -1 = none.
         stamp_ms: the epoch's own time; -1 = none.
-        watermark_ms: after the epoch; None = none.
+        watermark_ms: in force in the epoch, for the whole job; None = none.
+        event_max_ms: the largest event time that the operator ever saw, up to the epoch's end.
+        next_timer_ms: its earliest timer after the epoch; None = none.
+        time_mode: which time its timers run on: none, processing, event; "" = not said.
+        dropped_ids: states that were deleted; nothing of them is left after the epoch.
         parallelism, max_parallelism: of the operator; 0 = not said.
         first_epoch: the first epoch that the operator ever ran.
         schemas: state schemas by name, in records where they changed.
@@ -143,6 +147,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     epoch: int = -1
     stamp_ms: int = -1
     watermark_ms: int | None = None
+    event_max_ms: int | None = None
+    next_timer_ms: int | None = None
+    time_mode: str = ""
+    dropped_ids: list[int] = []
     parallelism: int = 0
     max_parallelism: int = 0
     first_epoch: int = 0

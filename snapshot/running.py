@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from snapshot.bases import BaseBook, Due, due
 from snapshot.epoch import EpochState
@@ -10,9 +13,31 @@ from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec
 from snapshot.record import Manifest
+from snapshot.watermark import JobTime, OperatorTime, resumed
 from statebackend.errors import ProtocolError
 
-__all__ = ["RunningOperator"]
+__all__ = ["RunningOperator", "resumed_time"]
+
+
+def resumed_time(
+    specs: Mapping[str, OperatorSpec], lineages: Mapping[str, OperatorLineage], epoch: int
+) -> tuple[JobTime, list[OperatorTime]]:
+    """The times of an epoch as the first of a run, and every operator's before it.
+
+    Args:
+        specs, lineages: by operator; one without a lineage has seen nothing.
+        epoch: the first of the run.
+    """
+    before, again, operators = [], [], []
+    for uid, spec in specs.items():
+        known = lineages[uid].epochs if uid in lineages else {}
+        entry, repeated = known.get(epoch - 1), known.get(epoch)
+        before.append(entry.watermark_ms if entry else None)
+        again.append(repeated.watermark_ms if repeated else None)
+        operators.append(
+            spec.time(entry.event_max_ms, entry.next_timer_ms) if entry else spec.time(None, None)
+        )
+    return resumed(before, operators, again), operators
 
 
 @dataclass(frozen=True)
@@ -25,15 +50,53 @@ class _Tail:
 
 @dataclass
 class RunningOperator:
-    """What the coordinator keeps of an operator. ``acked``: subtasks that acked in this run."""
+    """What the coordinator keeps of an operator.
+
+    Attributes:
+        number: the epoch that runs. epoch: its acks.
+        acked: subtasks that acked in this run.
+        event_max_ms: the largest event time of the epochs before the one that runs.
+        gone: ids of deleted states of which nothing was left before the epoch that runs.
+        dropping: those whose entries are deleted in it.
+    """
 
     spec: OperatorSpec
     lineage: OperatorLineage
+    number: int
     epoch: EpochState
     bases: BaseBook
     retain_epochs: int = 1
     acked: set[int] = field(default_factory=set)
     tail: _Tail | None = None
+    event_max_ms: int | None = None
+    gone: frozenset[int] = frozenset()
+    dropping: frozenset[int] = frozenset()
+
+    @classmethod
+    def resumed(
+        cls,
+        spec: OperatorSpec,
+        lineage: OperatorLineage,
+        epoch: int,
+        bases: BaseBook,
+        retain_epochs: int,
+    ) -> RunningOperator:
+        """In its first epoch of a run, from the record of the epoch before, if there is one."""
+        before = lineage.epochs.get(epoch - 1)
+        gone = before.dropped_ids if before else frozenset()
+        # What an earlier attempt at this epoch deleted is deleted again.
+        again = [entry.dropped_ids for e, entry in lineage.epochs.items() if e >= epoch]
+        return cls(
+            spec,
+            lineage,
+            epoch,
+            EpochState(spec.parallelism),
+            bases,
+            retain_epochs,
+            event_max_ms=before.event_max_ms if before else None,
+            gone=gone,
+            dropping=frozenset(spec.dropped.values()).union(*again) - gone,
+        )
 
     def chain_at(self, subtask: int, epoch: int) -> str | None:
         """The lineage digest after an epoch that may be on its way to the log."""
@@ -41,7 +104,7 @@ class RunningOperator:
             return self.tail.acks[subtask].chain
         return self.lineage.subtasks[subtask].chain_at(epoch)
 
-    def admit(self, request: BeginRequest) -> Admitted:
+    def admit(self, request: BeginRequest, time: JobTime) -> Admitted:
         """What an attempt starts from, and what it has to write besides its delta."""
         base_epoch = request.epoch - 1
         chain = self.chain_at(request.subtask, base_epoch)
@@ -69,15 +132,52 @@ class RunningOperator:
             base_due=what is Due.INLINE,
             grant=grant,
             layer=self.tail.acks[request.subtask] if self.tail is not None else None,
+            time=time,
+            initial=self.spec.initial.get(request.subtask) if self._is_first else None,
+            dropped=tuple(sorted(self.dropping)),
+        )
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the epoch that runs is the first that the operator ever ran."""
+        return self.number == self.lineage.first_epoch
+
+    def time_after(self, acks: Mapping[int, AckRequest] | None = None) -> OperatorTime:
+        """Its times at the end of the epoch that runs, by some acks (else the newest)."""
+        acks = self.epoch.acks if acks is None else acks
+        seen = [self.event_max_ms, *(ack.max_event_ms for ack in acks.values())]
+        timers = [ack.next_timer_ms for ack in acks.values()]
+        return self.spec.time(
+            event_max_ms=max((ms for ms in seen if ms is not None), default=None),
+            next_timer_ms=min((ms for ms in timers if ms is not None), default=None),
+        )
+
+    def filled(self, head: Manifest, acks: Mapping[int, AckRequest]) -> Manifest:
+        """A record's manifest with all that is this operator's own, but for its slices."""
+        spec, after = self.spec, self.time_after(acks)
+        return msgspec.structs.replace(
+            head,
+            first_epoch=self.lineage.first_epoch,
+            parallelism=spec.parallelism,
+            max_parallelism=spec.max_parallelism,
+            schemas=spec.schemas,
+            states=spec.states,
+            time_mode=spec.time_mode,
+            event_max_ms=after.event_max_ms,
+            next_timer_ms=after.next_timer_ms,
+            dropped_ids=sorted(self.gone | self.dropping),
         )
 
     def next_epoch(self, epoch: int, *, asynchronous: bool) -> None:
         """``epoch`` begins: the one before is durable, or on its way if that is allowed."""
+        # By the record: a repeated epoch has nothing else to go by.
+        self.event_max_ms = self.time_after(self.epoch.recorded).event_max_ms
+        self.gone, self.dropping = self.gone | self.dropping, frozenset()
         on_its_way = self.epoch.on_its_way() if asynchronous else None
         self.tail = _Tail(epoch - 1, on_its_way) if on_its_way else None
         durable_epoch = epoch - (2 if on_its_way else 1)
         self.lineage.prune(durable_epoch - (self.retain_epochs - 1))
-        self.epoch = EpochState(self.spec.parallelism)
+        self.number, self.epoch = epoch, EpochState(self.spec.parallelism)
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that a restore may ask for while ``epoch`` runs; None for none.
@@ -103,8 +203,10 @@ class RunningOperator:
         self.bases.written(work.bases)
 
     def pending_names(self) -> set[str]:
-        """Objects of acks and bases that no record names yet."""
+        """Objects of acks, bases and the initial state that no record names (yet)."""
         names: set[str] = set()
+        if self._is_first or (self.tail and self.tail.epoch == self.lineage.first_epoch):
+            names.update(part.name for part in self.spec.initial.values())
         tails = self.tail.acks.values() if self.tail else ()
         for ack in (*self.epoch.acks.values(), *tails):
             names.update(part.name for part in (ack.delta, ack.base) if part and part.name)

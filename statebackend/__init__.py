@@ -11,13 +11,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from snapshot.messages import RestoreReport as RestoreReport
+    from snapshot.progress import CheckpointProgress as CheckpointProgress
+    from statebackend.api.context import ProcessorContext as ProcessorContext
+    from statebackend.api.processors import CoProcessor as CoProcessor
+    from statebackend.api.processors import KeyedProcessor as KeyedProcessor
+    from statebackend.api.tester import ProcessorTester as ProcessorTester
     from statebackend.errors import StateBackendError as StateBackendError
     from statebackend.spark.backend import StateBackend as StateBackend
+    from statebackend.state.ttl import TTL as TTL
 
 __version__ = "0.1.0"
 
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {
+    "TTL": "statebackend.state.ttl",
+    "CheckpointProgress": "snapshot.progress",
+    "CoProcessor": "statebackend.api.processors",
+    "KeyedProcessor": "statebackend.api.processors",
+    "ProcessorContext": "statebackend.api.context",
+    "ProcessorTester": "statebackend.api.tester",
     "RestoreReport": "snapshot.messages",
     "StateBackend": "statebackend.spark.backend",
     "StateBackendError": "statebackend.errors",

@@ -12,7 +12,8 @@ sent to subtasks (`statebackend.spark.keyhash`), and here, where state is addres
    boolean                                      int, 1 or 0
    byte, short, int, date (days since epoch)    int (one 32-bit word, length 4)
    long, timestamp, timestamp_ntz,              long (low word, then high word, length 8)
-   day-time interval (microseconds)
+   day-time interval (microseconds),
+   time (nanoseconds since midnight)
    float, double                                its IEEE bits as int, long; -0.0 as 0.0, and
                                                 every NaN as 0x7fc00000, 0x7ff8000000000000
    decimal, precision up to 18                  long: the unscaled value
@@ -280,6 +281,8 @@ def _fold_leaf(array: pa.Array, seed: Words) -> Words:
         return _hash_long(_values(micros, np.dtype(np.int64)), seed)
     if pt.is_duration(kind):
         return _hash_long(_values(array.cast(pa.duration("us")), np.dtype(np.int64)), seed)
+    if pt.is_time64(kind):
+        return _hash_long(_values(array.cast(pa.time64("ns")), np.dtype(np.int64)), seed)
     if pt.is_float32(kind):
         bits = canonical_bits(_values(array, np.dtype(np.uint32)))
         return _hash_int(bits.view(np.int32), seed)
@@ -378,12 +381,14 @@ def _check_type(kind: pa.DataType) -> None:
 
 
 def _is_time(kind: pa.DataType) -> bool:
-    return bool(pt.is_date(kind) or pt.is_timestamp(kind) or pt.is_duration(kind))
+    return bool(
+        pt.is_date(kind) or pt.is_timestamp(kind) or pt.is_duration(kind) or pt.is_time64(kind)
+    )
 
 
 def _unsupported(kind: pa.DataType) -> UnsupportedTypeError:
     return UnsupportedTypeError(
         f"A column of Arrow type {kind} cannot be part of a key.",
-        todo="Use booleans, signed integers, floats, strings, binaries, dates, timestamps, "
+        todo="Use booleans, signed integers, floats, strings, binaries, dates, times, timestamps, "
         "decimals up to 38 digits, or structs and arrays of these.",
     )

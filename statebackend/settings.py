@@ -104,6 +104,33 @@ SETTINGS: Final[dict[str, Setting]] = {
         "names of sources, by comma, that give the same rows for the same offsets although they "
         "were told that these are done: with asynchronous commits others are refused",
     ),
+    "heartbeat": Setting(
+        "heartbeat",
+        1,
+        int,
+        "whether timers get batches of their own when there is no data (1) or wait for the next "
+        "batch with data (0); it is one source more, so a job keeps it as it was",
+        lambda value: value in (0, 1),
+        "0 or 1",
+    ),
+    "constant_bytes": Setting(
+        "constantBytes",
+        1 << 20,
+        int,
+        "parts of a processor that are larger (pickled) are sent once, and shared by the epochs of "
+        "a worker, which cannot write to them (0: none)",
+        _not_negative,
+        "a number of bytes",
+    ),
+    "quick_frames": Setting(
+        "quickFrames",
+        1,
+        int,
+        "whether small DataFrames that a pandas processor makes of plain dicts take a short way to "
+        "the same frame (1): it is compared with pandas' own first, and left if they differ",
+        lambda value: value in (0, 1),
+        "0 or 1",
+    ),
     "driver_host": Setting(
         "driver.host", "", str, "the name executors reach the coordinator by (spark.driver.host)"
     ),
@@ -328,6 +355,9 @@ class Settings:
     max_parallelism: int
     commit: str
     repeatable_sources: str
+    heartbeat: int
+    constant_bytes: int
+    quick_frames: int
     driver_host: str
     driver_bind: str
     driver_port: int

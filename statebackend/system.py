@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import socket
 import tempfile
 import time
 import uuid
+import weakref
 
 __all__ = [
     "default_local_dir",
@@ -18,12 +20,19 @@ __all__ = [
     "new_id",
     "process_name",
     "sleep_s",
+    "temporary_folder",
+    "wall_ms",
 ]
 
 
 def monotonic_s() -> float:
     """Seconds that never go backwards; only differences mean anything."""
     return time.monotonic()
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970, by this host's clock."""
+    return time.time_ns() // 1_000_000
 
 
 def sleep_s(seconds: float) -> None:
@@ -63,3 +72,14 @@ def process_name() -> str:
 def default_local_dir() -> str:
     """A directory of the user's in the host's temporary directory."""
     return os.path.join(tempfile.gettempdir(), f"statebackend-{getpass.getuser()}")
+
+
+def temporary_folder(owner: object) -> str:
+    """A folder on this host that only this user can read; gone when ``owner`` is, or the process.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    path = tempfile.mkdtemp(prefix="statebackend-")
+    weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
+    return path

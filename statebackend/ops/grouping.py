@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from statebackend.ops.lateness import LateRows
 from statebackend.ops.staging import Part, StagedRows
 
 __all__ = ["Groups", "group_part", "group_rows"]
@@ -28,12 +29,14 @@ class Groups:
     """Rows sorted by key: an epoch's, or a part of them.
 
     ``full[i]`` (binary: 2 bytes of key group, big-endian, then the encoded key) belongs to the rows
-    ``starts[i]:starts[i + 1]`` of ``rows``.
+    ``starts[i]:starts[i + 1]`` of ``rows``. ``keep``: what is taken of them, slice by slice, where
+    they stayed on disk unfiltered.
     """
 
     rows: pa.Table | StagedRows
     full: pa.BinaryArray
     starts: NDArray[np.int64]
+    keep: Callable[[pa.Table], pa.Table] | None = None
 
     def __len__(self) -> int:
         return len(self.full)
@@ -82,13 +85,17 @@ def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> 
 
 
 def group_part(
-    part: Part, encode: Callable[[Sequence[pa.Array]], pa.Array], key_positions: Sequence[int]
-) -> Groups:
-    """Sort a part of the staged input by key.
+    part: Part,
+    encode: Callable[[Sequence[pa.Array]], pa.Array],
+    key_positions: Sequence[int],
+    late: LateRows | None = None,
+) -> Groups | None:
+    """Sort a part of the staged input by key; None if all of it is late.
 
     Args:
         encode: from key columns to encoded keys (see ``KeyCodec.encode_arrow``).
         key_positions: where the key columns stand.
+        late: leaves out rows that are late.
     """
 
     def encoded(table: pa.Table) -> pa.Array:
@@ -97,10 +104,35 @@ def group_part(
     if isinstance(part.rows, StagedRows):
         only = _only_key(part.rows, encoded)
         if only is not None:
-            full = _full_keys(only, part.key_groups)
-            return Groups(part.rows, full, np.array([0, part.rows.num_rows], np.int64))
+            return _on_disk(part.rows, _full_keys(only, part.key_groups), late)
         part = part.whole()
-    return group_rows(part.rows, encoded(part.rows), part.key_groups)
+    assert isinstance(part.rows, pa.Table)
+    rows, key_groups = part.rows, part.key_groups
+    mask = late.mask(rows) if late is not None and rows.num_rows else None
+    if mask is not None:
+        rows, key_groups = rows.filter(mask), key_groups[mask.to_numpy()]
+        if not rows.num_rows:
+            return None
+    return group_rows(rows, encoded(rows), key_groups)
+
+
+def _on_disk(rows: StagedRows, full: pa.BinaryArray, late: LateRows | None) -> Groups | None:
+    """One key's rows, left where they are; they are counted as late here, and left out later."""
+    starts = np.array([0, rows.num_rows], np.int64)
+    if late is None:
+        return Groups(rows, full, starts)
+    before = late.dropped
+    step = _step_of(rows)
+    for start in range(0, rows.num_rows, step):
+        late.mask(rows.slice(start, step))
+    found = late.dropped - before
+    if found == rows.num_rows:
+        return None
+    return Groups(rows, full, starts, late.keep if found else None)
+
+
+def _step_of(rows: StagedRows) -> int:
+    return max(1, rows.num_rows // max(1, rows.nbytes // _LOOKED_THROUGH_BYTES))
 
 
 def _full_keys(encoded: pa.Array, key_groups: NDArray[Any]) -> pa.BinaryArray:
@@ -113,7 +145,7 @@ def _full_keys(encoded: pa.Array, key_groups: NDArray[Any]) -> pa.BinaryArray:
 def _only_key(rows: StagedRows, encoded: Callable[[pa.Table], pa.Array]) -> pa.Array | None:
     """The key of all rows (one item), if they have the same."""
     only = None
-    step = max(1, rows.num_rows // max(1, rows.nbytes // _LOOKED_THROUGH_BYTES))
+    step = _step_of(rows)
     for start in range(0, rows.num_rows, step):
         keys = encoded(rows.slice(start, step))
         if only is None:

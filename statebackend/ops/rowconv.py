@@ -1,40 +1,54 @@
 """Between Arrow columns and the Python values that Spark's row API shows.
 
-Plain types go column by column without a Python call per value. What needs care (timestamps,
-nested types, decimals) goes through pyspark's own converters, so that a value looks as in Spark.
+What a processor is given looks as in Spark, where it is pyarrow's ``as_py()``: a struct is a dict,
+a map a list of pairs, a timestamp an aware datetime in the session's time zone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice, repeat
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
-    BooleanType,
+    ArrayType,
     ByteType,
-    DateType,
+    DataType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     Row,
     ShortType,
-    StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from statebackend.errors import ValueMismatchError
+from statebackend.ops.rowvalues import column_array
+from statebackend.schema.keys import KeyCodec
 
-__all__ = ["RowWriter", "arrow_schema", "columns_to_python", "make_rows", "row_type"]
+__all__ = [
+    "RowWriter",
+    "arrow_schema",
+    "collected_rows",
+    "columns_to_python",
+    "make_rows",
+    "row_type",
+    "shown_keys",
+]
 
 _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
-_INTEGER_TYPES: Final = (ByteType, ShortType, IntegerType, LongType)
-_PLAIN_TYPES: Final = (*_NUMPY_TYPES, BooleanType, DateType)
+
+_fields_of: Final = attrgetter("__fields__")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -42,29 +56,75 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _column_to_python(column: pa.ChunkedArray, field: StructField) -> list[Any]:
-    if isinstance(field.dataType, _NUMPY_TYPES) and column.null_count == 0:
-        values: list[Any] = column.to_numpy().tolist()
-        return values
-    if isinstance(field.dataType, (*_PLAIN_TYPES, StringType)):
-        values = column.to_pylist()
-        return values
-    table = pa.table([column], names=[field.name])
-    rows = ArrowTableToRowsConversion.convert(table, StructType([field]))
-    return [row[0] for row in rows]
+# --- what a processor is given -----------------------------------------------------------------
 
 
-def columns_to_python(table: pa.Table, schema: StructType) -> list[list[Any]]:
-    """One list of Python values per field of ``schema``; ``table`` has these columns in order."""
+def columns_to_python(
+    table: pa.Table, schema: StructType, *, timezone: str = "UTC"
+) -> list[list[Any]]:
+    """One list of Python values per field of ``schema``; ``table`` has these columns in order.
+
+    Args:
+        timezone: in which timestamps are shown: the session's.
+    """
     return [
-        _column_to_python(column, field)
+        _column_to_python(column, field, timezone)
         for column, field in zip(table.columns, schema.fields, strict=True)
     ]
 
 
-def row_type(names: list[str]) -> type[Row]:
+def _column_to_python(column: pa.ChunkedArray, field: StructField, timezone: str) -> list[Any]:
+    if isinstance(field.dataType, _NUMPY_TYPES) and column.null_count == 0:
+        values: list[Any] = column.to_numpy().tolist()
+        return values
+    if isinstance(field.dataType, TimestampType):
+        return _moments(column, timezone)
+    zoned = _in_zone(column.type, timezone)
+    values = (column if zoned == column.type else column.cast(zoned)).to_pylist()
+    return values
+
+
+def _in_zone(kind: pa.DataType, timezone: str) -> pa.DataType:
+    """The type with its instants shown in a zone, however deep they are."""
+    if pt.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, timezone)
+    if pt.is_struct(kind):
+        return pa.struct([one.with_type(_in_zone(one.type, timezone)) for one in kind])
+    if pt.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_in_zone(kind.key_type, timezone)),
+            kind.item_field.with_type(_in_zone(kind.item_type, timezone)),
+        )
+    if pt.is_list(kind):
+        inner = kind.value_field
+        return pa.list_(inner.with_type(_in_zone(inner.type, timezone)))
+    return kind
+
+
+def _moments(column: pa.ChunkedArray, timezone: str) -> list[Any]:
+    """Instants as ``as_py()`` shows them, at a third of its cost."""
+    zone = pa.lib.string_to_tzinfo(timezone)
+    there = column.drop_null()
+    micros = there.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+    convert = zone.fromutc
+    try:
+        shown = [convert(at.replace(tzinfo=zone)) for at in micros.view("M8[us]").tolist()]
+    except (AttributeError, OverflowError):  # no year between 1 and 9999: it says so
+        return column.cast(pa.timestamp("us", timezone)).to_pylist()  # type: ignore[no-any-return]
+    if len(there) == len(column):
+        return shown
+    following = iter(shown)
+    return [next(following) if valid else None for valid in pc.is_valid(column).to_pylist()]
+
+
+def collected_rows(table: pa.Table, schema: StructType) -> list[Row]:
+    """Rows as ``DataFrame.collect()`` shows them."""
+    return ArrowTableToRowsConversion.convert(table, schema)
+
+
+def row_type(names: Sequence[str]) -> type[Row]:
     """A pyspark Row with these fields, which its class knows: no dictionary per row."""
-    return type("Row", (Row,), {"__slots__": (), "__fields__": names})
+    return type("Row", (Row,), {"__slots__": (), "__fields__": list(names)})
 
 
 def make_rows(columns: Sequence[Sequence[Any]], row: type[Row]) -> list[Row]:
@@ -72,8 +132,54 @@ def make_rows(columns: Sequence[Sequence[Any]], row: type[Row]) -> list[Row]:
     return list(map(tuple.__new__, repeat(row), zip(*columns, strict=True)))
 
 
+def shown_keys(
+    encoded: Sequence[bytes], codec: KeyCodec, schema: StructType, timezone: str
+) -> list[Row]:
+    """Encoded keys as Spark shows a timer's key: Rows, their values as :func:`columns_to_python`.
+
+    Raises:
+        CorruptionError: bytes that are no key of this schema.
+    """
+    decode, row = codec.decode, row_type(schema.names)
+    keys: Any = [decode(key)[0] for key in encoded]
+    zone = pa.lib.string_to_tzinfo(timezone)
+    steps = [_shown(field.dataType, zone) for field in schema]
+    if any(step is not None for step in steps) and keys:
+        columns = [
+            column if step is None else [None if v is None else step(v) for v in column]
+            for step, column in zip(steps, zip(*keys, strict=True), strict=True)
+        ]
+        keys = zip(*columns, strict=True)
+    return list(map(tuple.__new__, repeat(row), keys))
+
+
+def _shown(dtype: DataType, zone: Any) -> Callable[[Any], Any] | None:
+    """From a value as a key codec gives it to the one that is shown; None: as it is."""
+    if isinstance(dtype, TimestampType):
+        return lambda at: datetime.astimezone(at, zone)  # it is naive, in the process's zone
+    if isinstance(dtype, ArrayType):
+        step = _shown(dtype.elementType, zone)
+        if step is None:
+            return None
+        return lambda items: [None if v is None else step(v) for v in items]
+    if isinstance(dtype, StructType):
+        names = dtype.names
+        steps = [_shown(field.dataType, zone) for field in dtype]
+        return lambda struct: {
+            name: v if step is None or v is None else step(v)
+            for name, step, v in zip(names, steps, struct, strict=True)
+        }
+    return None
+
+
+# --- what it returns ---------------------------------------------------------------------------
+
+
 class RowWriter:
     """Collects output rows and turns them into record batches of the declared schema.
+
+    A Row with names is matched by them, as in Spark: in another order, a missing field is null, one
+    too many is left out. Other tuples are positional.
 
     Args:
         schema: the output schema.
@@ -86,12 +192,19 @@ class RowWriter:
     ) -> None:
         self._schema = schema
         self._arrow = arrow_schema(schema)
+        self._names = schema.names
         self._describe = describe
         self._max_rows = max_rows
         self.rows: list[Any] = []
+        self.put = self._putter()
+
+    @property
+    def pending(self) -> int:
+        """Rows that are collected and not taken."""
+        return len(self.rows)
 
     def collect(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        """Collect rows (tuples or Rows, positional as in Spark); a batch whenever there is one."""
+        """Collect rows (tuples or Rows); a batch whenever there is one."""
         source = iter(rows)
         while True:
             self.rows.extend(islice(source, self._max_rows - len(self.rows)))
@@ -99,51 +212,83 @@ class RowWriter:
                 return
             yield self.take()
 
+    def _putter(self) -> Callable[[Iterable[Any]], Iterator[pa.RecordBatch] | None]:
+        """As :meth:`collect`, without a generator for each call: None where no batch is full."""
+        rows, extend, max_rows = self.rows, self.rows.extend, self._max_rows
+
+        def put(output: Iterable[Any]) -> Iterator[pa.RecordBatch] | None:
+            source = iter(output)
+            extend(islice(source, max_rows - len(rows)))
+            return None if len(rows) < max_rows else full(source)
+
+        def full(source: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+            yield self.take()
+            yield from self.collect(source)
+
+        return put
+
     def take(self) -> pa.RecordBatch:
         """The collected rows as one batch; the writer is empty afterwards.
 
         Raises:
-            ValueMismatchError: a row has another number of fields, or a value does not fit.
+            ValueMismatchError: what was returned is no row, or a value does not fit.
         """
-        rows, self.rows = self.rows, []
-        width = len(self._schema.fields)
-        try:
-            bad = [r for r in rows if not isinstance(r, tuple) or len(r) != width]
-            columns = [] if bad else list(zip(*rows, strict=True))
-        except (TypeError, ValueError):
-            bad = rows
-        if bad:
-            raise ValueMismatchError(
-                f"{self._describe()} returned {bad[0]!r}, which is no row of {width} fields "
-                f"({self._schema.simpleString()}).",
-                todo="Yield pyspark Rows or tuples with one value per field of output_schema.",
-            )
+        rows = self.rows[:]
+        self.rows.clear()  # the very list stays: put() holds it
+        columns = self._columns(rows) if rows else [()] * len(self._names)
         arrays = [
-            self._column(values, field, arrow.type)
+            column_array(values, field, arrow.type, self._describe)
             for values, field, arrow in zip(columns, self._schema.fields, self._arrow, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
-    def _column(self, values: Sequence[Any], field: StructField, arrow: pa.DataType) -> pa.Array:
-        if isinstance(field.dataType, _INTEGER_TYPES) and float in set(map(type, values)):
-            # Neither Arrow nor pyspark objects: they cut the fraction off.
-            raise self._refused(field, "a fractional number")
-        if field.nullable and isinstance(field.dataType, (*_PLAIN_TYPES, StringType)):
-            try:
-                return pa.array(values, type=arrow)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                pass  # pyspark's converter allows some coercions, and names what it refuses
+    def _columns(self, rows: list[Any]) -> Sequence[tuple[Any, ...]]:
+        """The rows as columns, in the schema's order."""
+        names = self._names
         try:
-            table = LocalDataToArrowConversion.convert(
-                [(value,) for value in values], StructType([field]), False
-            )
-        except Exception as error:
-            raise self._refused(field, str(error)) from error
-        return table.column(0).combine_chunks().cast(arrow)
+            kinds = set(map(type, rows))
+            if kinds == {tuple} or list(map(_fields_of, rows)).count(names) == len(rows):
+                columns = list(zip(*rows, strict=True))
+                if len(columns) == len(names):
+                    return columns
+        except (AttributeError, TypeError, ValueError):  # no Row with names, no row, uneven ones
+            pass
+        return list(zip(*self._one_by_one(rows), strict=True))
 
-    def _refused(self, field: StructField, why: str) -> ValueMismatchError:
+    def _one_by_one(self, rows: list[Any]) -> list[tuple[Any, ...]]:
+        width, orders = len(self._names), dict[tuple[str, ...], list[int] | None]()
+        found: list[tuple[Any, ...]] = []
+        for row in rows:
+            if not isinstance(row, tuple):
+                raise self._no_row(row)
+            fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
+            if fields is None:
+                if len(row) != width:
+                    raise self._no_row(row)
+                found.append(row)
+                continue
+            known = tuple(fields)
+            if known not in orders:
+                orders[known] = self._order(known)
+            order = orders[known]
+            if order is None or len(row) != len(known):
+                raise self._no_row(row)
+            values = (*row, None)
+            found.append(tuple([values[place] for place in order]))
+        return found
+
+    def _order(self, fields: tuple[str, ...]) -> list[int] | None:
+        """Where each column stands in such a row, -1 if nowhere; None if none is there."""
+        if list(fields) == self._names:
+            return list(range(len(fields)))
+        places = dict(zip(fields, range(len(fields)), strict=True))
+        order = [places.get(name, -1) for name in self._names]
+        return order if max(order, default=0) >= 0 else None
+
+    def _no_row(self, row: Any) -> ValueMismatchError:
         return ValueMismatchError(
-            f"{self._describe()} returned a value for column {field.name!r} that is no "
-            f"{field.dataType.simpleString()} ({why}).",
-            todo="Return values of the types that output_schema declares.",
+            f"{self._describe()} returned {row!r}, which is no row of {len(self._names)} fields "
+            f"({self._schema.simpleString()}).",
+            todo="Yield pyspark Rows with the names of output_schema, or tuples with one value "
+            "per field of it.",
         )

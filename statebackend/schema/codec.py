@@ -68,8 +68,20 @@ class RowCodec(Protocol):
         """
         ...
 
+    def encode_many(self, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """`encode` for each of many; faster where each field has values of one type.
+
+        Raises:
+            ValueMismatchError: as `encode`, for the first row that does not fit.
+        """
+        ...
+
     def decode_many(self, rows: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
-        """`decode` for each of many; None stays None."""
+        """`decode` for each of many, and faster; None stays None.
+
+        Raises:
+            FormatError, CorruptionError: as `decode`, for the first row that is to blame.
+        """
         ...
 
 

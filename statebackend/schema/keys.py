@@ -10,6 +10,7 @@ byte, short, int, long          1, 2, 4, 8 bytes, sign bit flipped
 date                            4 bytes, days since 1970, sign bit flipped
 timestamp, timestamp_ntz,       8 bytes, microseconds (since 1970), sign bit flipped
 day-time interval
+time                            8 bytes, nanoseconds since midnight, sign bit flipped
 float, double                   4, 8 bytes: IEEE bits, sign bit flipped where positive, all bits
                                 flipped where negative; -0.0 is 0.0, every NaN the positive
                                 quiet one
@@ -138,6 +139,7 @@ _WIDTHS: dict[type[T.DataType], int] = {
     T.TimestampType: 8,
     T.TimestampNTZType: 8,
     T.DayTimeIntervalType: 8,
+    T.TimeType: 8,
     T.DecimalType: 16,
 }
 
@@ -196,7 +198,7 @@ def _general_encoder(
     count, nullable = len(fields), codec.allow_all_null
 
     def encode(values: KeyTuple, /) -> bytes:
-        if not isinstance(values, tuple) or len(values) != count:
+        if not isinstance(values, tuple | list) or len(values) != count:
             raise _arity(codec, values)
         if not nullable and values.count(None) == count:
             raise codec.null_key_error()
@@ -207,7 +209,8 @@ def _general_encoder(
 
 def _arity(codec: KeyCodec, values: object) -> ValueMismatchError:
     names = ", ".join(codec.schema.names)
-    got = f"{len(values)} values" if isinstance(values, tuple) else f"a {type(values).__name__}"
+    rows = (tuple, list)
+    got = f"{len(values)} values" if isinstance(values, rows) else f"a {type(values).__name__}"
     return ValueMismatchError(
         f"A key of ({names}) cannot be made of {got}.",
         todo=f"Pass a tuple of {len(codec.schema.names)}.",

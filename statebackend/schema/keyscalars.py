@@ -13,7 +13,8 @@ from typing import Any
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
-from statebackend.schema.scalars import Convert, mismatch, scalar_for, typed
+from statebackend.schema.scalars import SEQUENCES, Convert, mismatch, scalar_for, typed
+from statebackend.schema.shapes import by_names, row_maker
 
 __all__ = ["KeyTuple", "field_decoder", "field_encoder"]
 
@@ -36,6 +37,7 @@ _INTEGERS: dict[type[T.DataType], str] = {
     T.TimestampType: "Q",
     T.TimestampNTZType: "Q",
     T.DayTimeIntervalType: "Q",
+    T.TimeType: "Q",
 }
 
 
@@ -161,6 +163,8 @@ def _struct_encoder(dtype: T.StructType, path: str) -> Encode:
     def encode(value: Any) -> bytes:
         if value is None:
             return null
+        if isinstance(value, dict):
+            value = by_names(dtype, value, path)
         if not isinstance(value, tuple | list) or len(value) != len(fields):
             size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
             raise mismatch(path, dtype, value, f"a {type(value).__name__}{size}")
@@ -175,7 +179,7 @@ def _array_encoder(dtype: T.ArrayType, path: str) -> Encode:
     def encode(value: Any) -> bytes:
         if value is None:
             return null
-        if not isinstance(value, tuple | list):
+        if not isinstance(value, SEQUENCES):
             raise mismatch(path, dtype, value)
         return head(1, len(value)) + b"".join([element(v) for v in value])
 
@@ -269,14 +273,14 @@ def _bytes_decoder(text: bool) -> Decode:
 
 def _struct_decoder(dtype: T.StructType) -> Decode:
     fields = [field_decoder(f.dataType) for f in dtype]
-    make = T.Row(*dtype.names)
+    make = row_maker(dtype)
 
     def decode(data: bytes, at: int) -> tuple[Any, int]:
         there, end, values = _present(data[at]), at + 1, []
         for field in fields:
             value, end = field(data, end)
             values.append(value)
-        return make(*values) if there else None, end
+        return make(values) if there else None, end
 
     return decode
 

@@ -7,6 +7,8 @@ whoever can write to the bucket must not be able to run code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -14,14 +16,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
-from statebackend.schema.scalars import (
-    Convert,
-    Refused,
-    check_arity,
-    diagnose,
-    mismatch,
-    scalar_for,
-)
+from statebackend.schema.scalars import Convert, Refused, mismatch, scalar_for
+from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose
 from statebackend.schema.types import conform_all
 from statebackend.schema.wire import arrow_from_wire, from_wire, to_wire, wire_list, wire_type
 
@@ -29,9 +25,12 @@ __all__ = ["MsgpackCodec"]
 
 # Plans are made per combination of value types; past this many, none is kept.
 _PLANS_MAX = 256
+# The largest integer that msgpack writes as itself.
+_FIXINT_MAX = 127
 
 Row = tuple[Any, ...]
-Plan = list[Convert | None]
+# Which values must lie between which two; and what to do to each value (None: nothing to any).
+Plan = tuple[list[tuple[int, int, int]], list[Convert | None] | None]
 
 
 class MsgpackCodec:
@@ -45,6 +44,11 @@ class MsgpackCodec:
         self.version = version
         self._pack = msgspec.msgpack.Encoder().encode
         self._unpack: Callable[[bytes], Row] = msgspec.msgpack.Decoder(wire_type(schema)).decode
+        self._unpack_many: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(
+            GenericAlias(list, wire_type(schema) | int)
+        ).decode
+        self._full = [to_wire(field.dataType, field.name, field.nullable) for field in schema]
+        self._steps = [from_wire(field.dataType) for field in schema]
         self.encode = _encoder(self)
         self.decode = _decoder(self)
 
@@ -54,10 +58,60 @@ class MsgpackCodec:
     def __repr__(self) -> str:
         return f"MsgpackCodec({self.schema.simpleString()}, version={self.version})"
 
+    def encode_many(self, rows: Sequence[Row]) -> list[bytes]:
+        """`encode` for each of many: see `RowCodec.encode_many`."""
+        columns = columns_of_one_type(rows, len(self._full)) if len(rows) > 1 else None
+        if columns is not None:
+            pack, prefix = self._pack, bytes([self.version])
+            try:
+                for index, (field, convert) in enumerate(zip(self.schema, self._full, strict=True)):
+                    column = columns[index]
+                    step = _column_step(column, field, convert)
+                    if step is not None:
+                        columns[index] = list(map(step, column))
+                return [prefix + pack(row) for row in zip(*columns, strict=True)]
+            except (ValueError, TypeError, ArithmeticError, ValueMismatchError):
+                pass  # said below, by the row
+        return list(map(self.encode, rows))
+
     def decode_many(self, rows: Sequence[bytes | None]) -> list[Row | None]:
-        """`decode` for each of many; None stays None."""
+        """`decode` for each of many: see `RowCodec.decode_many`."""
         decode = self.decode
-        return [None if row is None else decode(row) for row in rows]
+        there = [row for row in rows if row is not None]
+        wires = self._wires(there)
+        if wires is None:
+            return [None if row is None else decode(row) for row in rows]
+        if any(step is not None for step in self._steps):
+            columns = list(zip(*wires, strict=True))
+            for index, step in enumerate(self._steps):
+                if step is not None:
+                    columns[index] = tuple([None if v is None else step(v) for v in columns[index]])
+            wires = list(zip(*columns, strict=True))
+        if len(there) == len(rows):
+            return list(wires)
+        following = iter(wires)
+        return [None if row is None else next(following) for row in rows]
+
+    def _wires(self, rows: Sequence[bytes]) -> list[Row] | None:
+        """Many rows in wire form by one call of the decoder; None where that cannot be done.
+
+        A version below 128 is an integer to msgpack, so that rows end to end, with a head in
+        front, are one array: version, row, version, row.
+        """
+        if len(rows) < 2 or self.version > _FIXINT_MAX or not all(rows):
+            return None
+        # Each must begin as a row, or a damaged one could take its neighbour's bytes.
+        if set(map(itemgetter(0), rows)) != {self.version}:
+            return None
+        head = b"\xdd" + (2 * len(rows)).to_bytes(4, "big")
+        try:
+            flat = self._unpack_many(head + b"".join(rows))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        wires = flat[1::2]
+        if flat[::2] != [self.version] * len(rows) or set(map(type, wires)) != {tuple}:
+            return None
+        return wires
 
     def encode_arrow(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
         """The bytes of every row: see `RowCodec.encode_arrow`."""
@@ -111,27 +165,36 @@ class MsgpackCodec:
 
 def _encoder(codec: MsgpackCodec) -> Callable[[Row], bytes]:
     schema, pack, prefix = codec.schema, codec._pack, bytes([codec.version])
-    full = [to_wire(field.dataType, field.name, field.nullable) for field in schema]
+    full = codec._full
     plans: dict[tuple[type, ...], Plan] = {}
 
     def plan_for(kinds: tuple[type, ...], values: Row) -> Plan:
-        check_arity(schema, values)
-        plan = [
-            _step(kind, field, convert)
-            for kind, field, convert in zip(kinds, schema, full, strict=True)
-        ]
+        as_row(schema, values)
+        bounds: list[tuple[int, int, int]] = []
+        steps: list[Convert | None] = []
+        for index, (kind, field, convert) in enumerate(zip(kinds, schema, full, strict=True)):
+            limits = _limits(kind, field)
+            if limits is not None:
+                bounds.append((index, *limits))
+            steps.append(None if limits is not None else _step(kind, field, convert))
+        plan: Plan = (bounds, steps if any(step is not None for step in steps) else None)
         if len(plans) < _PLANS_MAX:
             plans[kinds] = plan
         return plan
 
     def encode(values: Any, /) -> bytes:
         if not isinstance(values, tuple):
-            check_arity(schema, values)
+            values = as_row(schema, values)
         kinds = tuple(map(type, values))
         try:
-            plan = plans.get(kinds) or plan_for(kinds, values)
+            bounds, steps = plans.get(kinds) or plan_for(kinds, values)
+            for index, low, high in bounds:
+                if not low <= values[index] <= high:
+                    raise Refused(f"{values[index]}, which is out of range")
+            if steps is None:
+                return prefix + pack(values)
             return prefix + pack(
-                [v if step is None else step(v) for step, v in zip(plan, values, strict=True)]
+                [v if step is None else step(v) for step, v in zip(steps, values, strict=True)]
             )
         except ValueMismatchError:
             raise
@@ -162,21 +225,26 @@ def _step(kind: type, field: T.StructField, convert: Convert) -> Convert | None:
     scalar = scalar_for(field.dataType)
     if scalar is None or isinstance(field.dataType, T.DecimalType):
         return convert
-    step = scalar.converter(kind)
-    if scalar.bounds is None or step is not None:
-        return convert if scalar.bounds is not None else step
-    low, high = scalar.bounds
+    return convert if scalar.bounds is not None else scalar.converter(kind)
 
-    def bounded(value: int) -> int:
-        if low <= value <= high:
-            return value
-        raise Refused(f"{value}, which is out of range")
 
-    return bounded
+def _limits(kind: type, field: T.StructField) -> tuple[int, int] | None:
+    """Lowest and highest value where the limits are all that is to be checked."""
+    scalar = scalar_for(field.dataType)
+    return scalar.bounds if kind is int and scalar and int in scalar.to_plain else None
+
+
+def _column_step(column: Sequence[Any], field: T.StructField, convert: Convert) -> Convert | None:
+    """What is left to do for a column whose values are of one type."""
+    kind = type(column[0])
+    limits = _limits(kind, field)
+    if limits is not None and limits[0] <= min(column) and max(column) <= limits[1]:
+        return None
+    return _step(kind, field, convert)
 
 
 def _decoder(codec: MsgpackCodec) -> Callable[[bytes], Row]:
-    steps = [from_wire(field.dataType) for field in codec.schema]
+    steps = codec._steps
     plain = all(step is None for step in steps)
     unpack, prefix = codec._unpack, bytes([codec.version])
 

@@ -1,15 +1,18 @@
 """Which Python values a field of a simple type takes, and the plain form they are kept in.
 
-The plain forms: bool, int (also dates as days, timestamps and intervals as microseconds, decimals
-as their unscaled value), float, str, bytes. Nothing is coerced silently: a bool is no int, a float
-is no int, a datetime is no date. Taken besides the exact type: an int for a float or double, numpy
-scalars of the right kind, subclasses.
+The plain forms: bool, int (also dates as days, timestamps and intervals as microseconds, times as
+nanoseconds, decimals as their unscaled value), float, str, bytes, None for void. Nothing is coerced
+silently: a bool is no int, a float is no int, a datetime is no date. Taken besides the exact type:
+an int for a float or double, numpy scalars of the right kind (datetime64 and timedelta64 only if
+they are whole microseconds), subclasses (of a pandas Timestamp, the nanoseconds are cut off, as
+Spark does).
 
 `Refused` is this floor's own: callers see ValueMismatchError.
 """
 
 from __future__ import annotations
 
+import array
 import datetime
 import struct
 from collections.abc import Callable, Mapping
@@ -20,14 +23,13 @@ from typing import Any
 import numpy as np
 from pyspark.sql import types as T
 
-from statebackend.errors import ValueMismatchError
+from statebackend.errors import CorruptionError, ValueMismatchError
 
 __all__ = [
+    "SEQUENCES",
     "Convert",
     "Refused",
     "Scalar",
-    "check_arity",
-    "diagnose",
     "mismatch",
     "scalar_for",
     "typed",
@@ -35,11 +37,15 @@ __all__ = [
 
 Convert = Callable[[Any], Any]
 
+SEQUENCES = (list, tuple, np.ndarray, array.array)
+"""What an array field takes."""
+
 _SINGLE = struct.Struct("<f")
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
+_DAY_NANOS = 86_400 * 10**9
 # Room for every digit of a decimal(38, s) of any exponent that can fit one.
 _EXACT = Context(prec=120)
 
@@ -83,6 +89,8 @@ def scalar_for(dtype: T.DataType) -> Scalar | None:
     """The `Scalar` of a simple type; None for arrays, maps, structs and unsupported types."""
     if isinstance(dtype, T.DecimalType):
         return _decimal(dtype.precision, dtype.scale)
+    if isinstance(dtype, T.TimeType):
+        return _time(dtype.precision)
     return _SCALARS.get(type(dtype))
 
 
@@ -90,13 +98,16 @@ def mismatch(path: str, dtype: T.DataType, value: object, why: str = "") -> Valu
     """The error for a value that does not fit its field."""
     kind = type(value).__name__
     shown = "null" if value is None else (why or f"a value of type {kind}")
+    todo = f"Convert the value first: the field takes {_EXPECTED[type(dtype)]}."
+    if kind in ("NaTType", "NAType"):
+        todo = "Pass None for a missing value."
     return ValueMismatchError(
         f"Field {path!r} is {dtype.simpleString()}"
         + (" and not nullable" if value is None else "")
         + f" and cannot hold {shown}"
         + (f" (type {kind})" if why and value is not None and kind not in why else "")
         + ".",
-        todo=f"Convert the value first: the field takes {_EXPECTED[type(dtype)]}.",
+        todo=todo,
     )
 
 
@@ -153,6 +164,29 @@ def _ntz(value: datetime.datetime) -> int:
     return int((value - _EPOCH) // _MICROSECOND)
 
 
+def _numpy_date(value: np.datetime64) -> int:
+    return _numpy_exact(value, "datetime64[D]")
+
+
+def _numpy_ntz(value: np.datetime64) -> int:
+    return _numpy_exact(value, "datetime64[us]")
+
+
+def _numpy_timestamp(value: np.datetime64) -> int:
+    return _timestamp(_unntz(_numpy_ntz(value)))
+
+
+def _numpy_interval(value: np.timedelta64) -> int:
+    return _numpy_exact(value, "timedelta64[us]")
+
+
+def _numpy_exact(value: Any, unit: str) -> int:
+    narrow = value.astype(unit)
+    if narrow != value:  # also for NaT, which equals nothing
+        raise Refused(f"{value} (a numpy {value.dtype})")
+    return int(narrow.astype(np.int64))
+
+
 def _unntz(micros: int) -> datetime.datetime:
     return _EPOCH + datetime.timedelta(microseconds=micros)
 
@@ -168,6 +202,9 @@ def _uninterval(micros: int) -> datetime.timedelta:
 def _timestamp(value: datetime.datetime) -> int:
     # As pyspark's toInternal, but for the hour that a clock repeats: mktime's answer for it depends
     # on what it was asked before, and one key would have two encodings. `fold` says which hour.
+    if type(value) is not datetime.datetime and value.tzinfo is None:
+        # A pandas Timestamp without a zone refuses to say what it would be in another.
+        value = datetime.datetime.combine(value.date(), value.time().replace(fold=value.fold))
     return (value.astimezone(datetime.UTC) - _EPOCH_UTC) // _MICROSECOND
 
 
@@ -187,6 +224,31 @@ def _checked(restore: Convert, name: str) -> Convert:
             ) from error
 
     return checked
+
+
+def _time(precision: int) -> Scalar:
+    step = 10 ** max(6 - precision, 0)
+
+    def nanos(value: datetime.time) -> int:
+        if value.tzinfo is not None:
+            raise Refused("a time with a time zone")
+        if value.microsecond % step:
+            raise Refused(f"{value} without rounding")
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return (seconds * 1_000_000 + value.microsecond) * 1000
+
+    return Scalar({datetime.time: nanos}, _untime, (0, _DAY_NANOS - 1))
+
+
+def _untime(nanos: int) -> datetime.time:
+    if not 0 <= nanos < _DAY_NANOS:
+        raise CorruptionError(
+            f"A stored time ({nanos} nanoseconds) is not within a day.",
+            todo="Restore from the durable copy; the local one is damaged.",
+        )
+    seconds, below = divmod(nanos, 10**9)
+    minutes, second = divmod(seconds, 60)
+    return datetime.time(minutes // 60, minutes % 60, second, below // 1000)
 
 
 def _decimal(precision: int, scale: int) -> Scalar:
@@ -228,15 +290,24 @@ _SCALARS: dict[type[T.DataType], Scalar] = {
     T.FloatType: Scalar(dict.fromkeys((float, *_REAL), _float32), refused=(bool,)),
     T.DoubleType: Scalar({float: None, **_REAL}, refused=(bool,)),
     T.StringType: Scalar({str: None}),
-    T.BinaryType: Scalar({bytes: None, bytearray: bytes}),
+    T.BinaryType: Scalar({bytes: None, bytearray: bytes, memoryview: bytes}),
     T.DateType: Scalar(
-        {datetime.date: _date}, _checked(_undate, "date"), refused=(datetime.datetime,)
+        {datetime.date: _date, np.datetime64: _numpy_date},
+        _checked(_undate, "date"),
+        refused=(datetime.datetime,),
     ),
-    T.TimestampType: Scalar({datetime.datetime: _timestamp}, _checked(_untimestamp, "timestamp")),
-    T.TimestampNTZType: Scalar({datetime.datetime: _ntz}, _checked(_unntz, "timestamp_ntz")),
+    T.TimestampType: Scalar(
+        {datetime.datetime: _timestamp, np.datetime64: _numpy_timestamp},
+        _checked(_untimestamp, "timestamp"),
+    ),
+    T.TimestampNTZType: Scalar(
+        {datetime.datetime: _ntz, np.datetime64: _numpy_ntz}, _checked(_unntz, "timestamp_ntz")
+    ),
     T.DayTimeIntervalType: Scalar(
-        {datetime.timedelta: _interval}, _checked(_uninterval, "interval")
+        {datetime.timedelta: _interval, np.timedelta64: _numpy_interval},
+        _checked(_uninterval, "interval"),
     ),
+    T.NullType: Scalar({type(None): None}),
 }
 
 _EXPECTED: dict[type[T.DataType], str] = {
@@ -250,43 +321,12 @@ _EXPECTED: dict[type[T.DataType], str] = {
     T.TimestampType: "datetime.datetime",
     T.TimestampNTZType: "datetime.datetime without a time zone",
     T.DayTimeIntervalType: "datetime.timedelta",
+    T.TimeType: "datetime.time, of no more digits than declared",
+    T.NullType: "None",
+    T.VariantType: "pyspark.sql.types.VariantVal",
+    T.GeometryType: "pyspark.sql.types.Geometry of the declared reference system",
+    T.GeographyType: "pyspark.sql.types.Geography of the declared reference system",
     T.ArrayType: "list or tuple",
     T.MapType: "dict",
-    T.StructType: "tuple, list or Row with a value for each field",
+    T.StructType: "tuple, list or Row with a value for each field, or dict by their names",
 }
-
-
-# --- rows --------------------------------------------------------------------------------------
-
-
-def check_arity(schema: T.StructType, values: object) -> None:
-    """Refuse what is not a tuple with one value for each field.
-
-    Raises:
-        ValueMismatchError: says what was given, and what is wanted.
-    """
-    count = len(schema.fields)
-    if isinstance(values, tuple) and len(values) == count:
-        return
-    got = f"{len(values)} values" if isinstance(values, tuple) else f"a {type(values).__name__}"
-    raise ValueMismatchError(
-        f"A row of {schema.simpleString()} cannot be made of {got}.",
-        todo=f"Pass a tuple of {count}, such as ({', '.join(schema.names)},).",
-    )
-
-
-def diagnose(schema: T.StructType, values: tuple[Any, ...], error: Exception) -> ValueMismatchError:
-    """Which value of a row that would not encode is the wrong one."""
-    for field_, value in zip(schema, values, strict=True):
-        if value is None and not field_.nullable:
-            return mismatch(field_.name, field_.dataType, None)
-        if scalar_for(field_.dataType) is None:
-            continue
-        try:
-            typed(field_.name, field_.dataType, field_.nullable)(value)
-        except ValueMismatchError as found:
-            return found
-    return ValueMismatchError(
-        f"A row of {schema.simpleString()} could not be encoded: {error}.",
-        todo="Check the values against the schema.",
-    )

@@ -11,11 +11,13 @@ from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError, UnsupportedTypeError, ValueMismatchError
 from statebackend.hashing import LONG_DIGITS
+from statebackend.schema.ddl import parse_ddl_type
 
 __all__ = [
     "arrow_schema",
     "arrow_type",
     "as_schema",
+    "box_of",
     "check_key_schema",
     "check_value_schema",
     "conform",
@@ -39,33 +41,60 @@ _LEAVES: dict[type[T.DataType], Callable[[], pa.DataType]] = {
     T.TimestampType: lambda: pa.timestamp("us", "UTC"),
     T.TimestampNTZType: lambda: pa.timestamp("us"),
     T.DayTimeIntervalType: lambda: pa.duration("us"),
+    T.TimeType: lambda: pa.time64("ns"),
+    T.NullType: pa.null,
 }
 
 _TODO = (
-    "Use booleans, numbers, decimals, strings, binaries, dates, timestamps, day-time intervals, "
-    "arrays, maps or structs."
+    "Use booleans, numbers, decimals, strings, binaries, dates, times, timestamps, day-time "
+    "intervals, variants, arrays, maps or structs."
 )
+_TODO_FOR: dict[type[T.DataType], str] = {
+    T.CharType: "Declare it string: a char's padding would have to be guessed.",
+    T.VarcharType: "Declare it string.",
+    T.YearMonthIntervalType: "Keep the number of months as an int: Python has no such value.",
+    T.CalendarIntervalType: "Keep months, days and microseconds: Python has no such value.",
+}
+_VARIABLE = (T.StringType, T.BinaryType, T.NullType)
+_BOXES: dict[type[T.DataType], T.StructType] = {
+    T.VariantType: T.StructType(
+        [
+            T.StructField("value", T.BinaryType(), nullable=False),
+            T.StructField("metadata", T.BinaryType(), nullable=False, metadata={"variant": "true"}),
+        ]
+    ),
+    **dict.fromkeys(
+        (T.GeometryType, T.GeographyType),
+        T.StructType(
+            [
+                T.StructField("srid", T.IntegerType(), nullable=False),
+                T.StructField("wkb", T.BinaryType(), nullable=False),
+            ]
+        ),
+    ),
+}
+
+
+def box_of(dtype: T.DataType) -> T.StructType | None:
+    """The fields of a type whose value is one object around a few others; None for the rest.
+
+    Variant: value and metadata. Geometry and geography: srid and wkb.
+    """
+    return _BOXES.get(type(dtype))
 
 
 def as_schema(schema: T.DataType | str, name: str = "value") -> T.StructType:
     """A schema as a `StructType`: a bare type becomes its only field.
 
     Args:
-        schema: a `StructType`, any other `DataType`, or Spark DDL (parsed by the JVM, so on the
-            driver only).
+        schema: a `StructType`, any other `DataType`, or Spark DDL.
         name: the field's name for a bare type.
 
     Raises:
         SchemaError: DDL that does not parse.
     """
     if isinstance(schema, str):
-        try:
-            schema = T.DataType.fromDDL(schema)
-        except Exception as error:  # whatever the JVM's parser throws
-            raise SchemaError(
-                f"The schema {schema!r} does not parse: {error}",
-                todo="Write Spark DDL, such as 'n BIGINT, at TIMESTAMP', or pass a StructType.",
-            ) from error
+        schema = parse_ddl_type(schema)
     return (
         schema if isinstance(schema, T.StructType) else T.StructType([T.StructField(name, schema)])
     )
@@ -78,8 +107,8 @@ def arrow_type(dtype: T.DataType, path: str = "") -> pa.DataType:
     whatever Spark says, as Arrow would refuse casts that narrow them.
 
     Raises:
-        UnsupportedTypeError: variant, null, year-month interval, time, char, user-defined types;
-            `path` names the field.
+        UnsupportedTypeError: char, varchar, year-month and calendar intervals, user-defined
+            types; `path` names the field.
     """
     if isinstance(dtype, T.DecimalType):
         return pa.decimal128(dtype.precision, dtype.scale)
@@ -95,13 +124,31 @@ def arrow_type(dtype: T.DataType, path: str = "") -> pa.DataType:
         if not fields:
             raise UnsupportedTypeError(f"Field {path!r} is a struct without fields.", todo=_TODO)
         return pa.struct(fields)
+    box = box_of(dtype)
+    if box is not None:
+        # The tag tells pyspark's own converters what the struct stands for.
+        return pa.struct(
+            [pa.field(f.name, arrow_type(f.dataType), metadata=f.metadata or None) for f in box]
+        )
     make = _LEAVES.get(type(dtype))
     if make is None:
-        raise UnsupportedTypeError(
-            f"Field {path!r} has type {dtype.simpleString()}, which cannot be kept in state.",
-            todo=_TODO,
-        )
+        raise _unsupported(dtype, path)
     return make()
+
+
+def _unsupported(dtype: T.DataType, path: str) -> UnsupportedTypeError:
+    if isinstance(dtype, T.UserDefinedType):
+        # To read one back, a module would have to be imported that the checkpoint names.
+        return UnsupportedTypeError(
+            f"Field {path!r} has the user-defined type {type(dtype).__name__}, which cannot be "
+            "kept in state.",
+            todo=f"Declare it {dtype.sqlType().simpleString()}, and call serialize() and "
+            "deserialize() yourself.",
+        )
+    return UnsupportedTypeError(
+        f"Field {path!r} has type {dtype.simpleString()}, which cannot be kept in state.",
+        todo=_TODO_FOR.get(type(dtype), _TODO),
+    )
 
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:
@@ -119,7 +166,7 @@ def is_fixed_width(dtype: T.DataType) -> bool:
     """Whether values of the type take a fixed number of bytes in the fixed-width codec."""
     if isinstance(dtype, T.DecimalType):
         return dtype.precision <= LONG_DIGITS
-    return type(dtype) in _LEAVES and not isinstance(dtype, T.StringType | T.BinaryType)
+    return type(dtype) in _LEAVES and not isinstance(dtype, _VARIABLE)
 
 
 def schema_to_json(schema: T.StructType) -> str:
@@ -134,12 +181,21 @@ def schema_from_json(text: str) -> T.StructType:
         SchemaError: not the JSON of a struct.
     """
     try:
+        # To pyspark this names a module, which it would import.
+        if '"udt"' in text and _names_udt(json.loads(text)):
+            raise ValueError("a user-defined type")
         return T.StructType.fromJson(json.loads(text))
     except Exception as error:  # pyspark raises what it stumbles over
         raise SchemaError(
             f"This is not the JSON of a schema: {text[:80]!r}.",
             todo="Pass what StructType.json() gives.",
         ) from error
+
+
+def _names_udt(node: object) -> bool:
+    if isinstance(node, dict):
+        return node.get("type") == "udt" or any(map(_names_udt, node.values()))
+    return isinstance(node, list) and any(map(_names_udt, node))
 
 
 def check_value_schema(schema: T.StructType) -> None:
@@ -164,8 +220,8 @@ def check_key_schema(schema: T.StructType) -> None:
 
     Raises:
         SchemaError: no fields, or two of one name.
-        UnsupportedTypeError: a type that cannot be (part of) a key: maps, strings with a collation,
-            and all that values cannot be either.
+        UnsupportedTypeError: a type that cannot be (part of) a key: maps, variants, geometries,
+            void, strings with a collation, and all that values cannot be either.
     """
     check_value_schema(schema)
     for field in schema:
@@ -182,6 +238,12 @@ def _check_key_type(dtype: T.DataType, path: str) -> None:
         raise UnsupportedTypeError(
             f"Key field {path!r} has type {dtype.simpleString()}: a map cannot be part of a key.",
             todo="Use a sorted array of entries, or another column.",
+        )
+    elif box_of(dtype) is not None or isinstance(dtype, T.NullType):
+        raise UnsupportedTypeError(
+            f"Key field {path!r} has type {dtype.simpleString()}: its values have no one form "
+            "by which to tell them apart.",
+            todo="Use another column, or a field taken out of this one.",
         )
     elif isinstance(dtype, T.StringType) and dtype != T.StringType():
         # Texts that are equal under a collation would need equal bytes.
@@ -292,5 +354,6 @@ def _leaf_fits(have: pa.DataType, want: pa.DataType) -> bool:
         (pt.is_date, (pt.is_date,)),
         (pt.is_duration, (pt.is_duration,)),
         (pt.is_decimal, (pt.is_decimal,)),
+        (pt.is_time, (pt.is_time,)),
     )
     return any(of(want) and any(test(have) for test in tests) for of, tests in families)

@@ -8,6 +8,10 @@ byte, short, int, long              int
 float, double                       float 64
 date, timestamp, timestamp_ntz,     int: days; microseconds
 day-time interval
+time                                int: nanoseconds since midnight
+void                                nil
+variant                             array of two bin: value, metadata
+geometry, geography                 array of int and bin: srid, wkb
 decimal                             int, unscaled, up to 18 digits; above, bin: the unscaled
                                     value as the shortest big-endian two's complement
 array                               array of elements
@@ -31,8 +35,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from statebackend.hashing import LONG_DIGITS
-from statebackend.schema.scalars import Convert, mismatch, scalar_for, typed
-from statebackend.schema.types import arrow_type
+from statebackend.schema.scalars import SEQUENCES, Convert, mismatch, scalar_for, typed
+from statebackend.schema.shapes import by_names, row_maker
+from statebackend.schema.types import arrow_type, box_of
 
 __all__ = ["arrow_from_wire", "from_wire", "to_wire", "wire_list", "wire_type"]
 
@@ -42,6 +47,12 @@ _AS_INT: dict[type[T.DataType], Callable[[], pa.DataType]] = {
     T.TimestampType: pa.int64,
     T.TimestampNTZType: pa.int64,
     T.DayTimeIntervalType: pa.int64,
+    T.TimeType: pa.int64,
+}
+_BOXED: dict[type[T.DataType], type] = {
+    T.VariantType: T.VariantVal,
+    T.GeometryType: T.Geometry,
+    T.GeographyType: T.Geography,
 }
 _PLAIN: dict[type[T.DataType], type] = {
     T.BooleanType: bool,
@@ -49,6 +60,7 @@ _PLAIN: dict[type[T.DataType], type] = {
     T.BinaryType: bytes,
     T.FloatType: float,
     T.DoubleType: float,
+    T.NullType: type(None),
 }
 
 
@@ -63,6 +75,9 @@ def wire_type(dtype: T.DataType) -> Any:
         if _direct(dtype):
             return GenericAlias(dict, entry)
         return GenericAlias(list, GenericAlias(tuple, entry))
+    box = box_of(dtype)
+    if box is not None:
+        return GenericAlias(tuple, tuple(wire_type(f.dataType) for f in box))
     return bytes if _is_big(dtype) else _PLAIN.get(type(dtype), int)
 
 
@@ -99,6 +114,9 @@ def to_wire(dtype: T.DataType, path: str, nullable: bool) -> Convert:
         return _array_to_wire(dtype, path, nullable)
     if isinstance(dtype, T.MapType):
         return _map_to_wire(dtype, path, nullable)
+    box = box_of(dtype)
+    if box is not None:
+        return _boxed_to_wire(dtype, box, path, nullable)
     plain = typed(path, dtype, nullable)
     if not _is_big(dtype):
         return plain
@@ -116,6 +134,8 @@ def _struct_to_wire(dtype: T.StructType, path: str, nullable: bool) -> Convert:
     def convert(value: Any) -> Any:
         if value is None and nullable:
             return None
+        if isinstance(value, dict):
+            value = by_names(dtype, value, path)
         if not isinstance(value, tuple | list):
             raise mismatch(path, dtype, value)
         if len(value) != len(fields):
@@ -131,7 +151,7 @@ def _array_to_wire(dtype: T.ArrayType, path: str, nullable: bool) -> Convert:
     def convert(value: Any) -> Any:
         if value is None and nullable:
             return None
-        if not isinstance(value, tuple | list):
+        if not isinstance(value, SEQUENCES):
             raise mismatch(path, dtype, value)
         return [element(v) for v in value]
 
@@ -155,6 +175,29 @@ def _map_to_wire(dtype: T.MapType, path: str, nullable: bool) -> Convert:
     return convert
 
 
+def _boxed_to_wire(dtype: T.DataType, box: T.StructType, path: str, nullable: bool) -> Convert:
+    kind, names = _BOXED[type(dtype)], box.names
+    fields = [to_wire(f.dataType, f"{path}.{f.name}", f.nullable) for f in box]
+    mixed = T.GeometryType.MIXED_SRID
+    srid = getattr(dtype, "srid", mixed)
+
+    def convert(value: Any) -> Any:
+        if value is None and nullable:
+            return None
+        # The dict is what Spark's own transformWithState shows of such a column.
+        if isinstance(value, dict) and value.keys() == set(names):
+            parts = [value[name] for name in names]
+        elif isinstance(value, kind):
+            parts = [getattr(value, name) for name in names]
+        else:
+            raise mismatch(path, dtype, value)
+        if srid != mixed and parts[0] != srid:
+            raise mismatch(path, dtype, value, f"one of reference system {parts[0]}")
+        return [field(part) for field, part in zip(fields, parts, strict=True)]
+
+    return convert
+
+
 def from_wire(dtype: T.DataType) -> Convert | None:
     """The way back to Python values, as `pyspark.sql.Row` carries them; None: nothing to do."""
     if isinstance(dtype, T.StructType):
@@ -167,6 +210,11 @@ def from_wire(dtype: T.DataType) -> Convert | None:
         return lambda wire: [restore(v) for v in wire]
     if isinstance(dtype, T.MapType):
         return _map_from_wire(dtype)
+    if isinstance(dtype, T.VariantType):
+        return lambda wire: T.VariantVal(*wire)
+    if isinstance(dtype, T.GeometryType | T.GeographyType):
+        make = _BOXED[type(dtype)]
+        return lambda wire: make(wire[1], wire[0])
     scalar = scalar_for(dtype)
     assert scalar is not None, "checked with the schema"
     plain = scalar.from_plain
@@ -176,9 +224,13 @@ def from_wire(dtype: T.DataType) -> Convert | None:
 
 
 def _row_from_wire(dtype: T.StructType) -> Convert:
-    make = T.Row(*dtype.names)
-    fields = [_nullable(from_wire(f.dataType)) for f in dtype]
-    return lambda wire: make(*[f(v) for f, v in zip(fields, wire, strict=True)])
+    make = row_maker(dtype)
+    fields = [from_wire(f.dataType) for f in dtype]
+    if all(field is None for field in fields):
+        return make
+    return lambda wire: make(
+        [v if f is None or v is None else f(v) for f, v in zip(fields, wire, strict=True)]
+    )
 
 
 def _map_from_wire(dtype: T.MapType) -> Convert | None:
@@ -203,8 +255,9 @@ def _nullable(convert: Convert | None) -> Convert:
 
 def wire_list(array: pa.Array, dtype: T.DataType) -> list[Any]:
     """A column (in the type of `types.arrow_type`) as the wire forms of its values."""
-    if isinstance(dtype, T.StructType):
-        fields = [wire_list(array.field(i), f.dataType) for i, f in enumerate(dtype)]
+    fields_of = dtype if isinstance(dtype, T.StructType) else box_of(dtype)
+    if fields_of is not None:
+        fields = [wire_list(array.field(i), f.dataType) for i, f in enumerate(fields_of)]
         return _only_valid(array, list(zip(*fields, strict=True)))
     if isinstance(dtype, T.ArrayType):
         return _sliced(array, wire_list(array.values, dtype.elementType))
@@ -240,15 +293,16 @@ def _only_valid(array: pa.Array, values: list[Any]) -> list[Any]:
 def arrow_from_wire(values: list[Any], dtype: T.DataType) -> pa.Array:
     """Wire forms (None: null) as a column in the type of `types.arrow_type`."""
     wanted = arrow_type(dtype)
-    if isinstance(dtype, T.StructType | T.ArrayType | T.MapType):
+    fields = dtype if isinstance(dtype, T.StructType) else box_of(dtype)
+    if fields is not None or isinstance(dtype, T.ArrayType | T.MapType):
         missing = pa.array([value is None for value in values], pa.bool_())
-    if isinstance(dtype, T.StructType):
-        blank = (None,) * len(dtype.fields)
+    if fields is not None:
+        blank = (None,) * len(fields.fields)
         rows = [blank if value is None else value for value in values]
         columns = zip(*rows, strict=True) if rows else [()] * len(blank)
         children = [
             arrow_from_wire(list(column), field.dataType)
-            for column, field in zip(columns, dtype, strict=True)
+            for column, field in zip(columns, fields, strict=True)
         ]
         return pa.StructArray.from_arrays(children, fields=list(wanted), mask=missing)
     if isinstance(dtype, T.ArrayType):

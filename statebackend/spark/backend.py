@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -21,26 +20,24 @@ from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
 from statebackend import system
+from statebackend.api.calls import record_keyed_states
 from statebackend.errors import (
-    DuplicateUidError,
-    SchemaError,
     SettingError,
     SparkConnectError,
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.keygroups import check_parallelism, default_max_parallelism
-from statebackend.ops.rowconv import arrow_schema
-from statebackend.schema.keys import KeyCodec
+from statebackend.ops.tws import record_states
 from statebackend.settings import Settings
+from statebackend.spark.building import FrameBuilder, key_names, united_sides
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job, store_options
-from statebackend.spark.launch import Launch, Operator
-from statebackend.spark.plan import Anchor, anchored
-from statebackend.spark.sources import check_sources
-from statebackend.spark.task import SubtaskTask
-from statebackend.spark.taskspec import task_spec
-from statebackend.spark.tws import parse_schema, record_states
+from statebackend.spark.launch import Launch
+
+if TYPE_CHECKING:
+    from pyspark.sql import GroupedData
+
+    from statebackend.api.processors import CoProcessor, KeyedProcessor
 
 __all__ = ["StateBackend"]
 
@@ -111,14 +108,10 @@ class StateBackend:
             ),
         )
         self._allow_dropped_state = allow_dropped_state
-        self._local_dir = self._settings.local_dir or _fallback_local_dir()
-        self._operators: dict[str, Operator] = {}
-        self._sessions = [spark]
-        self._anchor: Anchor | None = None
+        local = self._settings.local_dir or _fallback_local_dir()
+        self._builder = FrameBuilder(spark, self._job, self._settings, local)
         self._launch: Launch | None = None
-        self._token: Broadcast[str] | None = None
         self._checked = False
-        self._resolved: tuple[int, int] | None = None
 
     @property
     def job(self) -> str:
@@ -135,8 +128,13 @@ class StateBackend:
         processor: StatefulProcessor,
         output_schema: StructType | str,
         uid: str,
+        flavour: str = "rows",
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
     ) -> DataFrame:
-        """Spark's ``transformWithState`` (row flavour) with state kept here.
+        """Spark's ``transformWithState`` with state kept here.
 
         Args:
             df: a streaming frame.
@@ -144,6 +142,15 @@ class StateBackend:
             processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
             output_schema: of the rows that it returns.
             uid: the operator's name for the life of the job: state is found by it.
+            flavour: ``"rows"`` (Rows, as transformWithState) or ``"pandas"`` (DataFrames, as
+                transformWithStateInPandas).
+            time_mode: ``"none"``, ``"processing"`` or ``"event"``; Spark's names are understood.
+            event_time: the timestamp column whose maximum makes the watermark, and by which rows
+                are late. Where Spark's ``withWatermark`` was called on ``df``, its column.
+            watermark_delay: how far the watermark stays behind, as ``withWatermark`` takes it.
+                Without one the operator takes the job's watermark, which others make.
+            initial_state: a static frame with the key columns, handed to ``handleInitialState`` in
+                the operator's first epoch.
 
         Returns:
             a streaming frame; start its query with :meth:`start`.
@@ -152,105 +159,96 @@ class StateBackend:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
             StorageError: the store at ``uri`` cannot be reached or written.
         """
-        names = _key_names(df, keys)
-        self._check_uid(uid)
-        if self._settings.commit == "async":
-            vouched = self._settings.repeatable_sources.split(",")
-            check_sources(df, [name.strip() for name in vouched])
-        output = parse_schema(output_schema, f"the output of operator {uid!r}")
-        key_schema = StructType([df.schema[name] for name in names])
-        KeyCodec(key_schema)
-        arrow_schema(df.schema)
-        parallelism, max_parallelism = self._parallelism()
-        operator = Operator(
-            uid=uid,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            key_schema=key_schema,
-            states={d.name: d for d in record_states(processor, uid)},
-        )
-        spec = task_spec(
-            operator,
-            self._job,
-            self._settings,
-            local_dir=self._local_dir,
-            input_schema=df.schema,
-            key_positions=tuple(df.columns.index(name) for name in names),
-            output_schema=output,
-            # A worker that ends with its task would take what is not flushed along.
-            keep_stores=self._spark_conf("spark.python.worker.reuse", "true") != "false",
-        )
-        frame = anchored(df, names, self._anchored_at(parallelism), max_parallelism)
-        if all(df.sparkSession is not session for session in self._sessions):
-            self._sessions.append(df.sparkSession)
-        result = frame.mapInArrow(SubtaskTask(spec, processor, self._shared_token()), output)
-        self._operators[uid] = operator
-        return result
-
-    def _spark_conf(self, key: str, default: str) -> str:
-        return self._spark.sparkContext.getConf().get(key, default) or default
-
-    def _shared_token(self) -> Broadcast[str]:
-        """What tasks show the coordinator; by broadcast, so that no closure or log has it."""
-        if self._token is None:
-            self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
-        return self._token
-
-    def _anchored_at(self, parallelism: int) -> Anchor:
-        if self._anchor is None:
-            self._check_locality()
-            self._anchor = Anchor(self._spark, parallelism)
-        return self._anchor
-
-    def _check_uid(self, uid: str) -> None:
-        if not isinstance(uid, str) or not uid:
+        names = key_names(df, keys)
+        if flavour not in ("rows", "pandas"):
             raise SettingError(
-                f"An operator was given the uid {uid!r}.",
-                todo="Give uid= a name that stays the same for the life of the job.",
+                f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
             )
-        if uid in self._operators:
-            raise DuplicateUidError(
-                f"Job {self._job.name!r} has an operator {uid!r} already.",
-                todo="Give each operator a uid of its own; to build a query anew, make a new "
-                "StateBackend.",
-            )
-
-    def _parallelism(self) -> tuple[int, int]:
-        """Given, else the checkpoint's, else the defaults; the same for every operator."""
-        if self._resolved is not None:
-            return self._resolved
-        lineages = self._job.lineages()
-        known = next(iter(lineages.values()), None)
-        parallelism = self._settings.parallelism or (
-            known.parallelism
-            if known
-            else int(self._spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        return self._builder.build(
+            df,
+            names=names,
+            processor=processor,
+            record=lambda copy, mode: record_states(copy, uid, time_mode=mode),
+            output_schema=output_schema,
+            uid=uid,
+            flavour=flavour,
+            time=_time(time_mode, event_time, watermark_delay),
+            initial_state=initial_state,
         )
-        max_parallelism = self._settings.max_parallelism or (
-            known.max_parallelism if known else default_max_parallelism(parallelism)
-        )
-        check_parallelism(parallelism, max_parallelism)
-        if known is not None:
-            self._job.check_parallelism(known, parallelism, max_parallelism)
-        self._resolved = parallelism, max_parallelism
-        return self._resolved
 
-    def _check_locality(self) -> None:
-        conf = self._spark.sparkContext.getConf()
-        if conf.get("spark.speculation", "false") == "true":
-            _log.warning(
-                "spark.speculation is on: Spark keeps the output of the first twin to finish, and "
-                "the state may be the other's. With processors that give the same for the same "
-                "input this makes no difference."
-            )
-        if conf.get("spark.shuffle.reduceLocality.enabled", "true") != "false":
-            message = (
-                "spark.shuffle.reduceLocality.enabled is not false: subtasks may move between "
-                "executors, and local copies be used less. Set it when the session is built."
-            )
-            if not (conf.get("spark.master") or "").startswith("local["):
-                warnings.warn(message, stacklevel=4)
-            _log.info(message)
+    def process(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: KeyedProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """A :class:`statebackend.KeyedProcessor` on ``df``; arguments as above.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        return self._builder.build(
+            df,
+            names=key_names(df, keys),
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(copy, uid, time_mode=mode),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="keyed",
+            time=_time(time_mode, event_time, watermark_delay),
+            initial_state=initial_state,
+        )
+
+    def connect(
+        self,
+        left: DataFrame,
+        right: DataFrame,
+        *,
+        keys: str | list[str],
+        right_keys: str | list[str] | None = None,
+        processor: CoProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """Two streams with one keyed state: a :class:`statebackend.CoProcessor` sees both.
+
+        Args:
+            keys: of ``left``, and of ``right`` too unless ``right_keys`` says otherwise.
+            event_time: a column of both sides, or of one; rows of the other are never late.
+            initial_state: with the key columns of ``left``.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        left_names = key_names(left, keys)
+        right_names = key_names(right, keys if right_keys is None else right_keys)
+        both, names, moment = united_sides(
+            left, right, left_keys=left_names, right_keys=right_names, event_time=event_time
+        )
+        return self._builder.build(
+            both,
+            names=names,
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(copy, uid, time_mode=mode),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="sides",
+            time=_time(time_mode, moment, watermark_delay),
+            initial_state=initial_state,
+            initial_names=left_names,
+            sides=(left.schema, right.schema),
+        )
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -271,7 +269,7 @@ class StateBackend:
         launch = self._new_launch()
         launch.prepare(writer)
         self._launch = launch
-        with launch.armed(self._shared_token().value):
+        with launch.armed(self._builder.token().value):
             query = writer.start()
         launch.bind(query)
         return query
@@ -294,16 +292,16 @@ class StateBackend:
         launch.prepare(None, checkpoint_location)
         self._launch = launch
         before = {query.id for query in self._active()}
-        with launch.armed(self._shared_token().value):
+        with launch.armed(self._builder.token().value):
             yield
         started = [q for q in self._active() if q.id not in before]
         launch.bind_one(started)
 
     def _active(self) -> list[StreamingQuery]:
-        return [query for session in self._sessions for query in session.streams.active]
+        return [query for session in self._builder.sessions for query in session.streams.active]
 
     def _new_launch(self) -> Launch:
-        if not self._operators:
+        if not self._builder.operators:
             raise SettingError(
                 f"Job {self._job.name!r} has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
@@ -311,8 +309,10 @@ class StateBackend:
         return Launch(
             self._spark,
             self._job,
-            sessions=self._sessions,
-            operators=self._operators,
+            sessions=self._builder.sessions,
+            operators=self._builder.operators,
+            heartbeat=self._builder.heartbeat,
+            local_dir=self._builder.local_dir,
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,
             checked=self._checked,
@@ -367,8 +367,7 @@ class StateBackend:
 
     def rebalance(self) -> None:
         """Spread subtasks over the executors that are there now; a running query follows."""
-        if self._anchor is not None:
-            self._anchor.place_again()
+        self._builder.place_again()
 
     def wait_durable(self, timeout_s: float = 60.0) -> None:
         """With asynchronous commits: wait until the records that are on their way are durable.
@@ -390,31 +389,11 @@ class StateBackend:
 
     def close(self) -> None:
         """Let the cached anchor go; a running query goes on, less well placed."""
-        if self._anchor is not None:
-            self._anchor.release()
-            self._anchor = None
+        self._builder.close()
 
 
-def _key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
-    names = [keys] if isinstance(keys, str) else list(keys)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise SchemaError(
-            f"The keys are {keys!r}.", todo="Give the names of one or more columns of the frame."
-        )
-    for name in names:
-        if df.columns.count(name) != 1:
-            raise SchemaError(
-                f"The frame has {df.columns.count(name)} columns named {name!r} "
-                f"({', '.join(df.columns)}).",
-                todo="Name existing columns; give an expression a name with withColumn() first.",
-            )
-    if len(set(names)) != len(names):
-        raise SchemaError(f"The keys {names} name a column twice.", todo="Name each once.")
-    if not df.isStreaming:
-        raise SchemaError(
-            "The frame is not a streaming frame.", todo="Read it with spark.readStream."
-        )
-    return names
+def _time(mode: str, event_time: str | None, watermark_delay: Any) -> dict[str, Any]:
+    return {"time_mode": mode, "event_time": event_time, "watermark_delay": watermark_delay}
 
 
 def _fallback_local_dir() -> str:

@@ -20,6 +20,7 @@ from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismat
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.grouping import Groups, group_part
+from statebackend.ops.lateness import LateRows, largest_event_ms
 from statebackend.ops.staging import InputStage, Part
 
 __all__ = ["CONTROL_COLUMNS", "EpochInput", "read_epoch"]
@@ -46,6 +47,7 @@ class EpochInput:
     stamp_ms: int
     stage: InputStage
     key_positions: tuple[int, ...]
+    max_event_ms: int | None = None
 
     @property
     def rows(self) -> pa.Table:
@@ -65,8 +67,11 @@ class EpochInput:
         """
         return self.stage.parts()
 
-    def groups(self, codec: ColumnEncoder) -> Iterator[Groups]:
+    def groups(self, codec: ColumnEncoder, late: LateRows | None = None) -> Iterator[Groups]:
         """The rows of each part, sorted by key.
+
+        Args:
+            late: leaves out rows that are late.
 
         Raises:
             NullKeyError: a key is null.
@@ -77,10 +82,11 @@ class EpochInput:
             part = next(parts, None)
             if part is None:
                 return
-            groups = group_part(part, codec.encode_arrow, self.key_positions)
+            groups = group_part(part, codec.encode_arrow, self.key_positions, late)
             # Let go of each, so that one part is in memory and not two.
             del part
-            yield groups
+            if groups is not None:
+                yield groups
             del groups
 
     def close(self) -> None:
@@ -97,11 +103,13 @@ def read_epoch(
     parallelism: int,
     max_parallelism: int,
     stage: InputStage | None = None,
+    event_position: int | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
     Args:
         schema: of the data columns, which come first.
+        event_position: of the event-time column, whose maximum is wanted.
         stage: takes the rows, and is closed if this raises; without one they stay in memory.
 
     Raises:
@@ -114,6 +122,7 @@ def read_epoch(
         stage = InputStage(schema, key_positions=key_positions)
     try:
         reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
+        reader.event_position = event_position
         for batch in batches:
             reader.take(batch)
         return _checked(reader, uid, key_positions)
@@ -141,7 +150,9 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
             f"Spark's plan and Python put keys of operator {uid!r} into different key groups.",
             todo="Use a supported release of Spark; nothing of this attempt was kept.",
         )
-    return EpochInput(min(reader.barriers), reader.stamp_ms, reader.stage, key_positions)
+    return EpochInput(
+        min(reader.barriers), reader.stamp_ms, reader.stage, key_positions, reader.max_event_ms
+    )
 
 
 class _Reader:
@@ -161,6 +172,8 @@ class _Reader:
         self._unchecked_rows = _CHECKED_ROWS
         self.stage = stage
         self.stamp_ms = -1
+        self.event_position: int | None = None
+        self.max_event_ms: int | None = None
         self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
@@ -187,6 +200,10 @@ class _Reader:
         rows = pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema)
         if self._unchecked_rows:
             self._check_hash(rows, narrow)
+        if self.event_position is not None:
+            largest = largest_event_ms(rows.column(self.event_position))
+            if largest is not None and (self.max_event_ms is None or largest > self.max_event_ms):
+                self.max_event_ms = largest
         self.stage.add(rows, narrow, pinned_bytes)
 
     def _take_anchor_rows(self, key_group: pa.Array, subtask: pa.Array, stamp: pa.Array) -> None:

@@ -9,68 +9,54 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
-from snapshot.operators import OperatorSpec, operators_setting
+from snapshot.lineage import OperatorLineage
+from snapshot.operators import OperatorSpec, operators_setting, takes_initial
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
+from snapshot.running import resumed_time
+from snapshot.watermark import NextDue, next_due
 from statebackend import system
 from statebackend.errors import (
     JobRunningError,
-    MissingUidError,
     RewindError,
     StateBackendError,
-    StateMismatchError,
     UnsupportedQueryError,
 )
 from statebackend.settings import Settings
 from statebackend.spark.context import ENDPOINT_PROPERTY
+from statebackend.spark.heartbeat import HeartbeatFile
+from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.sources import check_sink
-from statebackend.spark.tws import StateDeclaration
+from statebackend.spark.specs import Operator, operator_specs
 from statebackend.spark.wire import Server
 
 __all__ = ["Launch", "Operator"]
 
 _log = logging.getLogger("statebackend.spark")
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+# What a query takes along of its session when it is started. Spark turns adaptive execution off for
+# stateful queries of its own; ours would be planned three times in each batch, to the same plan.
+_AT_START = {_CHECK: "false", "spark.sql.adaptive.enabled": "false"}
 _ASYNC_PROGRESS = (
     "asyncprogresstrackingenabled",
     "_asyncprogresstrackingoverridesinksupportcheck",
 )
-_NOT_STORED = ("nullable", "containsNull", "valueContainsNull", "metadata")
-_KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
-
-
-@dataclass(frozen=True)
-class Operator:
-    """An operator as the driver made it."""
-
-    uid: str
-    parallelism: int
-    max_parallelism: int
-    key_schema: StructType
-    states: dict[str, StateDeclaration]
-
-    def schemas(self) -> dict[str, str]:
-        """What the checkpoint keeps of its types."""
-        kept = {name: d.to_json() for name, d in self.states.items()}
-        return {_KEY_STATE: self.key_schema.json(), **kept}
 
 
 class _Services:
@@ -105,6 +91,8 @@ class Launch:
         settings: Settings,
         allow_dropped_state: bool,
         checked: bool = False,
+        heartbeat: HeartbeatFile | None = None,
+        local_dir: str = "",
     ) -> None:
         self._spark, self._job = spark, job
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
@@ -112,6 +100,7 @@ class Launch:
         self._settings = settings
         self._allow_dropped_state = allow_dropped_state
         self._checked = checked
+        self._heartbeat, self._local_dir = heartbeat, local_dir
         self._log = job.log()
         self.session = RunSession(
             store=job.store,
@@ -121,9 +110,11 @@ class Launch:
             progress=ProgressBook(job.name),
             clean_every_epochs=settings.clean_every_epochs,
             clean_min_age_s=settings.clean_min_age_s,
+            on_epoch_acked=self._beat if heartbeat else None,
         )
         self._name = system.new_id()
         self._first_epoch: int | None = None
+        self._lineages: dict[str, OperatorLineage] = {}
 
     # --- before Spark starts anything ----------------------------------------------------------
 
@@ -149,6 +140,7 @@ class Launch:
         manifests = self._log.manifests()
         self._specs = self._check_operators(manifests)
         if location is None or progress is None:
+            self._write_initial(0)
             return
         decision = self._decide(progress, manifests)
         if decision.verdict is not Verdict.START:
@@ -162,6 +154,46 @@ class Launch:
             elif decision.verdict is Verdict.TRIM:
                 location.trim(decision.batch)
         self._first_epoch = decision.batch
+        self._write_initial(decision.batch)
+        lineages = live_lineages(manifests)
+        # Before Spark asks: an availableNow query with nothing new asks once, and ends.
+        epoch = decision.batch
+        self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
+
+    def _beat(self, due: NextDue) -> None:
+        """Have Spark run a batch when a timer is due, although there may be no data."""
+        if self._heartbeat is not None:
+            # As Spark: once more when the watermark moved, also for rows that are late by it then.
+            event_due = due.event_due or due.watermark_moves
+            self._heartbeat.say(
+                due.epoch, event_due=event_due, processing_due_ms=due.processing_due_ms
+            )
+
+    def _write_initial(self, epoch: int) -> None:
+        """Have the initial state of new operators in the store before their first epoch."""
+        wanted = {
+            uid: operator.initial
+            for uid, operator in self._operators.items()
+            if operator.initial is not None and takes_initial(self._lineages.get(uid), epoch)
+        }
+        if not wanted:
+            return
+        # The generation that the claim after the start takes; if another driver takes it first,
+        # that claim is refused.
+        generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
+        for uid, state in wanted.items():
+            spec = self._specs[uid]
+            parts = write_initial(
+                state,
+                uri=self._job.store_uri,
+                options=self._job.options,
+                local_dir=self._local_dir,
+                parallelism=spec.parallelism,
+                max_parallelism=spec.max_parallelism,
+                generation=generation,
+                epoch=epoch,
+            )
+            self._specs[uid] = msgspec.structs.replace(spec, initial=parts)
 
     def _configured_path(self, options: Mapping[str, str]) -> str | None:
         folder = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
@@ -184,50 +216,13 @@ class Launch:
         session.drain(self._settings.commit_timeout_s)
 
     def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
-        live = live_lineages(manifests)
-        newest = {m.operator: m for m in manifests if m.operator in live}
-        gone = sorted(set(newest) - set(self._operators))
-        if gone and not self._allow_dropped_state:
-            raise MissingUidError(
-                f"The checkpoint of job {self._job.name!r} holds state of operator(s) "
-                f"{', '.join(map(repr, gone))}, which the query does not have.",
-                todo="Give the operator the uid it had, or pass allow_dropped_state=True to drop "
-                "its state.",
-            )
-        specs = {}
-        for uid, operator in self._operators.items():
-            known = newest.get(uid)
-            specs[uid] = OperatorSpec(
-                uid=uid,
-                parallelism=operator.parallelism,
-                max_parallelism=operator.max_parallelism,
-                states=self._state_ids(operator, known),
-                schemas=operator.schemas(),
-            )
-        return specs
-
-    def _state_ids(self, operator: Operator, known: Manifest | None) -> dict[str, int]:
-        ids = dict(known.states) if known else {}
-        if known is not None:
-            declared = operator.schemas()
-            for name, schema in known.schemas.items():
-                if name in declared and _shape(declared[name]) == _shape(schema):
-                    continue
-                if name not in declared and self._allow_dropped_state:
-                    continue
-                what = "the key" if name == _KEY_STATE else f"state {name!r}"
-                raise StateMismatchError(
-                    f"Operator {operator.uid!r} was started with {what} as "
-                    f"{declared.get(name, 'nothing')}, but the checkpoint has it as {schema}.",
-                    todo="Declare it as it was (a new state may be added under a new name), or "
-                    "pass allow_dropped_state=True where a state is gone for good.",
-                )
-            for name in [n for n in ids if n not in declared and "\0" not in n]:
-                # Its id is never given again: its keys may still exist. Nor may its name find it.
-                ids[f"{name}\0{ids[name]}"] = ids.pop(name)
-        for name in operator.states:
-            ids.setdefault(name, max(ids.values(), default=0) + 1)
-        return ids
+        live = self._lineages = live_lineages(manifests)
+        return operator_specs(
+            self._job.name,
+            self._operators,
+            {m.operator: m for m in manifests if m.operator in live},
+            allow_dropped_state=self._allow_dropped_state,
+        )
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
@@ -249,19 +244,23 @@ class Launch:
         server = _Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
         with _Services.starting:  # the check is the session's: one start at a time
-            checked = [(one, one.conf.get(_CHECK, "true")) for one in self._sessions]
+            checked = [
+                (one, name, one.conf.get(name, "true"))
+                for one in self._sessions
+                for name in _AT_START
+            ]
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
             context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
-            for one in self._sessions:
-                one.conf.set(_CHECK, "false")
+            for one, name, _ in checked:
+                one.conf.set(name, _AT_START[name])
             try:
                 yield
             except BaseException:
                 server.remove(self._name)
                 raise
             finally:
-                for one, value in checked:
-                    one.conf.set(_CHECK, value or "true")
+                for one, name, value in checked:
+                    one.conf.set(name, value or "true")
                 context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
@@ -373,21 +372,6 @@ class Launch:
                 "backend.starting(checkpoint_location=...).",
             )
         return decision.batch
-
-
-def _shape(schema: str) -> Any:
-    """A schema as far as stored bytes depend on it: without nullability and metadata."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: bare(v) for k, v in value.items() if k not in _NOT_STORED}
-        if isinstance(value, list):
-            return [bare(v) for v in value]
-        if isinstance(value, str) and value.startswith("{"):
-            return bare(json.loads(value))
-        return value
-
-    return bare(json.loads(schema))
 
 
 def _options(writer: DataStreamWriter | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ subtask p carry, and one (barrier) that no row carries.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType
 
@@ -20,7 +20,7 @@ from statebackend.keygroups import check_parallelism
 from statebackend.spark.intake import CONTROL_COLUMNS
 from statebackend.spark.keyhash import key_group_expression, surrogates
 
-__all__ = ["Anchor", "anchored"]
+__all__ = ["Anchor", "anchored", "quoted"]
 
 _SURROGATE = "__statebackend_surrogate"
 _KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
@@ -66,23 +66,33 @@ def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: in
     check_parallelism(parallelism, max_parallelism)
     # By position from here on: mapInArrow cannot take a name with a dot in it.
     places = [f"c{i}" for i in range(len(df.columns))]
-    columns = [F.col(_quoted(n)).alias(p) for n, p in zip(df.columns, places, strict=True)]
+    columns = [F.col(quoted(n)).alias(p) for n, p in zip(df.columns, places, strict=True)]
     # Not foldable, whatever the key: a constant one would let Catalyst turn the join into a
     # nested loop, and several tasks would own one subtask.
     unfoldable = F.spark_partition_id() * F.lit(0)
-    group = key_group_expression([F.col(_quoted(name)) for name in keys], max_parallelism)
+    group = key_group_expression([F.col(quoted(name)) for name in keys], max_parallelism)
     routed = df.select(*columns, (group + unfoldable).alias(_KEY_GROUP))
     subtask = F.floor(F.col(_KEY_GROUP) * F.lit(parallelism) / F.lit(max_parallelism))
     values = F.array(*[F.lit(value) for value in anchor.data_values])
     routed = routed.withColumn(_SURROGATE, F.element_at(values, subtask.cast("int") + F.lit(1)))
+    # As the anchor is: where the join is left to shuffle its input, Spark may shuffle the anchor
+    # (adaptive execution off, another spark.sql.shuffle.partitions), and there is no barrier.
+    routed = routed.repartition(parallelism, _SURROGATE)
     # The stamp is the batch's logged time: a frame of another batch carries another one. Spark
     # writes it into generated code as a number, and code that differs is compiled anew and starts
-    # cold: so it stands on the anchor's side, where that is the code for two rows a subtask.
-    stamp = F.when(F.col(_SUBTASK) < 0, F.current_timestamp()).alias(_STAMP)
+    # cold. Functions of arrays with a lambda for two are interpreted instead; and it stands on the
+    # anchor's side, where that is done for two rows a subtask.
+    marker = F.array(F.col(_SUBTASK))
+    stamp = F.zip_with(marker, marker, _barrier_time)[0].alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
     return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
 
-def _quoted(name: str) -> str:
+def _barrier_time(subtask: Column, _: Column) -> Column:
+    return F.when(subtask < 0, F.current_timestamp())
+
+
+def quoted(name: str) -> str:
+    """A column name as an expression, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"

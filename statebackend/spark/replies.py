@@ -7,12 +7,61 @@ import contextlib
 from recovery.plan import RestorePlan, Step, StepSource
 from snapshot.bases import BasePolicy, Grant
 from snapshot.lineage import SliceRef
-from snapshot.messages import AckRequest, BaseGrant, LocalCopy, RestoreStep, SlicePart
+from snapshot.messages import (
+    AckRequest,
+    BaseGrant,
+    BeginReply,
+    LocalCopy,
+    RestoreStep,
+    SlicePart,
+)
+from snapshot.operators import Admitted
 from snapshot.record import slice_key
 from statebackend.errors import CorruptionError, StateBackendError
+from statebackend.keygroups import KeyGroupRange
 from statebackend.spark.records import DamagedSliceError, Records
 
-__all__ = ["base_grant", "layer_step", "plan_steps"]
+__all__ = ["base_grant", "begin_reply", "layer_step", "plan_steps"]
+
+
+def begin_reply(
+    admitted: Admitted,
+    plan: RestorePlan,
+    steps: list[RestoreStep],
+    layers: list[RestoreStep],
+    *,
+    job_id: str,
+    generation: int,
+    durable_chain: str,
+    key_groups: KeyGroupRange,
+    states: dict[str, int],
+    inline_budget_bytes: int,
+    grant: BaseGrant | None,
+) -> BeginReply:
+    """The answer to a begin that was admitted; the fields are those of `BeginReply`."""
+    return BeginReply(
+        job_id=job_id,
+        generation=generation,
+        base_epoch=admitted.base_epoch,
+        durable_epoch=admitted.durable_epoch,
+        durable_chain=durable_chain,
+        chain=admitted.chain,
+        key_group_start=key_groups.start,
+        key_group_end=key_groups.end,
+        fresh=plan.fresh,
+        reason=plan.reason,
+        steps=steps,
+        layers=layers,
+        states=states,
+        inline_budget_bytes=inline_budget_bytes,
+        restoring=admitted.first_of_run,
+        base_due=admitted.base_due,
+        grant=grant,
+        watermark_ms=admitted.time.watermark_ms,
+        late_watermark_ms=admitted.time.late_watermark_ms,
+        initial=[admitted.initial] if admitted.initial is not None else [],
+        dropped=list(admitted.dropped),
+    )
 
 
 def plan_steps(plan: RestorePlan, records: Records) -> tuple[list[RestoreStep], list[bytes]]:

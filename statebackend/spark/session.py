@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Final
 
@@ -29,10 +30,11 @@ from snapshot.messages import (
     RestoreStep,
     SlicePart,
 )
-from snapshot.operators import Admitted, CommitWork
+from snapshot.operators import Admitted, CommitWork, check_initial
 from snapshot.progress import ProgressBook
 from snapshot.refusals import stale_attempt
 from snapshot.storage.base import ObjectStore
+from snapshot.watermark import NextDue
 from statebackend import system
 from statebackend.errors import (
     CommitUnknownError,
@@ -42,7 +44,7 @@ from statebackend.errors import (
 )
 from statebackend.spark.housekeeping import Background, Cleaner
 from statebackend.spark.records import DamagedSliceError, Records
-from statebackend.spark.replies import base_grant, layer_step, plan_steps
+from statebackend.spark.replies import base_grant, begin_reply, layer_step, plan_steps
 
 __all__ = ["RunSession"]
 
@@ -54,6 +56,17 @@ class RunSession:
     """Answers one run's begins and acks.
 
     Requests wait at a gate until the driver has checked what it started (:meth:`open`), or refuse.
+
+    Args:
+        store: the job's folder. log: its commit log.
+        gate_timeout_s: how long requests wait at the gate.
+        whole_limit_bytes: state up to this size has bases of one object.
+        progress: collects events.
+        clean_every_epochs: 0 for never. clean_min_age_s: younger objects stay.
+        on_epoch_acked: told what is due next when the last operator has acked an epoch in full
+            (with synchronous commits: and all of it is durable), once more if a later attempt
+            changes that, and when the run begins. It is called in a request's thread, without a
+            lock; it must not wait. What it raises is logged.
     """
 
     def __init__(
@@ -66,8 +79,11 @@ class RunSession:
         progress: ProgressBook | None = None,
         clean_every_epochs: int = 0,
         clean_min_age_s: float = 0.0,
+        on_epoch_acked: Callable[[NextDue], None] | None = None,
     ) -> None:
         self._store, self._commit_log = store, log
+        self._on_epoch_acked = on_epoch_acked
+        self._told: NextDue | None = None
         self._gate_timeout_s = gate_timeout_s
         self._whole_limit_bytes = whole_limit_bytes
         self.progress = progress or ProgressBook()
@@ -94,10 +110,30 @@ class RunSession:
         self.restores: list[RestoreReport] = []
 
     def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
-        """Let requests in."""
+        """Let requests in.
+
+        Raises:
+            ProtocolError: initial state lies where it is not kept from cleaning.
+        """
+        check_initial(coordinator.specs(), tenure.generation)
         self._coordinator, self._tenure = coordinator, tenure
         self._records.seed(self._commit_log.take_records())
         self._gate.set()
+        self._tell(coordinator)
+
+    def _tell(self, coordinator: Coordinator) -> None:
+        """Say what is due next, if that is known and was not said already."""
+        if self._on_epoch_acked is None:
+            return
+        with self._state_lock:
+            due = coordinator.next_due()
+            if due is None or due == self._told:
+                return
+            self._told = due
+        try:
+            self._on_epoch_acked(due)
+        except Exception:
+            _log.exception("what is due after epoch %d was not taken in", due.epoch)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for the records that are on their way, also of a query that has ended.
@@ -152,7 +188,7 @@ class RunSession:
 
     def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
         """Admit an attempt and say how it gets its state."""
-        coordinator, _ = self._ready()
+        coordinator, tenure = self._ready()
         if coordinator.asynchronous and request.epoch != coordinator.epoch:
             self._settle()
         with contextlib.ExitStack() as locks:
@@ -161,7 +197,10 @@ class RunSession:
                 # this epoch starts from.
                 locks.enter_context(self._commit_lock)
             locks.enter_context(self._state_lock)
+            before = coordinator.epoch
             admitted = coordinator.begin(request)
+            if coordinator.epoch != before:
+                self._told = None  # what was due before may have fired in it
             operator = coordinator.lineage(request.operator)
             lineage = operator.subtasks[request.subtask]
             spec = coordinator.spec(request.operator)
@@ -183,24 +222,17 @@ class RunSession:
             layers, bodies = [layer], bodies + more
         policy, whole_bytes = coordinator.base_policy, self._whole_limit_bytes
         grant = base_grant(admitted.grant, previous, self._records, policy, whole_bytes)
-        assert self._tenure is not None
-        reply = BeginReply(
+        reply = begin_reply(
+            admitted,
+            plan,
+            steps,
+            layers,
             job_id=coordinator.job_id,
-            generation=self._tenure.generation,
-            base_epoch=admitted.base_epoch,
-            durable_epoch=admitted.durable_epoch,
+            generation=tenure.generation,
             durable_chain=durable_chain,
-            chain=admitted.chain,
-            key_group_start=lineage.key_groups.start,
-            key_group_end=lineage.key_groups.end,
-            fresh=plan.fresh,
-            reason=plan.reason,
-            steps=steps,
-            layers=layers,
+            key_groups=lineage.key_groups,
             states=spec.states,
             inline_budget_bytes=coordinator.inline_budget_bytes,
-            restoring=admitted.first_of_run,
-            base_due=admitted.base_due,
             grant=grant,
         )
         return reply, bodies
@@ -256,14 +288,16 @@ class RunSession:
         self.progress.acked(request, system.monotonic_s())
         if before is not None:
             before.result()
-        if outcome is not Acked.COMPLETE or coordinator.asynchronous:
+        if outcome is not Acked.COMPLETE:
             return AckReply(durable=False)
-        with self._commit_lock:
-            with self._state_lock:
-                work = coordinator.due_commit(request.operator, request.epoch)
-            if work is not None:
-                self._commit(coordinator, tenure, work)
-        return AckReply(durable=True)
+        if not coordinator.asynchronous:
+            with self._commit_lock:
+                with self._state_lock:
+                    work = coordinator.due_commit(request.operator, request.epoch)
+                if work is not None:
+                    self._commit(coordinator, tenure, work)
+        self._tell(coordinator)
+        return AckReply(durable=not coordinator.asynchronous)
 
     def _commit_behind(
         self, coordinator: Coordinator, tenure: Tenure, ack: AckRequest

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statebackend.errors import UnsupportedQueryError
+from statebackend.spark.heartbeat import SOURCE_NAME
 
 __all__ = ["REPEATABLE_SOURCES", "check_sink", "check_sources"]
 
@@ -23,6 +24,7 @@ REPEATABLE_SOURCES: Final = frozenset(
     {
         *("parquet", "json", "csv", "text", "orc", "binaryFile", "avro", "xml"),
         *("kafka", "delta", "rate", "rate-micro-batch"),
+        SOURCE_NAME,  # gives no rows
     }
 )
 _SKIPPING_SINKS: Final = ("FileStreamSink", "DeltaSink")

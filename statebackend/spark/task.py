@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 from pyspark import Broadcast
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructType
 
 from recovery.keeper import Keeper
 from recovery.local import Clock, LocalSubtask, RecentDelta
@@ -42,17 +40,19 @@ from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.errors import LocalCopyError, LocalDirError
+from statebackend.ops.declared import EpochTimes
+from statebackend.ops.epoch import StatefulEpoch
+from statebackend.ops.grouping import Groups
+from statebackend.ops.lateness import LateRows
 from statebackend.ops.rowconv import arrow_schema
-from statebackend.ops.rows import RowOperator
 from statebackend.ops.staging import InputStage
-from statebackend.schema.keys import KeyCodec
 from statebackend.spark.context import EpochContext
+from statebackend.spark.initial import read_initial
 from statebackend.spark.intake import EpochInput, read_epoch
 from statebackend.spark.reporter import UploadReporter
+from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.tws import TwsCalls
 from statebackend.spark.wire import client_for
-from statebackend.state.cells import KeyCursor
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 
@@ -82,7 +82,7 @@ class _Timings:
 class SubtaskTask:
     """The function given to ``mapInArrow``; the session's token comes by broadcast."""
 
-    def __init__(self, spec: TaskSpec, processor: StatefulProcessor, token: Broadcast[str]) -> None:
+    def __init__(self, spec: TaskSpec, processor: ShippedProcessor, token: Broadcast[str]) -> None:
         self.spec = spec
         self.processor = processor
         self.token = token
@@ -93,10 +93,11 @@ class SubtaskTask:
         context = EpochContext.current(spec.uid, self.token.value)
         timings = _Timings()
         work = Workspace.of_process(system.expanded(spec.local_dir), system.new_id)
-        schema = arrow_schema(spec.input_schema)
+        plan = spec.plan
+        schema = arrow_schema(plan.input_schema)
         stage = InputStage(
             schema,
-            key_positions=spec.key_positions,
+            key_positions=plan.key_positions,
             budget_bytes=spec.input_budget_bytes,
             folder=work.path,
         )
@@ -104,10 +105,11 @@ class SubtaskTask:
             batches,
             uid=spec.uid,
             schema=schema,
-            key_positions=spec.key_positions,
+            key_positions=plan.key_positions,
             parallelism=spec.parallelism,
             max_parallelism=spec.max_parallelism,
             stage=stage,
+            event_position=spec.time.event_position,
         )
         timings.mark("read")
         store = CountingStore(_durable_store(spec.uri, spec.store_options))
@@ -127,7 +129,7 @@ class SubtaskEpoch:
     def __init__(
         self,
         spec: TaskSpec,
-        processor: StatefulProcessor,
+        processor: ShippedProcessor,
         context: EpochContext,
         taken: EpochInput,
         *,
@@ -139,6 +141,8 @@ class SubtaskEpoch:
         self._context, self._taken = context, taken
         self._store, self._work, self._timings = store, work, timings
         self._client = client_for(context.endpoint.location)
+        self._counted: dict[str, int] = {}
+        self._next_timer_ms: int | None = None
 
     def run(self, spill: OverlaySpill) -> Iterator[pa.RecordBatch]:
         """Get the state, process, snapshot, ack."""
@@ -154,7 +158,7 @@ class SubtaskEpoch:
             for epoch, rows in opened.layers:
                 table.add_layer(epoch, rows)
             with _unhurried_collector():
-                yield from self._process(table, opened.reply.states)
+                yield from self._process(table, opened.reply)
             timings.mark("process")
             request = self._snapshot(opened, table)
         except BaseException as error:
@@ -170,26 +174,66 @@ class SubtaskEpoch:
         )
         self._client.ack(self._context.endpoint, request, timeout_s=spec.commit_timeout_s)
 
-    def _process(self, table: StateTable, state_ids: dict[str, int]) -> Iterator[pa.RecordBatch]:
-        spec, cursor = self._spec, KeyCursor()
-        calls = TwsCalls(
-            self._processor,
-            spec.uid,
-            cursor=cursor,
+    def _process(self, table: StateTable, reply: BeginReply) -> Iterator[pa.RecordBatch]:
+        spec, taken = self._spec, self._taken
+        epoch = StatefulEpoch(
+            spec.plan,
+            self._processor.fresh(),
             table=table,
-            declared=spec.states,
-            ids=state_ids,
+            state_ids=reply.states,
+            times=EpochTimes(
+                epoch=self._context.epoch,
+                processing_time_ms=taken.stamp_ms,
+                watermark_ms=reply.watermark_ms,
+                late_watermark_ms=reply.late_watermark_ms,
+            ),
+            key_groups=range(reply.key_group_start, reply.key_group_end + 1),
         )
-        operator = RowOperator(
-            uid=spec.uid,
-            cursor=cursor,
-            input_schema=spec.input_schema,
-            key_positions=spec.key_positions,
-            output_schema=spec.output_schema,
+        late, position = None, spec.time.event_position
+        if position is not None:
+            late = LateRows(position, reply.late_watermark_ms)
+        parts = taken.groups(spec.plan.key_codec, late)
+        with contextlib.ExitStack() as stack:
+            if spec.quick_frames:
+                from statebackend.ops.quickframes import quick_frames  # imports pandas
+
+                stack.enter_context(quick_frames())
+            initial = self._initial(reply, stack)
+            yield from epoch.run(parts, initial=initial, dropped=reply.dropped)
+        self._processor.check_unchanged()
+        self._next_timer_ms = epoch.figures.next_timer_ms
+        if spec.time.mode != "none":
+            self._counted["timers_fired"] = epoch.figures.timers_fired
+        if late is not None and late.dropped:
+            self._counted["late_rows"] = late.dropped
+        if epoch.figures.expired:
+            self._counted["expired_entries"] = epoch.figures.expired
+
+    def _initial(self, reply: BeginReply, stack: contextlib.ExitStack) -> Iterator[Groups]:
+        """The subtask's initial state, grouped; nothing where there is none."""
+        spec, plan = self._spec, self._spec.plan
+        if not reply.initial or plan.initial_schema is None:
+            return iter(())
+        schema = arrow_schema(plan.initial_schema)
+        stage = InputStage(
+            schema,
+            key_positions=plan.initial_key_positions,
+            budget_bytes=spec.input_budget_bytes,
+            folder=self._work.path,
         )
-        codec = KeyCodec(StructType([spec.input_schema[i] for i in spec.key_positions]))
-        yield from operator.run_parts(self._taken.groups(codec), calls)
-        calls.close()
+        stack.callback(stage.close)
+        taken = read_initial(
+            self._store,
+            reply.initial,
+            stage,
+            subtask=self._taken.subtask,
+            schema=schema,
+            key_positions=plan.initial_key_positions,
+            parallelism=spec.parallelism,
+            max_parallelism=spec.max_parallelism,
+            new_path=self._work.path,
+        )
+        return taken.groups(plan.key_codec)
 
     def _local(self) -> LocalSubtask:
         spec = self._spec
@@ -303,6 +347,8 @@ class SubtaskEpoch:
             delta=part,
             base=base,
             large_bytes=large_bytes,
+            max_event_ms=self._taken.max_event_ms,
+            next_timer_ms=self._next_timer_ms,
             figures=self._figures(opened),
             restore=opened.report,
         )
@@ -338,6 +384,7 @@ class SubtaskEpoch:
             "spilled_bytes": self._taken.stage.staged_bytes,
             "level0_files": opened.store.level0_files(),
             "stored_bytes": opened.store.stored_bytes(),
+            **self._counted,
         }
 
 

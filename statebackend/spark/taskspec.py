@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
-
 from recovery.keeper import KeeperSettings
 from snapshot.storage.options import StoreOptions
+from statebackend.ops.epoch import OperatorPlan
 from statebackend.rocks.store import RocksSettings
-from statebackend.spark.tws import StateDeclaration
+from statebackend.spark.timeplan import TimePlan
 
 if TYPE_CHECKING:  # the driver's: no worker need import them
     from statebackend.settings import Settings
     from statebackend.spark.job import Job
-    from statebackend.spark.launch import Operator
+    from statebackend.spark.specs import Operator
 
 __all__ = ["TaskSpec", "task_spec"]
 
@@ -26,13 +25,10 @@ class TaskSpec:
 
     job: str
     local_name: str
-    uid: str
+    plan: OperatorPlan
+    time: TimePlan
     parallelism: int
     max_parallelism: int
-    input_schema: StructType
-    key_positions: tuple[int, ...]
-    output_schema: StructType
-    states: dict[str, StateDeclaration]
     uri: str
     local_dir: str
     lease_timeout_s: float
@@ -44,30 +40,31 @@ class TaskSpec:
     rocks: RocksSettings
     keeper: KeeperSettings
     store_options: StoreOptions
+    quick_frames: bool = False
+
+    @property
+    def uid(self) -> str:
+        """The operator."""
+        return self.plan.uid
 
 
 def task_spec(
     operator: Operator,
+    plan: OperatorPlan,
     job: Job,
     settings: Settings,
     *,
     local_dir: str,
-    input_schema: StructType,
-    key_positions: tuple[int, ...],
-    output_schema: StructType,
     keep_stores: bool,
 ) -> TaskSpec:
     """An operator, its job and the settings, as its tasks need them."""
     return TaskSpec(
         job=job.name,
         local_name=job.local_name,
-        uid=operator.uid,
+        plan=plan,
+        time=operator.time,
         parallelism=operator.parallelism,
         max_parallelism=operator.max_parallelism,
-        input_schema=input_schema,
-        key_positions=key_positions,
-        output_schema=output_schema,
-        states=operator.states,
         uri=job.store_uri,
         local_dir=local_dir,
         lease_timeout_s=settings.lease_timeout_s,
@@ -82,6 +79,7 @@ def task_spec(
             idle_close_s=settings.idle_close_s,
         ),
         store_options=job.options,
+        quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,
             write_buffer_bytes=settings.write_buffer_bytes,

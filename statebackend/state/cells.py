@@ -1,7 +1,8 @@
 """The kinds of keyed state: value, list and map, each read and written for the current key.
 
 A :class:`KeyCursor` says which key is current. Keys are loaded by the chunk, so that the point
-states of a whole chunk cost one multi-get; within it a read is a list index.
+states of a whole chunk cost one multi-get, and are decoded at once when the first of them is read;
+then a read is a list index.
 
 Layout under a state's prefix for one key (``p = key group | state id | user key``):
 
@@ -12,82 +13,40 @@ Layout under a state's prefix for one key (``p = key group | state id | user key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
 
-from statebackend.errors import KeyContextError, LocalCopyError, ValueMismatchError
+from pyspark.sql import types as T
+
+from statebackend.errors import LocalCopyError, ValueMismatchError
+from statebackend.state.cursor import KeyCodecLike, KeyCursor, RowCodecLike
 from statebackend.state.table import StateTable
 
-__all__ = ["KeyCursor", "ListCell", "MapCell", "ValueCell"]
+__all__ = ["KeyCodecLike", "KeyCursor", "ListCell", "MapCell", "RowCodecLike", "ValueCell"]
 
 Row = tuple[Any, ...]
 _COUNT_BYTES = 8
 _SAMPLED_KEYS = 16
+_MANY_ROWS = 24  # below, to decode them by the column costs more
+_UNREAD: Final[Any] = object()
+# Values that nobody can change: one that was decoded may be given out again.
+_FLAT = (
+    T.NumericType,
+    T.BooleanType,
+    T.StringType,
+    T.BinaryType,
+    T.DateType,
+    T.TimeType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DayTimeIntervalType,
+)
 
 
-class RowCodecLike(Protocol):
-    """A value codec (see ``statebackend.schema.codec``)."""
-
-    def encode(self, values: Row) -> bytes: ...
-    def decode(self, data: bytes) -> Row: ...
-
-
-class KeyCodecLike(Protocol):
-    """A key codec (see ``statebackend.schema.keys``)."""
-
-    def encode(self, values: Row) -> bytes: ...
-    def decode(self, data: bytes, offset: int = 0) -> tuple[Row, int]: ...
-
-
-class KeyCursor:
-    """The chunk of keys that is loaded, and which of them is current.
-
-    ``index`` is -1 outside a call for a key: state cannot be touched then. ``loaded_bytes``: about
-    how much state was read for the chunk.
-    """
-
-    __slots__ = ("_loaders", "_tables", "index", "loaded_bytes", "prefixes", "suffixes")
-
-    def __init__(self) -> None:
-        self.index = -1
-        self.prefixes: Sequence[bytes] = ()
-        self.suffixes: Sequence[bytes] = ()
-        self.loaded_bytes = 0
-        self._loaders: list[Callable[[], None]] = []
-        self._tables: list[StateTable] = []
-
-    def attach(self, loader: Callable[[], None], table: StateTable | None = None) -> None:
-        """``loader`` is called after each :meth:`load`; ``table`` is what it reads."""
-        self._loaders.append(loader)
-        if table is not None and table not in self._tables:
-            self._tables.append(table)
-
-    def relieve(self) -> None:
-        """Let tables spill that have grown over their limit; never between a read and its write."""
-        for table in self._tables:
-            table.relieve()
-
-    def load(self, key_groups: Sequence[bytes], keys: Sequence[bytes]) -> None:
-        """Make a chunk of keys available.
-
-        Args:
-            key_groups: the key group of each key, 2 bytes, big-endian.
-            keys: the encoded user keys, ascending within a key group.
-        """
-        self.index = -1
-        self.relieve()
-        self.loaded_bytes = 0
-        self.prefixes = key_groups
-        self.suffixes = keys
-        for loader in self._loaders:
-            loader()
-
-    def outside(self, name: str) -> NoReturn:
-        """Refuse an access without a current key."""
-        raise KeyContextError(
-            f"State {name!r} was used outside the call for a key.",
-            todo="Use state only inside handleInputRows, and finish with it before the next key.",
-        )
+def is_flat(schema: T.StructType) -> bool:
+    """Whether rows of a schema are immutable all through."""
+    return all(isinstance(field.dataType, _FLAT) for field in schema)
 
 
 class _Cell:
@@ -102,11 +61,7 @@ class _Cell:
         cursor.attach(self._load, table)
 
     def _load(self) -> None:
-        cursor, state_id = self._cursor, self._id
-        self._keys = [
-            group + state_id + key
-            for group, key in zip(cursor.prefixes, cursor.suffixes, strict=True)
-        ]
+        self._keys = self._cursor.keys_of(self._id)
 
     def _key(self) -> bytes:
         index = self._cursor.index
@@ -128,11 +83,17 @@ class ValueCell(_Cell):
     ) -> None:
         super().__init__(cursor, table, name, state_id)
         self._encode, self._decode = codec.encode, codec.decode
+        self._decode_many = codec.decode_many if is_flat(codec.schema) else None
         self._current: list[bytes | None] = []
+        # What get() gives, and one item more: that of index -1, when no key is current.
+        self._rows: list[Any] = [_UNREAD]
+        self._untouched = True
 
     def _load(self) -> None:
         super()._load()
         self._current = self._table.multi_get(self._keys)
+        self._rows = [_UNREAD] * (len(self._keys) + 1)
+        self._untouched = True
         sample = self._current[::_SAMPLED_KEYS]
         self._cursor.loaded_bytes += _SAMPLED_KEYS * sum(map(len, filter(None, sample)))
 
@@ -145,11 +106,23 @@ class ValueCell(_Cell):
 
     def get(self) -> Row | None:
         """The current key's row, or None."""
+        row = self._rows[self._cursor.index]
+        return self._read() if row is _UNREAD else row
+
+    def _read(self) -> Row | None:
         index = self._cursor.index
         if index < 0:
             self._cursor.outside(self._name)
-        data = self._current[index]
-        return None if data is None else self._decode(data)
+        if self._decode_many is None:
+            data = self._current[index]
+            return None if data is None else self._decode(data)
+        if self._untouched:
+            self._untouched = False
+            self._rows = [*self._decode_many(self._current), _UNREAD]
+        elif self._rows[index] is _UNREAD:
+            data = self._current[index]
+            self._rows[index] = None if data is None else self._decode(data)
+        return cast("Row | None", self._rows[index])
 
     def update(self, newValue: Row) -> None:
         """Set the current key's row.
@@ -161,8 +134,8 @@ class ValueCell(_Cell):
         if index < 0:
             self._cursor.outside(self._name)
         data = self._encode(newValue)
-        self._current[index] = data
-        self._table.entries[self._keys[index]] = data
+        self._rows[index] = _UNREAD
+        self._current[index] = self._table.entries[self._keys[index]] = data
 
     def clear(self) -> None:
         """Remove the current key's row."""
@@ -170,8 +143,8 @@ class ValueCell(_Cell):
         if index < 0:
             self._cursor.outside(self._name)
         if self._current[index] is not None:
-            self._current[index] = None
-            self._table.entries[self._keys[index]] = None
+            self._rows[index] = _UNREAD
+            self._current[index] = self._table.entries[self._keys[index]] = None
 
 
 class ListCell(_Cell):
@@ -187,36 +160,43 @@ class ListCell(_Cell):
     ) -> None:
         super().__init__(cursor, table, name, state_id)
         self._encode, self._decode = codec.encode, codec.decode
+        self._decode_many = codec.decode_many
         self._counts: list[bytes | None] = []
 
     def _load(self) -> None:
         super()._load()
         self._counts = self._table.multi_get(self._keys)
 
-    def _count(self) -> int:
-        data = self._counts[self._cursor.index]
-        return 0 if data is None else int.from_bytes(data, "big")
+    def _at(self) -> tuple[int, bytes, int]:
+        """The current key's index, its full key, and how many rows it has."""
+        index = self._cursor.index
+        if index < 0:
+            self._cursor.outside(self._name)
+        data = self._counts[index]
+        return index, self._keys[index], 0 if data is None else int.from_bytes(data, "big")
 
-    def _set_count(self, key: bytes, count: int) -> None:
+    def _set_count(self, index: int, key: bytes, count: int) -> None:
         data = count.to_bytes(_COUNT_BYTES, "big") if count else None
-        self._counts[self._cursor.index] = data
-        self._table.put(key, data)
+        self._counts[index] = self._table.entries[key] = data
 
     def exists(self) -> bool:
         """Whether the current key has at least one row."""
-        self._key()
-        return self._count() > 0
+        return self._at()[2] > 0
 
     def get(self) -> Iterator[Row]:
         """The current key's rows; later changes do not show in the iterator."""
-        key, count = self._key(), self._count()
-        data = self._table.multi_get([key + i.to_bytes(_COUNT_BYTES, "big") for i in range(count)])
+        _, key, count = self._at()
+        if not count:
+            return iter(())
+        data = self._table.multi_get([key + _pack_place(place) for place in range(count)])
         if None in data:
             raise LocalCopyError(
                 f"List state {self._name!r} has {count} elements, but one of them is missing.",
                 todo="The local store is set aside; the state is restored from the next good copy.",
             )
-        return iter([self._decode(row) for row in data])  # type: ignore[arg-type]
+        if count >= _MANY_ROWS:
+            return iter(cast("list[Row]", self._decode_many(data)))
+        return iter(list(map(self._decode, cast("list[bytes]", data))))
 
     def put(self, newState: list[Row]) -> None:
         """Replace the current key's rows.
@@ -225,36 +205,41 @@ class ListCell(_Cell):
             ValueMismatchError: a row does not fit the schema, or there is none (use ``clear``).
         """
         rows = self._encoded(newState)
-        key, before = self._key(), self._count()
-        for i, row in enumerate(rows):
-            self._table.put(key + i.to_bytes(_COUNT_BYTES, "big"), row)
-        for i in range(len(rows), before):
-            self._table.put(key + i.to_bytes(_COUNT_BYTES, "big"), None)
-        self._set_count(key, len(rows))
+        index, key, before = self._at()
+        self._set(key, 0, rows)
+        if before > len(rows):
+            self._set(key, len(rows), [None] * (before - len(rows)))
+        self._set_count(index, key, len(rows))
 
     def append(self, newState: Row) -> None:
         """Add one row at the end."""
-        key = self._key()
-        count = self._count()
-        self._table.put(key + count.to_bytes(_COUNT_BYTES, "big"), self._encode(newState))
-        self._set_count(key, count + 1)
+        index = self._cursor.index
+        if index < 0:
+            self._cursor.outside(self._name)
+        row = self._encode(newState)
+        key, place = self._keys[index], self._counts[index] or _NO_ROWS
+        entries = self._table.entries
+        entries[key + place] = row
+        self._counts[index] = entries[key] = _count_after(place)
 
     def extend(self, newState: list[Row]) -> None:
         """Add rows at the end."""
         rows = self._encoded(newState)
-        key, count = self._key(), self._count()
-        for i, row in enumerate(rows, start=count):
-            self._table.put(key + i.to_bytes(_COUNT_BYTES, "big"), row)
-        self._set_count(key, count + len(rows))
+        index, key, count = self._at()
+        self._set(key, count, rows)
+        self._set_count(index, key, count + len(rows))
 
     def clear(self) -> None:
         """Remove the current key's rows."""
-        key, count = self._key(), self._count()
-        if not count:
-            return
-        for i in range(count):
-            self._table.put(key + i.to_bytes(_COUNT_BYTES, "big"), None)
-        self._set_count(key, 0)
+        index, key, count = self._at()
+        if count:
+            self._set(key, 0, [None] * count)
+            self._set_count(index, key, 0)
+
+    def _set(self, key: bytes, first: int, rows: Sequence[bytes | None]) -> None:
+        entries = self._table.entries
+        for place, row in enumerate(rows, start=first):
+            entries[key + _pack_place(place)] = row
 
     def _encoded(self, rows: list[Row]) -> list[bytes]:
         # All are encoded before one is written: a bad row leaves the list as it was.
@@ -265,6 +250,14 @@ class ListCell(_Cell):
                 todo="Call clear() to remove the list; as in Spark, a list state is never empty.",
             )
         return encoded
+
+
+_NO_ROWS: Final = bytes(_COUNT_BYTES)
+_pack_place: Final = struct.Struct(">Q").pack
+
+
+def _count_after(count: bytes) -> bytes:
+    return (int.from_bytes(count, "big") + 1).to_bytes(_COUNT_BYTES, "big")
 
 
 class MapCell(_Cell):
@@ -282,6 +275,35 @@ class MapCell(_Cell):
         super().__init__(cursor, table, name, state_id)
         self._encode_key, self._decode_key = key_codec.encode, key_codec.decode
         self._encode, self._decode = codec.encode, codec.decode
+        # A map key is mostly used twice: read, then written. The very object has the same bytes,
+        # if nothing in it can have changed.
+        self._flat_keys = is_flat(key_codec.schema)
+        self._last_key: Row | None = None
+        self._last_encoded = b""
+        # The last entry that was read or written: to look there again would cost a microsecond.
+        self._last_full = b""
+        self._last_data: bytes | None = None
+
+    def _load(self) -> None:
+        super()._load()
+        self._last_full = b""
+
+    def _look_up(self, key: Row) -> bytes | None:
+        index = self._cursor.index
+        if index < 0:
+            self._cursor.outside(self._name)
+        if key is self._last_key:
+            encoded = self._last_encoded
+        else:
+            encoded = self._encode_key(key)
+            if self._flat_keys and type(key) is tuple:
+                self._last_key, self._last_encoded = key, encoded
+        full = self._keys[index] + encoded
+        if full == self._last_full:
+            return self._last_data
+        self._last_data = data = self._table.get(full)
+        self._last_full = full
+        return data
 
     def exists(self) -> bool:
         """Whether the current key's map has an entry."""
@@ -289,17 +311,22 @@ class MapCell(_Cell):
 
     def get_value(self, key: Row) -> Row | None:
         """The row under ``key``, or None."""
-        data = self._table.get(self._key() + self._encode_key(key))
+        data = self._look_up(key)
         return None if data is None else self._decode(data)
 
     def contains_key(self, key: Row) -> bool:
         """Whether there is an entry under ``key``."""
-        return self._table.get(self._key() + self._encode_key(key)) is not None
+        return self._look_up(key) is not None
 
     def update_value(self, key: Row, value: Row) -> None:
         """Set the row under ``key``."""
         prefix = self._key()
-        self._table.put_under(prefix, prefix + self._encode_key(key), self._encode(value))
+        encoded = self._last_encoded if key is self._last_key else self._encode_key(key)
+        self._put(prefix, prefix + encoded, self._encode(value))
+
+    def _put(self, prefix: bytes, full: bytes, data: bytes | None) -> None:
+        self._table.put_under(prefix, full, data)
+        self._last_full, self._last_data = full, data
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """(map key, row) of each entry, in the order of the encoded map keys."""
@@ -321,13 +348,11 @@ class MapCell(_Cell):
 
     def remove_key(self, key: Row) -> None:
         """Remove the entry under ``key``, if there is one."""
-        prefix = self._key()
-        full = prefix + self._encode_key(key)
-        if self._table.get(full) is not None:
-            self._table.put_under(prefix, full, None)
+        if self._look_up(key) is not None:
+            self._put(self._key(), self._last_full, None)
 
     def clear(self) -> None:
         """Remove every entry of the current key's map."""
         prefix = self._key()
         for key, _ in self._table.scan(prefix):
-            self._table.put_under(prefix, key, None)
+            self._put(prefix, key, None)

@@ -11,6 +11,7 @@ Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | su
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,6 +44,9 @@ def _in_order(entries: dict[bytes, bytes | None]) -> tuple[list[bytes], list[byt
     return keys, list(map(entries.__getitem__, keys))
 
 
+KeyRange = tuple[bytes, bytes, bytes]
+
+
 class ReadableBase(Protocol):
     """What a table reads confirmed state from (RocksDB, or a dict in tests)."""
 
@@ -54,6 +58,13 @@ class ReadableBase(Protocol):
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """All entries under ``prefix``, in key order."""
+
+    def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
+        """The keys of ranges that ascend and do not overlap, in pieces, in key order.
+
+        Of a range (start, end, stop): all keys from ``start`` below ``end``, and the first one
+        after them that is below ``stop``.
+        """
 
 
 @dataclass
@@ -114,6 +125,11 @@ class FrozenOverlay:
             keys += some_keys.to_pylist()
             values += some_values.to_pylist()
         return keys, values
+
+    @functools.cached_property
+    def runs(self) -> list[Run]:
+        """All of it as runs, oldest first, to be read by the range."""
+        return self._overlay.all_runs()
 
     def merged(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
         """As :meth:`sorted`, in pieces: binary keys and values (null: deleted)."""
@@ -292,6 +308,14 @@ class StateTable:
                 yield upcoming, over
             upcoming, over = next(pending, _END)
 
+    def sorted_runs(self) -> tuple[list[Run], list[Run]]:
+        """What can be read by the range above the base, oldest first.
+
+        Returns:
+            the runs of earlier epochs, and those of this one: with :attr:`entries` they are all.
+        """
+        return [run for frozen in self._frozen for run in frozen.runs], list(self._overlay.runs)
+
     def _changes(self) -> Iterator[tuple[bytes, bytes | None]]:
         """All that lies over the base, in key order."""
         overlays = [*(frozen._overlay for frozen in self._frozen), self._overlay]
@@ -325,6 +349,16 @@ class MemoryBase:
         for key in sorted(self.entries):
             if key.startswith(prefix):
                 yield key, self.entries[key]
+
+    def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
+        """As :meth:`ReadableBase.scan_keys`."""
+        keys = sorted(self.entries)
+        for start, end, stop in ranges:
+            low, high = bisect_left(keys, start), bisect_left(keys, end)
+            if high < len(keys) and keys[high] < stop:
+                high += 1
+            if low < high:
+                yield keys[low:high]
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Write a delta; None deletes."""

@@ -5,17 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark.sql.conversion import ArrowTableToRowsConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.ops.rowconv import RowWriter, arrow_schema, columns_to_python, make_rows, row_type
+from statebackend.ops.rowconv import (
+    RowWriter,
+    arrow_schema,
+    columns_to_python,
+    make_rows,
+    row_type,
+    shown_keys,
+)
+from statebackend.schema.keys import KeyCodec
 
 INNER = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
 
@@ -44,10 +53,17 @@ ROUND_TRIPS: dict[str, tuple[T.DataType, list[Any]]] = {
     "array": (T.ArrayType(T.LongType()), [[1, None, 3], None, []]),
     "array of arrays": (T.ArrayType(T.ArrayType(T.StringType())), [[["x"], None, []], None]),
     "array of decimals": (T.ArrayType(T.DecimalType(5, 2)), [[Decimal("1.25"), None], None]),
-    "map": (T.MapType(T.StringType(), T.DoubleType()), [{"a": 1.0, "b": None}, None, {}]),
-    "map of dates": (T.MapType(T.DateType(), INNER), [{date(2020, 1, 1): T.Row(a=1, b="x")}, None]),
-    "struct": (INNER, [T.Row(a=1, b="x"), None, T.Row(a=None, b=None)]),
-    "struct in array": (T.ArrayType(INNER), [[T.Row(a=1, b=None), None], None, []]),
+    "map": (T.MapType(T.StringType(), T.DoubleType()), [[("a", 1.0), ("b", None)], None, []]),
+    "map of dates": (
+        T.MapType(T.DateType(), INNER),
+        [[(date(2020, 1, 1), {"a": 1, "b": "x"})], None],
+    ),
+    "struct": (INNER, [{"a": 1, "b": "x"}, None, {"a": None, "b": None}]),
+    "struct in array": (T.ArrayType(INNER), [[{"a": 1, "b": None}, None], None, []]),
+    "struct in struct": (
+        T.StructType([T.StructField("in", INNER), T.StructField("n", T.IntegerType())]),
+        [{"in": {"a": 1, "b": "x"}, "n": 5}, {"in": None, "n": None}],
+    ),
     "all null": (T.LongType(), [None, None]),
     "all null strings": (T.StringType(), [None, None]),
     "all null structs": (INNER, [None, None]),
@@ -81,21 +97,6 @@ def test_values_go_out_and_come_back_as_they_were(name: str) -> None:
         assert same(found, expected), (found, expected)
 
 
-@pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_values_look_as_pysparks_own_conversion_makes_them(name: str) -> None:
-    dtype, values = ROUND_TRIPS[name]
-    schema = schema_of(dtype)
-    out = writer(schema)
-    out.rows.extend((value,) for value in values)
-    table = pa.Table.from_batches([out.take()])
-    theirs = [row[0] for row in ArrowTableToRowsConversion.convert(table, schema)]
-    (ours,) = columns_to_python(table, schema)
-    assert all(map(same, ours, theirs))
-    chunks = pa.concat_tables([table, table.slice(1)])
-    (ours,) = columns_to_python(chunks, schema)
-    assert all(map(same, ours, [*theirs, *theirs[1:]]))
-
-
 def test_nan_stays_nan() -> None:
     out = writer(schema_of(T.DoubleType()))
     out.rows.extend([(math.nan,)])
@@ -117,38 +118,133 @@ FIRST_0100, SECOND_0100 = 1_604_206_800_000_000, 1_604_210_400_000_000
 MOMENTS = [0, 1, -1, 1_700_000_000_123_456, 1_710_054_000_000_000, -(10**15)]
 
 
-@pytest.mark.parametrize("micros", [*MOMENTS, FIRST_0100, SECOND_0100])
-def test_a_timestamp_is_what_pyspark_shows_for_it_in_this_time_zone(zone: str, micros: int) -> None:
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("session", ["UTC", "America/New_York", "Asia/Kathmandu", "+05:30"])
+def test_a_timestamp_is_shown_in_the_sessions_zone_whatever_that_of_the_process(
+    session: str,
+) -> None:
+    schema = schema_of(T.TimestampType())
+    micros = [0, None, *MOMENTS, FIRST_0100, SECOND_0100]
+    for unit, zone in (("us", "UTC"), ("us", "Asia/Tokyo")):
+        table = pa.table([pa.array(micros, pa.timestamp("us", "UTC"))], names=["c"])
+        table = table.cast(pa.schema([("c", pa.timestamp(unit, zone))]))
+        (shown,) = columns_to_python(table, schema, timezone=session)
+        expected = [v.as_py() for v in table.column(0).cast(pa.timestamp("us", session))]
+        assert shown == expected
+        for one, other in zip(shown, expected, strict=True):
+            if other is not None:
+                assert (one.tzinfo, one.fold) == (other.tzinfo, other.fold)
+
+
+@pytest.mark.parametrize("year", [0, 10_000])
+def test_a_year_that_python_has_not_is_refused_as_by_arrow(year: int) -> None:
+    micros = (year - 1970) * 366 * 86_400 * 10**6
+    table = pa.table([pa.array([micros], pa.timestamp("us", "UTC"))], names=["c"])
+    with pytest.raises((ValueError, OverflowError)):
+        columns_to_python(table, schema_of(T.TimestampType()))
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("micros", MOMENTS)
+def test_a_timestamp_that_is_handed_back_is_the_same_instant(micros: int) -> None:
     schema = schema_of(T.TimestampType())
     table = pa.table([pa.array([micros, None], pa.timestamp("us", "UTC"))], names=["c"])
-    ((shown, none),) = columns_to_python(table, schema)
-    assert none is None
-    assert shown == T.TimestampType().fromInternal(micros)
-    assert shown.tzinfo is None
-
-
-@pytest.mark.parametrize("micros", MOMENTS)
-def test_a_timestamp_that_is_handed_back_is_the_same_instant(zone: str, micros: int) -> None:
-    schema = schema_of(T.TimestampType())
+    ((shown, _),) = columns_to_python(table, schema, timezone="Asia/Kathmandu")
     out = writer(schema)
-    out.rows.extend([(T.TimestampType().fromInternal(micros),), (None,)])
+    out.rows.extend([(shown,), (None,)])
     assert out.take().column(0).cast(pa.int64()).to_pylist() == [micros, None]
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_timestamp_without_a_zone_is_one_of_utc_in_any_process() -> None:
+    out = writer(schema_of(T.TimestampType()))
+    out.rows.extend([(datetime(2024, 1, 1, 12),)])
+    assert out.take().column(0).cast(pa.int64()).to_pylist() == [1_704_110_400_000_000]
 
 
 def test_a_timestamp_with_a_zone_is_taken_as_the_instant_it_is() -> None:
     out = writer(schema_of(T.TimestampType()))
-    out.rows.extend([(datetime(2024, 1, 1, 12, tzinfo=UTC),)])
+    out.rows.extend([(datetime(2024, 1, 1, 14, tzinfo=timezone(timedelta(hours=2))),)])
     assert out.take().column(0).cast(pa.int64()).to_pylist() == [1_704_110_400_000_000]
 
 
-def test_timestamps_inside_other_types_are_converted_alike(zone: str) -> None:
-    inner = T.StructType([T.StructField("at", T.ArrayType(T.TimestampType()))])
+@pytest.mark.usefixtures("zone")
+def test_timestamps_inside_other_types_are_converted_alike() -> None:
+    inner = T.StructType(
+        [
+            T.StructField("at", T.ArrayType(T.TimestampType())),
+            T.StructField("by", T.MapType(T.TimestampType(), T.TimestampNTZType())),
+        ]
+    )
     schema = schema_of(inner)
-    moment = T.TimestampType().fromInternal(1_700_000_000_000_001)
+    plain = datetime(2023, 11, 14, 22, 13, 20, 1)
+    aware = plain.replace(tzinfo=UTC)
     out = writer(schema)
-    out.rows.extend([(T.Row(at=[moment, None]),)])
-    (column,) = columns_to_python(pa.Table.from_batches([out.take()]), schema)
-    assert column == [T.Row(at=[moment, None])]
+    out.rows.extend([(T.Row(at=[plain, None, aware], by={plain: plain}),)])
+    (column,) = columns_to_python(
+        pa.Table.from_batches([out.take()]), schema, timezone="Asia/Kathmandu"
+    )
+    (found,) = column
+    assert found == {"at": [aware, None, aware], "by": [(aware, plain)]}
+    assert found["at"][0].tzinfo == ZoneInfo("Asia/Kathmandu")
+    assert found["by"][0][0].tzinfo == ZoneInfo("Asia/Kathmandu")
+
+
+# --- keys of timers ------------------------------------------------------------------------------
+
+KEYS: dict[str, tuple[T.DataType, pa.DataType, list[Any]]] = {
+    "long": (T.LongType(), pa.int64(), [1, -5]),
+    "string": (T.StringType(), pa.string(), ["a", "ä"]),
+    "binary": (T.BinaryType(), pa.binary(), [b"a", b""]),
+    "decimal": (T.DecimalType(9, 2), pa.decimal128(9, 2), [Decimal("1.50"), Decimal(3)]),
+    "date": (T.DateType(), pa.date32(), [date(2020, 1, 1)]),
+    "double": (T.DoubleType(), pa.float64(), [0.5]),
+    "boolean": (T.BooleanType(), pa.bool_(), [True, False]),
+    "interval": (T.DayTimeIntervalType(), pa.duration("us"), [timedelta(1, 2, 3)]),
+    "ntz": (T.TimestampNTZType(), pa.timestamp("us"), [datetime(2020, 1, 1)]),
+    "timestamp": (
+        T.TimestampType(),
+        pa.timestamp("us", "UTC"),
+        [datetime(2020, 11, 1, 5, 30, tzinfo=UTC), datetime(2020, 11, 1, 6, 30, tzinfo=UTC)],
+    ),
+    "array": (T.ArrayType(T.LongType()), pa.list_(pa.int64()), [[1, None], []]),
+    "moments": (
+        T.ArrayType(T.TimestampType()),
+        pa.list_(pa.timestamp("us", "UTC")),
+        [[datetime(2020, 11, 1, 5, 30, tzinfo=UTC), None]],
+    ),
+    "struct": (
+        T.StructType([T.StructField("a", T.LongType()), T.StructField("at", T.TimestampType())]),
+        pa.struct([("a", pa.int64()), ("at", pa.timestamp("us", "UTC"))]),
+        [{"a": 1, "at": datetime(2020, 11, 1, 6, 30, tzinfo=UTC)}, {"a": 2, "at": None}],
+    ),
+}
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("name", KEYS)
+def test_a_timers_key_is_that_of_the_rows_with_its_names(name: str) -> None:
+    dtype, kind, values = KEYS[name]
+    schema = T.StructType([T.StructField("the key", dtype), T.StructField("n", T.LongType())])
+    columns = [pa.array([*values, None], kind), pa.array([7] * (len(values) + 1))]
+    codec = KeyCodec(schema)
+    encoded = codec.encode_arrow(columns).to_pylist()
+    table = pa.table(columns, names=["the key", "n"])
+    expected, _ = columns_to_python(table, schema, timezone="America/New_York")
+    shown = shown_keys(encoded, codec, schema, "America/New_York")
+    for key, value in zip(shown, expected, strict=True):
+        assert isinstance(key, T.Row)
+        assert key == (value, 7)
+        assert type(key[0]) is type(value)
+        assert key.n == 7
+        assert key.asDict() == {"the key": value, "n": 7}
+        if isinstance(value, datetime):
+            assert (key[0].tzinfo, key[0].fold) == (value.tzinfo, value.fold)
+
+
+def test_no_timers_have_no_keys() -> None:
+    schema = schema_of(T.TimestampType())
+    assert shown_keys([], KeyCodec(schema), schema, "UTC") == []
 
 
 def test_rows_are_made_one_by_one_with_their_names() -> None:
@@ -179,6 +275,22 @@ BAD: dict[str, tuple[T.DataType, Any]] = {
     "no map": (T.MapType(T.StringType(), T.LongType()), [1]),
     "a wrong struct": (INNER, ("x", "y")),
     "a struct of another width": (INNER, (1,)),
+    "a struct of other names": (INNER, {"x": 1}),
+    "a Row of other names in a struct": (INNER, T.Row(x=1, y="x")),
+    "a number in text": (T.StringType(), 5),
+    "a fraction": (T.LongType(), 1.5),
+    "a decimal fraction": (T.LongType(), Decimal("1.5")),
+    "numpy's fraction": (T.ShortType(), np.float32(1.5)),
+    "numpy's boolean in a long": (T.LongType(), np.bool_(True)),
+    "no number": (T.LongType(), math.nan),
+    "without end": (T.LongType(), math.inf),
+    "a fraction in an array": (T.ArrayType(T.LongType()), [1, 1.5]),
+    "a fraction in a map": (T.MapType(T.StringType(), T.LongType()), {"a": 1.5}),
+    "a fraction in a struct": (INNER, {"a": 1.5}),
+    "a fraction in a timestamp": (T.TimestampType(), 1.5),
+    "a null key": (T.MapType(T.StringType(), T.LongType()), [(None, 1)]),
+    "a null in a map": (T.MapType(T.StringType(), T.LongType(), False), {"a": None}),
+    "a null in a struct": (T.StructType([T.StructField("a", T.LongType(), False)]), {"a": None}),
 }
 
 
@@ -192,7 +304,96 @@ def test_a_value_that_does_not_fit_names_its_column_and_the_type(name: str) -> N
         out.take()
     assert dtype.simpleString() in str(caught.value)
     assert "operator 'op'" in str(caught.value)
+    assert repr(value) in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+# What Spark takes besides what it gives, with what becomes of it.
+TAKEN: dict[str, tuple[T.DataType, list[Any], list[Any]]] = {
+    "whole floats": (T.LongType(), [1.0, 2, None, -3.0], [1, 2, None, -3]),
+    "whole decimals": (T.IntegerType(), [Decimal("2.0")], [2]),
+    "numpy's integers": (T.LongType(), [np.int32(3), np.uint8(4), np.float64(5)], [3, 4, 5]),
+    "numpy's floats": (T.DoubleType(), [np.float32(1.5), np.int64(2)], [1.5, 2.0]),
+    "ints in a double": (T.DoubleType(), [1, 2.5], [1.0, 2.5]),
+    "numpy's text": (T.StringType(), [np.str_("a")], ["a"]),
+    "numpy's boolean": (T.BooleanType(), [np.bool_(True), False], [True, False]),
+    "ints in a decimal": (T.DecimalType(5, 2), [5, Decimal("1.25")], [Decimal(5), Decimal("1.25")]),
+    "bytearray": (T.BinaryType(), [bytearray(b"a")], [b"a"]),
+    "a tuple and an ndarray in an array": (
+        T.ArrayType(T.LongType()),
+        [(1, 2), np.array([3, 4]), np.array([5.0])],
+        [[1, 2], [3, 4], [5]],
+    ),
+    "dicts, pairs and Rows": (
+        T.MapType(T.StringType(), INNER),
+        [{"a": T.Row(b="x", a=1)}, [("a", {"b": "y"})], (("a", (3, "z")),)],
+        [[("a", {"a": 1, "b": "x"})], [("a", {"a": None, "b": "y"})], [("a", {"a": 3, "b": "z"})]],
+    ),
+    "structs in every form": (
+        INNER,
+        [T.Row(a=1, b="x"), T.Row(b="x", a=1), T.Row(b="x", c=1), {"a": 2.0}, {}, (3, "y")],
+        [
+            {"a": 1, "b": "x"},
+            {"a": 1, "b": "x"},
+            {"a": None, "b": "x"},
+            {"a": 2, "b": None},
+            {"a": None, "b": None},
+            {"a": 3, "b": "y"},
+        ],
+    ),
+    "unnamed Rows": (
+        INNER,
+        [T.Row(1, "x"), T.Row("a", "b")(2, "y")],
+        [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_values_are_taken_in_the_forms_that_spark_takes(name: str) -> None:
+    dtype, values, expected = TAKEN[name]
+    schema = schema_of(dtype)
+    out = writer(schema)
+    out.rows.extend((value,) for value in values)
+    (column,) = columns_to_python(pa.Table.from_batches([out.take()]), schema)
+    assert len(column) == len(expected)
+    assert all(map(same, column, expected)), column
+
+
+TWO = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (T.Row(a=1, b="x"), (1, "x")),
+        (T.Row(b="x", a=1), (1, "x")),
+        (T.Row(b="x"), (None, "x")),
+        (T.Row(c=0, a=1), (1, None)),
+        (T.Row(c=0, b="x", a=1), (1, "x")),
+        (T.Row("b", "a")("x", 1), (1, "x")),
+        (T.Row("a", "b")(1, "x"), (1, "x")),
+        (row_type(["b", "a"])("x", 1), (1, "x")),
+        (T.Row(1, "x"), (1, "x")),
+        ((1, "x"), (1, "x")),
+    ],
+)
+def test_a_row_with_names_is_matched_by_them_and_others_by_position(
+    row: Any, expected: tuple[Any, ...]
+) -> None:
+    for rows in ([row], [row, row], [(5, "y"), row], [T.Row(a=5, b="y"), row]):
+        out = writer(TWO)
+        out.rows.extend(rows)
+        assert tuple(out.take().to_pylist()[-1].values()) == expected
+
+
+@pytest.mark.parametrize("row", [T.Row(x=1, y="x"), T.Row(A=1), T.Row(B="x", A=1)])
+def test_a_row_of_which_no_name_is_known_is_refused(row: Any) -> None:
+    out = writer(TWO)
+    out.rows.extend([T.Row(a=1, b="x"), row])
+    with pytest.raises(ValueMismatchError, match="no row of 2 fields") as caught:
+        out.take()
+    assert repr(row) in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [T.LongType(), T.StringType(), INNER], ids=str)

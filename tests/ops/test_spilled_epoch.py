@@ -20,7 +20,7 @@ from statebackend.errors import (
     ProcessorError,
 )
 from statebackend.hashing import key_groups
-from statebackend.ops import rows as rows_module
+from statebackend.ops import operator as rows_module
 from statebackend.ops.rows import RowOperator
 from statebackend.ops.staging import InputStage
 from statebackend.schema.codec import codec_for

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -30,16 +31,19 @@ from snapshot.messages import (
     LocalCopy,
     SlicePart,
 )
+from snapshot.names import data_name
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
 from snapshot.tenure import Patience
+from snapshot.watermark import NextDue
 from statebackend.spark.session import RunSession
 
 JOB, JOB_ID = "clicks", "job-0"
 MAX_PARALLELISM = 8
 Changes = Mapping[bytes, bytes | None]
 State = dict[bytes, bytes]
+Specs = Mapping[str, Mapping[str, Any]]  # by operator: fields of its spec
 
 _ids = itertools.count()
 
@@ -53,14 +57,21 @@ def stamp_of(epoch: int) -> int:
     return 1_700_000_000_000 + 1000 * epoch
 
 
-def spec_of(uid: str, parallelism: int, max_parallelism: int = MAX_PARALLELISM) -> OperatorSpec:
-    return OperatorSpec(
+def spec_of(
+    uid: str,
+    parallelism: int,
+    max_parallelism: int = MAX_PARALLELISM,
+    more: Mapping[str, Any] | None = None,
+) -> OperatorSpec:
+    """A spec; ``more``: other fields than those of every operator."""
+    spec = OperatorSpec(
         uid=uid,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         states={"count": 1},
         schemas={"count": "{}"},
     )
+    return msgspec.structs.replace(spec, **(more or {}))
 
 
 def part_of(changes: Changes) -> SlicePart:
@@ -136,6 +147,8 @@ def ack_of(
     attempt: int = 0,
     base: SlicePart | None = None,
     large_bytes: int = 0,
+    max_event_ms: int | None = None,
+    next_timer_ms: int | None = None,
 ) -> AckRequest:
     return AckRequest(
         protocol=PROTOCOL,
@@ -150,6 +163,8 @@ def ack_of(
         delta=part,
         base=base,
         large_bytes=large_bytes,
+        max_event_ms=max_event_ms,
+        next_timer_ms=next_timer_ms,
     )
 
 
@@ -199,8 +214,13 @@ class Run:
         base_every_epochs: int = 64,
         max_parallelism: int = MAX_PARALLELISM,
         first_epoch: int | None = None,
+        asynchronous: bool = False,
+        specs: Specs | None = None,
     ) -> None:
         self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
+        self.specs = dict(specs or {})
+        self.asynchronous = asynchronous
+        self.chains: dict[tuple[str, int, int], str] = {}  # as begins named them
         self.records = [] if records is None else records
         self.slices = {} if slices is None else slices
         self.base_every_epochs = base_every_epochs
@@ -211,7 +231,8 @@ class Run:
             run=new_id(),
             query_id="query",
             operators={
-                uid: spec_of(uid, p, max_parallelism) for uid, p in self.parallelism.items()
+                uid: spec_of(uid, p, max_parallelism, self.specs.get(uid))
+                for uid, p in self.parallelism.items()
             },
             lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
             inline_budget_bytes=1 << 20,
@@ -219,10 +240,15 @@ class Run:
             now_s=lambda: 0.0,
             new_id=new_id,
             first_epoch=first_epoch,
+            asynchronous=asynchronous,
         )
 
     def again(
-        self, parallelism: Mapping[str, int] | None = None, *, first_epoch: int | None = None
+        self,
+        parallelism: Mapping[str, int] | None = None,
+        *,
+        first_epoch: int | None = None,
+        specs: Specs | None = None,
     ) -> Run:
         """The next run of the job, after a crash."""
         return Run(
@@ -231,6 +257,8 @@ class Run:
             slices=self.slices,
             base_every_epochs=self.base_every_epochs,
             first_epoch=first_epoch,
+            asynchronous=self.asynchronous,
+            specs=self.specs if specs is None else specs,
         )
 
     def lineage(self, operator: str = "op") -> OperatorLineage:
@@ -246,7 +274,9 @@ class Run:
         attempt: int = 0,
     ) -> Admitted:
         request = begin_of(epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt)
-        return self.coordinator.begin(request)
+        admitted = self.coordinator.begin(request)
+        self.chains[operator, subtask, epoch - 1] = admitted.chain
+        return admitted
 
     def ack(
         self,
@@ -258,6 +288,8 @@ class Run:
         attempt: int = 0,
         stamp_ms: int | None = None,
         base: State | None = None,
+        max_event_ms: int | None = None,
+        next_timer_ms: int | None = None,
     ) -> Acked:
         part = part_of({b"k": b"%d" % epoch} if changes is None else changes)
         full = None if base is None else base_of(base)
@@ -265,7 +297,7 @@ class Run:
             if one is not None:
                 self.slices[one.digest] = one.data
         before = self.lineage(operator).subtasks[subtask].chain_at(epoch - 1)
-        assert before is not None
+        before = before or self.chains[operator, subtask, epoch - 1]
         return self.coordinator.ack(
             ack_of(
                 before,
@@ -276,6 +308,8 @@ class Run:
                 stamp_ms=stamp_ms,
                 attempt=attempt,
                 base=full,
+                max_event_ms=max_event_ms,
+                next_timer_ms=next_timer_ms,
             )
         )
 
@@ -306,12 +340,23 @@ class Run:
         changes: Changes | None = None,
         attempt: int = 0,
         stamp_ms: int | None = None,
+        max_event_ms: int | None = None,
+        next_timer_ms: int | None = None,
     ) -> None:
         """A whole epoch of these operators (all of them), begun, acked and durable."""
         for uid in operators or self.parallelism:
             for subtask in range(self.parallelism[uid]):
                 self.begin(epoch, subtask, uid, attempt=attempt, stamp_ms=stamp_ms)
-                self.ack(epoch, subtask, uid, changes=changes, attempt=attempt, stamp_ms=stamp_ms)
+                self.ack(
+                    epoch,
+                    subtask,
+                    uid,
+                    changes=changes,
+                    attempt=attempt,
+                    stamp_ms=stamp_ms,
+                    max_event_ms=max_event_ms,
+                    next_timer_ms=next_timer_ms,
+                )
             assert self.commit(uid) is not None
 
 
@@ -341,6 +386,9 @@ class Started:
         whole_limit_bytes: int = 8 << 20,
         clean_every_epochs: int = 0,
         patience: Patience | None = None,
+        specs: Specs | None = None,
+        initial: Mapping[str, Mapping[int, State]] | None = None,
+        on_epoch_acked: Callable[[NextDue], None] | None = None,
     ) -> None:
         self.store = store
         self.parallelism = dict(parallelism)
@@ -350,12 +398,19 @@ class Started:
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in parallelism
         }
         self.tenure = log.claim(query_id="query", settings=operators_setting(firsts))
+        fields = {uid: dict((specs or {}).get(uid, {})) for uid in parallelism}
+        for uid, states in (initial or {}).items():
+            fields[uid]["initial"] = {
+                n: self._object_of(state, first_epoch) for n, state in states.items()
+            }
         self.coordinator = Coordinator(
             job=JOB,
             job_id=self.tenure.job_id,
             run=new_id(),
             query_id="query",
-            operators={uid: spec_of(uid, p) for uid, p in self.parallelism.items()},
+            operators={
+                uid: spec_of(uid, p, more=fields[uid]) for uid, p in self.parallelism.items()
+            },
             lineages={
                 uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
             },
@@ -372,8 +427,16 @@ class Started:
             gate_timeout_s=0,
             whole_limit_bytes=whole_limit_bytes,
             clean_every_epochs=clean_every_epochs,
+            on_epoch_acked=on_epoch_acked,
         )
         self.session.open(self.coordinator, self.tenure)
+
+    def _object_of(self, state: State, epoch: int) -> SlicePart:
+        """Initial state in an object of its own, as a driver makes it."""
+        part = base_of(state)
+        name = data_name(self.tenure.generation, epoch, new_id())
+        self.store.put(name, [part.data])
+        return msgspec.structs.replace(part, data=b"", name=name)
 
 
 def manifests_of(store: ObjectStore) -> list[Manifest]:

@@ -7,6 +7,8 @@ Spark is played by a few lines: it
 commits a batch when the newest attempt of every subtask has been answered, or when the output was
 read in part. The model is one dict per subtask and epoch. Whenever an attempt begins, the state
 that its plan brings back is that of the epoch before, and so is what the log alone brings back.
+Its watermark is the one that follows from what was seen up to then, and the one it had before if
+the epoch is repeated; and its initial state is there in its operator's first epoch.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from snapshot.lineage import resolve
 from snapshot.log import CommitLog
 from snapshot.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
 from snapshot.names import base_file_name, data_name
+from snapshot.operators import takes_initial
 from snapshot.record import parse_record, record_name, slice_key
 from snapshot.storage.base import Buffer, CreateOutcome
 from snapshot.storage.memory import MemoryStore
@@ -65,6 +68,8 @@ from tests.recovery.driver import (
 Where = tuple[str, int]
 QUERY = "query"
 BUDGETS = [0, 150, 1 << 20]
+DELAYS_MS = {"a": 10, "b": 25}
+INITIAL = {b"k0": b"initial"}
 FATES = ["acks", "dies", "holds", "dies restoring"]
 
 
@@ -203,6 +208,13 @@ class JobMachine(RuleBasedStateMachine):
         # What is true: by epoch and subtask; and what the running epoch's newest attempts acked.
         self.truth: dict[int, dict[Where, State]] = {-1: {}}
         self.acked: dict[Where, tuple[int, State]] = {}
+        # The same for time: the largest event times by epoch and operator; and, by epoch, the
+        # watermark. `logged`: the running epoch was finished by some operator before.
+        self.seen: dict[int, dict[str, int | None]] = {-1: {}}
+        self.events: dict[Where, int | None] = {}
+        self.watermarks: dict[int, int] = {-1: 0}
+        self.logged = False
+        self.first_epochs: dict[str, int] = {}
         self.durable: set[str] = set()
         self.attempts = 0
         self.copies: dict[tuple[str, Where], Copy] = {}
@@ -245,6 +257,10 @@ class JobMachine(RuleBasedStateMachine):
         if self.read_in_part and all(e >= self.last_commit for e in log.last_epochs.values()):
             # An earlier attempt at the batch had finished it: that is the state after it.
             self.truth[self.last_commit] = self._from_the_log(self.last_commit)
+            self.seen[self.last_commit] = {
+                uid: lineage.epochs[self.last_commit].event_max_ms
+                for uid, lineage in resolve(manifests).items()
+            }
             self.read_in_part = False
         # One batch back where it was read in part or its record was still on its way, and in no
         # other case.
@@ -255,6 +271,9 @@ class JobMachine(RuleBasedStateMachine):
         self.read_in_part = False
         self.batch = self.last_commit + 1
         assert decision.batch == self.batch
+        known = resolve(manifests)
+        for uid in self.parallelism:
+            self.first_epochs.setdefault(uid, self.batch)
         fault, self.store.next_create = self.store.next_create, ""  # only appends are unsure here
         self.current = Started(
             self.store,
@@ -267,13 +286,27 @@ class JobMachine(RuleBasedStateMachine):
             now_s=lambda: self.now_s,
             asynchronous=asynchronous,
             whole_limit_bytes=int(whole),  # as a flag: how large a store is on disk is not known
+            specs={
+                uid: {"time_mode": "event", "watermark_delay_ms": DELAYS_MS[uid]}
+                for uid in self.parallelism
+            },
+            initial={
+                uid: dict.fromkeys(range(p), INITIAL)
+                for uid, p in self.parallelism.items()
+                if takes_initial(known.get(uid), self.batch)
+            },
         )
+        again = resolve(manifests_of(self.store)).values()
+        self.logged = any(self.batch in lineage.epochs for lineage in again)
         self.were_behind = asynchronous
         behind = self.behind[id(self.current)] = Behind()
         self.current.session._writer = behind  # type: ignore[assignment]
         self.store.next_create = fault
         self.claimed = True
         self.acked, self.durable = {}, set()
+        due = self.current.coordinator.next_due()
+        assert due is not None
+        assert due.epoch in (self.last_commit, self.batch)
 
     @precondition(lambda self: self.current is not None)
     @rule()
@@ -339,6 +372,7 @@ class JobMachine(RuleBasedStateMachine):
             self.uploads.append(Upload(started, reply.grant, where, copy.state, reply.generation))
         keys = random.sample([b"k0", b"k1", b"k2", b"k3"], random.choice([0, 1, 2, 2]))
         changes = {key: random.choice([None, b"x", b"y", b"z" * 40]) for key in keys}
+        changes = {**self._initial(reply, where), **changes}
         after = changed(before, changes)
         delta = part_of(changes)
         copy.deltas[self.batch, delta.digest] = delta.data
@@ -359,10 +393,34 @@ class JobMachine(RuleBasedStateMachine):
             attempt=attempt,
             base=base,
             large_bytes=large_bytes,
+            max_event_ms=random.choice([None, self.batch * 10 + random.randint(0, 30)]),
         )
         self.prepared.append(Prepared(started, ack, where, after))
         if fate == "acks":
             self._send(len(self.prepared) - 1)
+
+    def _initial(self, reply: BeginReply, where: Where) -> State:
+        """What the operator begins with: its object is there as long as somebody may ask for it."""
+        first = self.first_epochs[where[0]]
+        assert len(reply.initial) == (self.batch == first)
+        return (
+            replayed({}, self._whole(reply.initial[0].name), reply.initial[0].digest)
+            if reply.initial
+            else {}
+        )
+
+    def _next_watermark(self, epoch: int) -> int:
+        """The watermark after ``epoch``: the smallest of all operators', and never back."""
+        seen = [(uid, self.seen[epoch].get(uid)) for uid in self.parallelism]
+        candidates = [0 if ms is None else ms - DELAYS_MS[uid] for uid, ms in seen]
+        return max(self.watermarks[epoch], min(candidates))
+
+    def _check_times(self, reply: BeginReply) -> None:
+        last = self.batch - 1
+        if not self.logged or self.batch not in self.watermarks:
+            self.watermarks[self.batch] = self._next_watermark(last)
+        assert reply.watermark_ms == self.watermarks[self.batch]
+        assert reply.late_watermark_ms == self.watermarks[last]
 
     def _sent(self, part: SlicePart, reply: BeginReply) -> SlicePart:
         """What is over the inline budget becomes an object before the ack."""
@@ -399,6 +457,7 @@ class JobMachine(RuleBasedStateMachine):
                 self.crash()  # it remembers what it found damaged
                 return None, None
             assert reply.base_epoch == self.batch - 1
+            self._check_times(reply)
             if reply.fresh and copy.epoch is not None:
                 assert reply.reason
             if reply.fresh:
@@ -521,6 +580,7 @@ class JobMachine(RuleBasedStateMachine):
         assert running
         assert one.ack.attempt >= newest
         self.acked[one.where] = one.ack.attempt, one.after
+        self.events[one.where] = one.ack.max_event_ms
         everyone = {w for w in self.wheres if w[0] == one.where[0]}
         complete = everyone <= self.acked.keys()
         assert reply.durable is (complete and not one.started.coordinator.asynchronous)
@@ -636,8 +696,23 @@ class JobMachine(RuleBasedStateMachine):
         assert self.current is not None
         self.current.session.check_finished(self.batch)
         self.truth[self.batch] = {where: state for where, (_, state) in self.acked.items()}
+        self._commit_times()
         self.acked, self.durable = {}, set()
         self._go_on()
+
+    def _commit_times(self) -> None:
+        assert self.current is not None
+        seen: dict[str, int | None] = {}
+        for uid in self.parallelism:
+            ms = [self.events[where] for where in self.acked if where[0] == uid]
+            known = [one for one in [self.seen[self.batch - 1].get(uid), *ms] if one is not None]
+            seen[uid] = max(known, default=None)
+        self.seen[self.batch] = seen
+        due = self.current.coordinator.next_due()
+        if due is not None:  # the run may have ended with a record that is on its way
+            moves = self._next_watermark(self.batch) > self.watermarks[self.batch]
+            assert (due.epoch, due.watermark_moves) == (self.batch, moves)
+        self.logged = False
 
     @precondition(
         lambda self: (

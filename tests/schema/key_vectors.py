@@ -2,7 +2,7 @@
 
 Each case is a DDL schema, rows in JSON and the codes that Spark's `hash(*columns)` gave them.
 Floats are their bits in hex (JSON has no NaN), decimals strings, binaries hex, dates days,
-timestamps and intervals microseconds, structs and arrays lists.
+timestamps and intervals microseconds, times nanoseconds, structs and arrays lists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-VECTORS = Path(__file__).parent.parent / "golden" / "key_hash_vectors.json"
+GOLDEN = Path(__file__).parent.parent / "golden"
+VECTORS = GOLDEN / "key_hash_vectors.json"
+# What came with the type `time`: a file that is golden is not written again.
+TIME_VECTORS = GOLDEN / "key_hash_vectors_time.json"
 MAX_PARALLELISMS = (1, 10, 128, 32768)
 
 
@@ -44,7 +47,8 @@ class Case:
 
 
 def load() -> list[Case]:
-    return [Case(**case) for case in json.loads(VECTORS.read_text())["cases"]]
+    files = (VECTORS, TIME_VECTORS)
+    return [Case(**case) for file in files for case in json.loads(file.read_text())["cases"]]
 
 
 def arrow_type(spec: Any) -> pa.DataType:
@@ -70,6 +74,8 @@ def arrow_type(spec: Any) -> pa.DataType:
         "timestamp": pa.timestamp("us", "UTC"),
         "timestamp_ntz": pa.timestamp("us"),
         "interval": pa.duration("us"),
+        "time(6)": pa.time64("ns"),
+        "time(0)": pa.time64("ns"),
     }[spec]
 
 
@@ -160,8 +166,19 @@ def _cases() -> Iterator[tuple[list[Any], list[list[Any]]]]:
     yield [["array", ["array", "string"]]], [[[["a", None], None, []]], [[None]], [[]], [None]]
 
 
-def generate() -> None:
-    """Write the file. The codes are part of the format: a changed one is a broken format."""
+def _time_cases() -> Iterator[tuple[list[Any], list[list[Any]]]]:
+    day = 86_400 * 10**9
+    for spec, step in (("time(6)", 1000), ("time(0)", 10**9)):
+        times = [0, step, 1 << 32 if step == 1000 else step * 5, day // 2, day - step, None]
+        times = [None if t is None else t // step * step for t in times]
+        yield [spec], [[t] for t in times]
+        yield [["array", spec]], [[None], [[]], [times]]
+    yield ["time(6)", "string"], [[0, "a"], [None, "a"], [1000, None]]
+    yield [["struct", "time(6)", "int"]], [[None], [[5000, 1]], [[None, None]]]
+
+
+def generate(path: Path, cases: Iterator[tuple[list[Any], list[list[Any]]]]) -> None:
+    """Write a file. The codes are part of the format: a changed one is a broken format."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
@@ -174,7 +191,7 @@ def generate() -> None:
         .getOrCreate()
     )
     lines = []
-    for types, rows in _cases():
+    for types, rows in cases:
         ddl = ", ".join(f"k{i} {ddl_type(spec)}" for i, spec in enumerate(types))
         case = Case(ddl, types, rows, [], {})
         # The DDL decides: without it, a timestamp without a zone would become one with.
@@ -191,9 +208,9 @@ def generate() -> None:
         }
         lines.append(json.dumps(body, ensure_ascii=False))
     head = f'{{"source": "Apache Spark {spark.version}, hash(*columns)", "cases": [\n'
-    VECTORS.write_text(head + ",\n".join(lines) + "\n]}\n")
+    path.write_text(head + ",\n".join(lines) + "\n]}\n")
     spark.stop()
 
 
 if __name__ == "__main__":
-    generate()
+    generate(TIME_VECTORS, _time_cases())

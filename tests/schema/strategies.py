@@ -28,6 +28,7 @@ SIMPLE: list[T.DataType] = [
     T.DayTimeIntervalType(),
     T.DecimalType(9, 2),
     T.DecimalType(18, 0),
+    T.TimeType(),
 ]
 WIDE: list[T.DataType] = [
     T.StringType(),
@@ -35,6 +36,14 @@ WIDE: list[T.DataType] = [
     T.DecimalType(19, 4),
     T.DecimalType(38, 0),
     T.DecimalType(38, 38),
+]
+VALUES_ONLY: list[T.DataType] = [
+    T.NullType(),
+    T.VariantType(),
+    T.GeometryType(0),
+    T.GeographyType("ANY"),
+    T.StringType("UTF8_LCASE"),
+    T.TimeType(3),
 ]
 BITS = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 
@@ -54,7 +63,8 @@ def types(*, maps: bool) -> st.SearchStrategy[T.DataType]:
             nested.append(st.builds(T.MapType, keys, inner))
         return st.one_of(nested)
 
-    return st.recursive(st.sampled_from([*SIMPLE, *WIDE]), deeper, max_leaves=4)
+    leaves = [*SIMPLE, *WIDE, *(VALUES_ONLY if maps else [])]
+    return st.recursive(st.sampled_from(leaves), deeper, max_leaves=4)
 
 
 def schemas(kinds: st.SearchStrategy[T.DataType]) -> st.SearchStrategy[T.StructType]:
@@ -83,14 +93,22 @@ def present(dtype: T.DataType) -> st.SearchStrategy[Any]:
     if isinstance(dtype, T.StructType):
         make = T.Row(*dtype.names)
         return st.tuples(*[values(f.dataType) for f in dtype]).map(lambda row: make(*row))
+    if isinstance(dtype, T.TimeType):
+        step = 10 ** (6 - dtype.precision)
+        return st.times().map(lambda t: t.replace(microsecond=t.microsecond // step * step))
     micro = timedelta(microseconds=1)
+    blob = st.binary(max_size=12)
     moments = st.datetimes(datetime(1902, 1, 1), datetime(2200, 1, 1))
     return {
         T.BooleanType: st.booleans(),
         T.FloatType: st.floats(width=32),
         T.DoubleType: st.floats(),
         T.StringType: st.text(max_size=12),
-        T.BinaryType: st.binary(max_size=12),
+        T.BinaryType: blob,
+        T.NullType: st.none(),
+        T.VariantType: st.builds(T.VariantVal, blob, blob),
+        T.GeometryType: st.builds(T.Geometry, blob, st.just(0)),
+        T.GeographyType: st.builds(T.Geography, blob, st.sampled_from([4326, 4267])),
         T.DateType: st.dates(),
         T.TimestampType: moments,
         T.TimestampNTZType: st.datetimes(),
@@ -136,6 +154,8 @@ def _cell(value: Any, dtype: T.DataType) -> Any:
         return {f.name: _cell(v, f.dataType) for f, v in zip(dtype, value, strict=True)}
     if isinstance(dtype, T.FloatType):
         return np.float32(value)
+    if isinstance(dtype, T.VariantType | T.GeometryType | T.GeographyType):
+        return vars(value)
     return value
 
 
@@ -143,6 +163,8 @@ def same(left: Any, right: Any) -> bool:
     """Equality of type and value, NaN being itself; zeros count as one."""
     if type(left) is not type(right):
         return False
+    if isinstance(left, T.VariantVal):
+        return vars(left) == vars(right)
     if isinstance(left, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     if isinstance(left, list | tuple):

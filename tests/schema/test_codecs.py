@@ -36,6 +36,18 @@ from tests.schema.strategies import SIMPLE, same, struct_of, tables, to_arrow, t
 Table = tuple[T.StructType, list[tuple[Any, ...]]]
 
 
+class Money(T.UserDefinedType):
+    """A user's own type."""
+
+    @classmethod
+    def sqlType(cls) -> T.DataType:
+        return T.LongType()
+
+    @classmethod
+    def module(cls) -> str:
+        return __name__
+
+
 def _codec(*kinds: T.DataType, version: int = 0) -> RowCodec:
     return codec_for(struct_of(list(kinds)), version)
 
@@ -61,8 +73,14 @@ def _check(table: Table) -> None:
     blank = (None,) * len(schema.fields)
     spread = codec.encode_arrow(codec.decode_arrow(gaps.slice(1))).to_pylist()
     assert spread == [codec.encode(blank) if i % 2 else data for i, data in enumerate(singly)]
-    many = codec.decode_many([*singly, None])
-    assert same(many, [*rows, None])
+    assert same(codec.decode_many([*singly, None]), [*rows, None])
+    # Many rows go another way, with nulls among them or without.
+    assert same(codec.decode_many(singly * 9), rows * 9)
+    assert same(codec.decode_many([None, *singly] * 9), [None, *rows] * 9)
+    assert codec.encode_many(rows * 2) == singly * 2
+    for row, data in zip(rows, singly, strict=True):
+        assert codec.encode_many([row] * 3) == [data] * 3
+        assert same(codec.decode_many([data] * 30), [row] * 30)
 
 
 @given(tables(st.sampled_from(SIMPLE)))
@@ -145,7 +163,8 @@ def test_one_bad_value_is_found_among_many_and_named() -> None:
         (T.MapType(T.StringType(), T.LongType()), {None: 1}),
         (T.MapType(T.StringType(), T.LongType()), [("a", 1)]),
         (struct_of([T.LongType()]), (1, 2)),
-        (struct_of([T.LongType()]), {"f0": 1}),
+        (struct_of([T.LongType()]), {"f0": 1, "x": 1}),
+        (struct_of([T.LongType()]), {"f0": "a"}),
         (T.StructType([T.StructField("x", T.LongType(), nullable=False)]), (None,)),
     ],
     ids=repr,
@@ -169,7 +188,7 @@ def test_a_null_where_none_may_be_is_refused(kind: T.DataType) -> None:
 
 
 @pytest.mark.parametrize("kind", [T.LongType(), T.StringType()], ids=str)
-@pytest.mark.parametrize("row", [5, "a", [5], {"f0": 1}, (), (1, 2), None], ids=repr)
+@pytest.mark.parametrize("row", [5, "a", [5, 6], {"f0": 1}, (), [], (1, 2), None], ids=repr)
 def test_what_is_not_a_tuple_of_the_right_length_is_refused(kind: T.DataType, row: Any) -> None:
     with pytest.raises(ValueMismatchError, match="cannot be made of"):
         _codec(kind).encode(row)
@@ -200,6 +219,51 @@ def test_what_is_stored_does_not_follow_the_callers_objects() -> None:
     numbers.append(3)
     blob[0] = 0
     assert codec.decode(data) == ([1, 2], b"ab")
+
+
+@pytest.mark.parametrize("kind", [T.IntegerType(), T.StringType()], ids=str)
+def test_one_bad_row_among_many_is_found_and_named(kind: T.DataType) -> None:
+    codec = _codec(T.IntegerType(), kind)
+    good = (1, 2 if isinstance(kind, T.IntegerType) else "2")
+    for bad, named in (
+        ((1 << 31, good[1]), "'f0' is int .* out of range"),
+        (("x", good[1]), "'f0' is int .* type str"),
+        ((1, 1.5), "'f1' is .* type float"),
+        ((1,), "cannot be made of 1 values"),
+        (5, "cannot be made of a int"),
+    ):
+        for rows in ([good] * 40 + [bad], [bad] * 2):
+            with pytest.raises(ValueMismatchError, match=named):
+                codec.encode_many(rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [T.LongType(), T.StringType()], ids=str)
+@pytest.mark.parametrize("version", [0, 127, 128, 255])
+def test_one_damaged_row_among_many_is_refused(kind: T.DataType, version: int) -> None:
+    codec, other = _codec(kind, version=version), _codec(kind, version=5)
+    value = 300 if isinstance(kind, T.LongType) else "abc"
+    good = codec.encode((value,))
+    assert codec.decode_many([good] * 40) == [(value,)] * 40
+    for damaged in (b"", good[:1], good[:-1], good + b"x", good + good):
+        with pytest.raises(CorruptionError):
+            codec.decode_many([good] * 40 + [damaged])
+    # Together they are as long as two rows, and made of the same bytes.
+    with pytest.raises(CorruptionError):
+        codec.decode_many([good[:-1], good[-1:] + good] * 20)
+    with pytest.raises(FormatError, match="schema version 5"):
+        codec.decode_many([good] * 40 + [other.encode((value,))])
+
+
+def test_rows_of_every_kind_of_tuple_encode_alike() -> None:
+    for kind in (T.LongType(), T.StringType()):
+        codec = _codec(kind)
+        value = 1 if isinstance(kind, T.LongType) else "1"
+        data = codec.encode((value,))
+        rows: list[Any] = [(value,), T.Row(value), T.Row(f0=value), [value]]
+        assert codec.encode_many(rows) == [data] * 4
+        assert codec.encode_many([rows[1]] * 2) == [data] * 2
+    assert codec.encode_many([]) == []
+    assert codec.decode_many([]) == []
 
 
 def test_nested_structs_come_back_as_rows_with_names() -> None:
@@ -249,7 +313,15 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [T.VariantType(), T.NullType(), T.YearMonthIntervalType(), T.CharType(3)], ids=str
+    "kind",
+    [
+        T.YearMonthIntervalType(),
+        T.CalendarIntervalType(),
+        T.CharType(3),
+        T.VarcharType(3),
+        Money(),
+    ],
+    ids=str,
 )
 def test_types_without_a_place_in_state_are_refused_by_name(kind: T.DataType) -> None:
     for outer in (kind, T.ArrayType(kind), struct_of([kind]), T.MapType(T.StringType(), kind)):

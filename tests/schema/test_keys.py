@@ -7,6 +7,7 @@ import pickle
 import struct
 import time
 from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock
 from decimal import Decimal
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_bytes_of_fixed_width_keys_sort_as_the_keys_do(
         (T.DateType(), date(1969, 12, 31), "7fffffff"),
         (T.TimestampNTZType(), datetime(1970, 1, 1, 0, 0, 1), "80000000000f4240"),
         (T.DayTimeIntervalType(), timedelta(microseconds=-1), "7fffffffffffffff"),
+        (T.TimeType(), clock(0, 0, 0, 1), "80000000000003e8"),
         (T.DecimalType(9, 2), Decimal("1.5"), "80000000000000000000000000000096"),
         (T.ArrayType(T.ByteType()), [1, None], "00000002" + "0181" + "0000"),
         (struct_of([T.ByteType(), T.StringType()]), (1, None), "0181" + "0000000000"),
@@ -238,6 +240,9 @@ def test_numpy_scalars_and_rows_are_taken() -> None:
         (T.DateType(), datetime(2020, 1, 1)),
         (T.TimestampType(), date(2020, 1, 1)),
         (T.TimestampNTZType(), datetime(2020, 1, 1, tzinfo=UTC)),
+        (T.TimeType(), clock(1, tzinfo=UTC)),
+        (T.TimeType(3), clock(1, 2, 3, 4)),
+        (T.TimeType(), datetime(2020, 1, 1)),
         (T.DecimalType(5, 2), 1),
         (T.DecimalType(5, 2), Decimal("0.001")),
         (T.DecimalType(5, 2), Decimal("1000")),
@@ -255,7 +260,7 @@ def test_a_value_of_another_kind_is_refused_by_name(kind: T.DataType, value: Any
             codec.encode(key)
 
 
-@pytest.mark.parametrize("key", [5, [5], "a", (), (1, 2), None])
+@pytest.mark.parametrize("key", [5, [], [1, 2], "a", (), (1, 2), None])
 def test_what_is_not_a_tuple_of_the_right_length_is_refused(key: Any) -> None:
     with pytest.raises(ValueMismatchError, match=r"A key of \(f0\)"):
         _codec(T.LongType()).encode(key)
@@ -282,6 +287,9 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         T.VariantType(),
         T.NullType(),
         T.YearMonthIntervalType(),
+        T.GeometryType(0),
+        T.CharType(3),
+        struct_of([T.VariantType()]),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
@@ -285,3 +286,118 @@ def test_a_list_with_a_missing_element_is_not_silently_shorter() -> None:
     damaged.at("a")
     with pytest.raises(LocalCopyError, match="'seen' has 3 elements"):
         list(damaged.list.get())
+
+
+def test_what_was_decoded_with_the_chunk_does_not_hide_a_change() -> None:
+    base = MemoryBase()
+    cells = Cells(base)
+    names = [f"k{i:02}" for i in range(40)]
+    cells.at(*names)
+    for index in range(40):
+        cells.cursor.index = index
+        cells.value.update((index,))
+    base.apply(*cells.table.freeze(0).sorted())
+    cells = Cells(base)
+    cells.at(*names)
+    cells.cursor.index = 1
+    cells.value.update((-1,))  # before the chunk is decoded
+    cells.cursor.index = 0
+    assert cells.value.get() == (0,)
+    cells.value.update((-2,))
+    assert cells.value.get() == (-2,)
+    cells.cursor.index = 2
+    cells.value.clear()
+    assert cells.value.get() is None
+    cells.cursor.index = 1
+    assert cells.value.get() == (-1,)
+    cells.cursor.index = 39
+    assert cells.value.get() == (39,)
+    cells.cursor.index = -1
+    with pytest.raises(KeyContextError):
+        cells.value.get()
+
+
+def test_a_map_entry_that_was_just_read_is_not_read_again() -> None:
+    class Counting(MemoryBase):
+        reads = 0
+
+        def get(self, key: bytes) -> bytes | None:
+            self.reads += 1
+            return super().get(key)
+
+    base = Counting()
+    cells = Cells(base)
+    cells.at("a", "b")
+    assert not cells.map.contains_key(("x",))
+    assert cells.map.get_value(("x",)) is None
+    cells.map.remove_key(("x",))
+    assert base.reads == 1
+    cells.map.update_value(("x",), (1,))
+    assert cells.map.get_value(("x",)) == (1,)
+    cells.map.clear()
+    assert cells.map.get_value(("x",)) is None
+    cells.map.update_value(("x",), (2,))
+    assert cells.map.get_value(("x",)) == (2,)
+    assert base.reads == 1
+    cells.cursor.index = 1
+    assert cells.map.get_value(("x",)) is None
+    assert base.reads == 2
+
+
+def test_a_map_key_that_is_changed_and_used_again_is_another_one() -> None:
+    lists = KeyCodec(T.StructType([T.StructField("many", T.ArrayType(T.LongType()))]))
+    cells = Cells()
+    by_list = MapCell(cells.cursor, cells.table, "by list", 4, lists, ROWS)
+    cells.at("a", "b")
+    many = [1]
+    key: Any = (many,)
+    by_list.update_value(key, (1,))
+    assert by_list.get_value(key) == (1,)
+    many.append(2)
+    assert by_list.get_value(key) is None
+    plain: Any = ["x"]
+    cells.map.update_value(plain, (1,))
+    assert cells.map.get_value(plain) == (1,)
+    plain[0] = "y"
+    assert cells.map.get_value(plain) is None
+    same = ("x",)
+    assert cells.map.get_value(same) == (1,)
+    cells.cursor.index = 1
+    assert cells.map.get_value(same) is None
+    cells.map.update_value(same, (2,))
+    cells.cursor.index = 0
+    assert cells.map.get_value(same) == (1,)
+
+
+def test_keys_come_as_one_column_or_as_two_lists() -> None:
+    cells = Cells()
+    keys = [NAMES.encode((name,)) for name in ("a", "bc")]
+    groups = [b"\0\5", b"\0\6"]
+    full = pa.array([b"before", *(g + k for g, k in zip(groups, keys, strict=True))], pa.binary())
+    for _ in range(2):
+        cells.cursor.load_full(full.slice(1))
+        cells.cursor.index = 1
+        cells.value.update((7,))
+        (written,) = cells.table.freeze(0).sorted()[0]
+        assert written == b"\0\6\0\1" + keys[1]
+    assert (cells.cursor.prefixes, cells.cursor.suffixes) == (groups, keys)
+    cells.cursor.load(groups[:1], keys[:1])
+    assert (cells.cursor.prefixes, cells.cursor.suffixes) == (groups[:1], keys[:1])
+    cells.cursor.index = 0
+    assert cells.value.get() is None
+
+
+@pytest.mark.parametrize("rows", [1, 23, 24, 300])
+def test_a_list_comes_back_in_its_order_however_long_it_is(rows: int) -> None:
+    cells = Cells()
+    cells.at("a")
+    expected = [(n,) for n in range(rows)]
+    cells.list.put(expected[:1])
+    for row in expected[1:]:
+        cells.list.append(row)
+    assert list(cells.list.get()) == expected
+    cells.list.extend(expected)
+    assert list(cells.list.get()) == expected * 2
+    cells.list.put(expected)
+    assert list(cells.list.get()) == expected
+    assert len(list(cells.table.snapshot())) == rows + 1

@@ -79,6 +79,9 @@ def main() -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
+        # Subtasks go where executors are when the frame is made: both must be there.
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         **told.get("conf", {}),
     }
     for key, value in conf.items():

@@ -194,6 +194,10 @@ class Flood(Ledger):
             yield from [row] * 10_000
 
 
+def _is_pairs(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], tuple)
+
+
 class Typed(StatefulProcessor):
     """Keeps the last row of each key, whatever its types, and yields the one before it."""
 
@@ -206,7 +210,8 @@ class Typed(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         for row in rows:
             before = self.last.get()
-            self.last.update(tuple(row))
+            # As in Spark a row shows maps as pairs, and state takes dicts.
+            self.last.update(tuple([dict(v) if _is_pairs(v) else v for v in row]))
             if before is not None:
                 yield Row(*before)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -71,6 +71,26 @@ def test_an_operator_that_is_evaluated_twice_in_one_query_counts_once(
     state = durable_state(backend, "ledger")["acc"]
     assert state == {(k,): (len(v), sum(v)) for k, v in world.input.ids().items()}
     assert checkpoints(backend) == [("ledger", 0), ("ledger", 1), ("ledger", 2)]
+
+
+def _compilations(world: World) -> int:
+    jvm: Any = world.spark._jvm
+    metrics = jvm.org.apache.spark.metrics.source.CodegenMetrics
+    return int(metrics.METRIC_COMPILATION_TIME().getCount())
+
+
+def test_later_batches_run_the_code_that_earlier_ones_compiled(world: World) -> None:
+    batches = 8
+    world.input.add_batches(3)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend))
+    before = _compilations(world)
+    world.input.add_batches(batches)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend))
+    world.check(backend)
+    # A restart may compile a little of its own; a plan that differs by batch would each time.
+    assert _compilations(world) - before < batches
 
 
 def _ids_of(rows: DataFrame) -> DataFrame:

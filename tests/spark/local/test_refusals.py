@@ -402,7 +402,6 @@ def test_the_default_checkpoint_location_and_the_name_of_the_query_do(world: Wor
         ({"keys": ["k", "k"]}, SchemaError, "name a column twice"),
         ({"keys": ["k", 3]}, SchemaError, "The keys are"),
         ({"uid": ""}, SettingError, "the uid ''"),
-        ({"processor": Stateless(s="v variant")}, UnsupportedTypeError, "variant"),
         ({"processor": Stateless(s="v interval year")}, UnsupportedTypeError, "interval year"),
     ],
 )

@@ -1,0 +1,258 @@
+"""What a processor is given besides its rows: states (while it opens), timers and times.
+
+The driver's context records which states ``open`` asks for, and refuses mistakes; a worker's hands
+out the cells themselves, so that a call on a state goes through no layer of ours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
+
+from pyspark.sql.types import StructType
+
+from statebackend.api.states import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    Timers,
+    Times,
+    ValueState,
+)
+from statebackend.errors import KeyContextError, SettingError, UnsupportedQueryError, UsageError
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes
+from statebackend.state.folds import AggregatingCell, ReducingCell
+from statebackend.state.ttl import TTL
+
+__all__ = ["ProcessorContext", "RecordingContext", "WorkerContext"]
+
+Row = tuple[Any, ...]
+Schema = StructType | str
+
+
+class ProcessorContext(ABC):
+    """States, timers and the times of the epoch.
+
+    Attributes:
+        timers: of the current key.
+        epoch: counts from 0; the same whenever an epoch is repeated.
+        processing_time_ms: the epoch's, the same in all subtasks and whenever it is repeated.
+        watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
+    """
+
+    def __init__(self, uid: str, times: EpochTimes, time_mode: str, timers: Timers | None) -> None:
+        self._uid = uid
+        self.timers: Timers = _NoTimers(uid) if timers is None else timers
+        self.epoch = times.epoch
+        self.processing_time_ms = times.processing_time_ms
+        self.watermark_ms = times.watermark_ms if time_mode == "event" else -1
+
+    def value_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ValueState:
+        """A row per key.
+
+        Args:
+            name: of the state, unique in the operator; it names the state in checkpoints.
+            schema: of the row: a StructType or a DDL string.
+            ttl: how long a row lives, in processing time, whatever the time mode.
+
+        Raises:
+            UsageError: called outside ``open``.
+            StateMismatchError: the name is taken.
+            SchemaError, UnsupportedTypeError: the schema does not parse or cannot be stored.
+        """
+        return cast(ValueState, self._state("value", name, schema, ttl=ttl))
+
+    def list_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ListState:
+        """Rows per key; each has its own time to live. See :meth:`value_state`."""
+        return cast(ListState, self._state("list", name, schema, ttl=ttl))
+
+    def map_state(
+        self, name: str, key_schema: Schema, value_schema: Schema, *, ttl: TTL | None = None
+    ) -> MapState:
+        """A map per key; each entry has its own time to live. See :meth:`value_state`."""
+        return cast(MapState, self._state("map", name, value_schema, key_schema, ttl=ttl))
+
+    def reducing_state(
+        self,
+        name: str,
+        schema: Schema,
+        reduce: Callable[[Row, Row], Row],
+        *,
+        ttl: TTL | None = None,
+    ) -> ReducingState:
+        """A row per key into which ``add`` reduces others of the same schema.
+
+        Args:
+            reduce: from the row so far and the added one to the next; the first is kept as it is.
+        """
+        _check_callable(name, reduce=reduce)
+        return cast(ReducingState, self._state("reducing", name, schema, ttl=ttl, fold=(reduce,)))
+
+    def aggregating_state(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        create: Callable[[], Row],
+        add: Callable[[Row, Any], Row],
+        result: Callable[[Row], Any] | None = None,
+        merge: Callable[[Row, Row], Row] | None = None,
+        ttl: TTL | None = None,
+    ) -> AggregatingState:
+        """An accumulator per key.
+
+        Args:
+            schema: of the accumulator; what is added and what is got has none.
+            create: the accumulator of a key that has none.
+            add: from the accumulator and what is added to the next accumulator.
+            result: from the accumulator to what ``get`` gives; the accumulator itself without it.
+            merge: from two accumulators to one; needed only to call ``merge`` on the state.
+        """
+        result = _itself if result is None else result
+        _check_callable(name, create=create, add=add, result=result)
+        if merge is not None:
+            _check_callable(name, merge=merge)
+        fold = (create, add, result, merge)
+        return cast(AggregatingState, self._state("aggregating", name, schema, ttl=ttl, fold=fold))
+
+    @abstractmethod
+    def _state(
+        self,
+        kind: str,
+        name: str,
+        schema: Any,
+        key_schema: Any = None,
+        *,
+        ttl: TTL | None,
+        fold: tuple[Any, ...] = (),
+    ) -> Any:
+        """A state that ``open`` asked for."""
+
+
+def _itself(accumulator: Row) -> Row:
+    return accumulator
+
+
+def _check_callable(name: object, **functions: Any) -> None:
+    for what, function in functions.items():
+        if not callable(function):
+            raise SettingError(
+                f"State {name!r} was given {what}={function!r}, which cannot be called.",
+                todo="Give a function.",
+            )
+
+
+class _NoTimers:
+    """Timers of an operator without a time mode."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+
+    def _refuse(self) -> NoReturn:
+        raise UnsupportedQueryError(
+            f"The processor of operator {self._uid!r} uses timers, but has no time mode.",
+            todo="Give time_mode='processing' or 'event' where the operator is made.",
+        )
+
+    def register(self, at_ms: int) -> None:
+        """Refused."""
+        self._refuse()
+
+    def delete(self, at_ms: int) -> None:
+        """Refused."""
+        self._refuse()
+
+    def list(self) -> Times:
+        """Refused."""
+        self._refuse()
+
+
+# --- on the driver -----------------------------------------------------------------------------
+
+
+class _Unbound:
+    """Stands for a state or the timers while the driver runs ``open``: there is no key."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise KeyContextError(
+            f"open() uses {self._what}, but belongs to no key.",
+            todo="Use states and timers in the calls for a key; open() only asks for them.",
+        )
+
+
+class RecordingContext(ProcessorContext):
+    """Notes which states ``open`` asks for."""
+
+    def __init__(self, declarations: Declarations, uid: str, time_mode: str) -> None:
+        timers = None if time_mode == "none" else cast(Timers, _Unbound("timers"))
+        super().__init__(uid, EpochTimes(), time_mode, timers)
+        self._to = declarations
+
+    def _state(
+        self,
+        kind: str,
+        name: str,
+        schema: Any,
+        key_schema: Any = None,
+        *,
+        ttl: TTL | None,
+        fold: tuple[Any, ...] = (),
+    ) -> Any:
+        if ttl is not None and not isinstance(ttl, TTL):
+            raise SettingError(
+                f"State {name!r} of operator {self._uid!r} was given ttl={ttl!r}.",
+                todo="Give a statebackend.TTL, such as TTL(ms=3_600_000).",
+            )
+        if kind == "map" and key_schema is None:
+            raise UsageError(
+                f"Map state {name!r} of operator {self._uid!r} has no key schema.",
+                todo="Call ctx.map_state(name, key_schema, value_schema).",
+            )
+        self._to.add(kind, name, schema, key_schema, ttl)
+        return _Unbound(f"state {name!r}")
+
+
+# --- in a worker -------------------------------------------------------------------------------
+
+
+class WorkerContext(ProcessorContext):
+    """Hands out the cells of the subtask's state, until the processor has opened."""
+
+    def __init__(self, state: EpochState, uid: str, time_mode: str) -> None:
+        super().__init__(uid, state.times, time_mode, state.timers)
+        self._from: EpochState | None = state
+
+    def opened(self) -> None:
+        """From here on, asking for a state is refused."""
+        self._from = None
+
+    def _state(
+        self,
+        kind: str,
+        name: str,
+        schema: Any,
+        key_schema: Any = None,
+        *,
+        ttl: TTL | None,
+        fold: tuple[Any, ...] = (),
+    ) -> Any:
+        if self._from is None:
+            raise UsageError(
+                f"State {name!r} of operator {self._uid!r} was asked for outside open().",
+                todo="Ask for states in open(ctx), keep them as attributes, and use those.",
+            )
+        if not fold:
+            return self._from.cell(name, kind)
+        folding = ReducingCell if kind == "reducing" else AggregatingCell
+
+        def make(*args: Any, **how: Any) -> Any:
+            return folding(*args, *fold, **how)
+
+        return self._from.cell(name, kind, {(kind, False): make, (kind, True): make})

@@ -1,0 +1,388 @@
+"""An operator's subtasks in one process, on stores of their own: what the tester drives.
+
+The real :class:`StatefulEpoch`, cells, timers and time to live run over a real
+:class:`RocksStore`. Only the edges are other: what comes in need not be columns, and what goes out
+is kept as the processor gave it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statebackend.api.testkeys import KeySpace
+from statebackend.errors import ProcessorError, StateBackendError, UsageError
+from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes
+from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.grouping import Groups
+from statebackend.ops.operator import InputReader, KeyOperator
+from statebackend.ops.tws import copied
+from statebackend.rocks.store import Marker, RocksStore
+from statebackend.state.cells import KeyCursor, ValueCell
+from statebackend.state.table import FrozenOverlay, StateTable
+from statebackend.state.timers import TimerIndex
+from statebackend.state.ttl import TtlValueCell
+
+__all__ = ["Harness", "TesterUseError", "as_raised"]
+
+UID: Final = "tester"
+Result = TypeVar("Result")
+Item = tuple[Any, Any]
+"""A key as the test gave it, and what the reader would have made for it."""
+
+# Folded states are values to whoever looks at them from outside.
+_RAW: Final = {
+    ("value", False): ValueCell,
+    ("value", True): TtlValueCell,
+    ("reducing", False): ValueCell,
+    ("reducing", True): TtlValueCell,
+    ("aggregating", False): ValueCell,
+    ("aggregating", True): TtlValueCell,
+}
+
+
+class TesterUseError(UsageError, AssertionError):
+    """What pyspark's tester asserts: that a state is there, that there is one initial state."""
+
+
+class _Items:
+    """Takes the place of the table of input rows: one "row" is all that one key has."""
+
+    nbytes = 0
+
+    def __init__(self, items: Sequence[tuple[tuple[Any, ...], Any]]) -> None:
+        self.items = items
+        self.num_rows = len(items)
+
+    def slice(self, offset: int, length: int) -> _Items:
+        return _Items(self.items[offset : offset + length])
+
+
+class _ItemReader:
+    """Gives the processor's calls the input as the test gave it."""
+
+    def chunk(
+        self, table: _Items, starts: Sequence[int]
+    ) -> tuple[list[tuple[Any, ...]], list[Iterator[Any]]]:
+        return [key for key, _ in table.items], [given for _, given in table.items]
+
+    def key(self, table: _Items) -> tuple[Any, ...]:
+        return table.items[0][0]
+
+    def piece(self, table: _Items) -> Iterable[Any]:
+        return table.items[0][1]  # type: ignore[no-any-return]
+
+
+class _Collector:
+    """Keeps the output as it comes."""
+
+    pending = 0
+
+    def __init__(self) -> None:
+        self.output: list[Any] = []
+
+    def collect(self, output: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        self.output.extend(output)
+        return iter(())
+
+    def take(self) -> pa.RecordBatch:
+        raise AssertionError("nothing is ever pending")
+
+
+class _Epoch(StatefulEpoch):
+    """A real epoch with the tester's edges."""
+
+    def outputs(
+        self, parts: Sequence[Groups], initial: Sequence[Groups], dropped: list[int]
+    ) -> list[Any]:
+        """All that the processor gives in the epoch."""
+        self._collector = collector = _Collector()
+        for _ in self.run(iter(parts), initial=iter(initial), dropped=dropped):
+            pass
+        return collector.output
+
+    def _operator(self, reader: InputReader) -> KeyOperator:
+        return KeyOperator(
+            uid=UID, cursor=self.cursor, reader=_ItemReader(), writer=self._collector
+        )
+
+
+@dataclass
+class _Subtasks:
+    """The open stores, by subtask, and the folder that they lie in."""
+
+    folder: Path
+    stores: list[RocksStore]
+    generation: int = 0
+
+    def path(self, subtask: int) -> str:
+        return str(self.folder / f"{self.generation}-{subtask}")
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+    def remove(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Harness:
+    """Runs a processor's epochs.
+
+    Args:
+        processor: used as it is until the first :meth:`restart` or :meth:`rescale`.
+        flavour: rows, keyed or sides.
+        time_mode: none, processing or event.
+        record: what states a processor asks for (see ``record_states``).
+        keys: of the operator.
+        check: is given the output of an epoch before the epoch counts; gives what is returned.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        flavour: str,
+        time_mode: str,
+        record: Callable[..., Declarations],
+        keys: KeySpace,
+        check: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        self.keys, self._check = keys, check
+        self._original = copied(processor, UID)
+        found = as_raised(lambda: record(self._original, UID, time_mode=time_mode))
+        self.states = found.declared
+        self.ids = {name: number for number, name in enumerate(found.declared, start=1)}
+        self._dropped = [name for name in found.dropped if name in self.ids]
+        self._due_drops: set[int] = set()
+        self._plan = OperatorPlan(
+            uid=UID,
+            flavour=flavour,
+            input_schema=keys.schema,
+            key_positions=(),
+            output_schema=StructType(),
+            states=dict(found.declared),
+            time_mode=time_mode,
+        )
+        self.processors = [processor]
+        self._epochs = 0
+        folder = Path(tempfile.mkdtemp(prefix="statebackend-tester-"))
+        self._subtasks = _Subtasks(folder, [])
+        self._removed = weakref.finalize(self, self._subtasks.remove)
+        self._open(1)
+
+    # --- subtasks
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks there are."""
+        return len(self.stores)
+
+    @property
+    def stores(self) -> list[RocksStore]:
+        """The subtasks' stores; refused once they are closed."""
+        if not self._removed.alive:
+            raise UsageError("The tester is closed.", todo="Make another one.")
+        return self._subtasks.stores
+
+    def _open(self, parallelism: int) -> None:
+        subtasks = self._subtasks
+        subtasks.stores[:] = [RocksStore.open(subtasks.path(i)) for i in range(parallelism)]
+        self._due_drops = set(range(parallelism)) if self._dropped else set()
+
+    def restart(self) -> None:
+        """Close the stores, open them again; processors are made anew from the pickled original."""
+        parallelism = self.parallelism
+        self._subtasks.close()
+        self._open(parallelism)
+        self.processors = [copied(self._original, UID) for _ in range(parallelism)]
+
+    def rescale(self, parallelism: int) -> None:
+        """Split the state over other subtasks, by key group; otherwise as :meth:`restart`.
+
+        Raises:
+            ParallelismError: no such parallelism, or more subtasks than key groups.
+        """
+        groups = self.keys.max_parallelism
+        check_parallelism(parallelism, groups)
+        split: list[list[tuple[bytes, bytes]]] = [[] for _ in range(parallelism)]
+        for store in self.stores:
+            for key, value in store.scan():
+                owner = subtask_of(int.from_bytes(key[:2], "big"), parallelism, groups)
+                split[owner].append((key, value))
+        self._subtasks.close()
+        self._subtasks.generation += 1
+        self._open(parallelism)
+        for subtask, entries in enumerate(split):
+            self._apply(subtask, [key for key, _ in entries], [value for _, value in entries])
+        self.processors = [copied(self._original, UID) for _ in range(parallelism)]
+
+    def close(self) -> None:
+        """Close the stores and remove them; may be called twice."""
+        self._removed()
+
+    # --- epochs
+
+    def run(
+        self,
+        times: EpochTimes,
+        items: Sequence[Item] = (),
+        *,
+        initial: Sequence[Item] = (),
+        everywhere: bool = False,
+    ) -> list[Any]:
+        """One epoch of the subtasks that have input (``everywhere``: of all of them).
+
+        Nothing of it counts unless all of it went well.
+
+        Raises:
+            Exception: what the processor raised, as it raised it.
+            StateBackendError: a mistake that the processor made.
+        """
+        subtasks = len(self.stores)
+        parts, firsts = self._parts(items, subtasks), self._parts(initial, subtasks)
+        times = replace(times, epoch=self._epochs)
+        output: list[Any] = []
+        changes: list[tuple[int, FrozenOverlay]] = []
+        for subtask in range(subtasks):
+            if everywhere or subtask in parts or subtask in firsts:
+                table = StateTable(self.stores[subtask])
+                part, first = parts.get(subtask), firsts.get(subtask)
+                output += self._epoch(subtask, times, table, part, first)
+                changes.append((subtask, table.freeze(times.epoch)))
+        for subtask, frozen in changes:
+            self._apply(subtask, *frozen.sorted())
+            self._due_drops.discard(subtask)
+        self._epochs += 1
+        return output
+
+    def _epoch(
+        self,
+        subtask: int,
+        times: EpochTimes,
+        table: StateTable,
+        part: Groups | None,
+        first: Groups | None,
+    ) -> list[Any]:
+        schema = self.keys.schema
+        plan = replace(
+            self._plan,
+            input_schema=schema,
+            key_positions=tuple(range(len(schema.fields))),
+            initial_schema=None if first is None else schema,
+        )
+        owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
+        dropped = [self.ids[n] for n in self._dropped] if subtask in self._due_drops else []
+
+        def run() -> list[Any]:
+            epoch = _Epoch(
+                plan,
+                self.processors[subtask],
+                table=table,
+                state_ids=self.ids,
+                times=times,
+                key_groups=range(owned.start, owned.end + 1),
+            )
+            return epoch.outputs(
+                [] if part is None else [part], [] if first is None else [first], dropped
+            )
+
+        return self._check(as_raised(run))
+
+    def _parts(self, items: Sequence[Item], subtasks: int) -> dict[int, Groups]:
+        """The input of each subtask that has some, in the order of its keys."""
+        found: dict[int, list[tuple[bytes, tuple[Any, ...], Any]]] = {}
+        for given, what in items:
+            key, group, encoded = self.keys.place(given)
+            owner = subtask_of(group, subtasks, self.keys.max_parallelism)
+            found.setdefault(owner, []).append((group.to_bytes(2, "big") + encoded, key, what))
+        parts = {}
+        for subtask, some in found.items():
+            some.sort(key=lambda item: item[0])
+            parts[subtask] = Groups(
+                _Items([(key, what) for _, key, what in some]),
+                pa.array([full for full, _, _ in some], pa.binary()),
+                np.arange(len(some) + 1, dtype=np.int64),
+            )
+        return parts
+
+    def _apply(self, subtask: int, keys: list[bytes], values: Sequence[bytes | None]) -> None:
+        owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
+        marker = Marker(
+            job_id=UID,
+            operator=UID,
+            key_group_start=owned.start,
+            key_group_end=owned.end,
+            epoch=self._epochs,
+            chain="",
+        )
+        self.stores[subtask].apply(keys, values, marker)
+
+    # --- looking in from outside
+
+    @contextmanager
+    def cell(
+        self, name: str, kinds: Sequence[str], key: Any, times: EpochTimes, *, write: bool = False
+    ) -> Iterator[Any]:
+        """The cell of a state with ``key`` current; what is written counts only with ``write``.
+
+        Raises:
+            TesterUseError: the processor has no such state.
+        """
+        found = self.states.get(name)
+        if found is None or found.kind not in kinds:
+            has = ", ".join(f"{one.name!r} ({one.kind})" for one in self.states.values()) or "none"
+            raise TesterUseError(
+                f"State {name} has not been initialized as one of kind {' or '.join(kinds)}.",
+                todo=f"The processor's states are: {has}.",
+            )
+        with self._at(key, write=write) as (cursor, table):
+            state = EpochState(cursor, table, declared=self.states, ids=self.ids, times=times)
+            raw = {"classes": _RAW} if (found.kind, False) in _RAW else {}
+            cell = state.cell(name, found.kind, **raw)
+            self._load(cursor, key)
+            yield cell
+
+    def timers(self, key: Any) -> list[int]:
+        """The times of a key's timers."""
+        with self._at(key, write=False) as (cursor, table):
+            index = TimerIndex(cursor, table)
+            self._load(cursor, key)
+            return index.list()
+
+    @contextmanager
+    def _at(self, key: Any, *, write: bool) -> Iterator[tuple[KeyCursor, StateTable]]:
+        _, group, _ = self.keys.place(key)
+        subtask = subtask_of(group, self.parallelism, self.keys.max_parallelism)
+        table = StateTable(self.stores[subtask])
+        yield KeyCursor(), table
+        if write:
+            self._apply(subtask, *table.freeze(self._epochs).sorted())
+
+    def _load(self, cursor: KeyCursor, key: Any) -> None:
+        _, group, encoded = self.keys.place(key)
+        cursor.load([group.to_bytes(2, "big")], [encoded])
+        cursor.index = 0
+
+
+def as_raised(call: Callable[[], Result]) -> Result:
+    """``call()``; errors of the user's code come as they were raised, without ours around them."""
+    try:
+        return call()
+    except ProcessorError as error:
+        raised = error.__cause__
+        if raised is None or isinstance(raised, StateBackendError):
+            raise
+    raise raised

@@ -1,0 +1,94 @@
+"""Processors of our own: subclass, override, hand to ``backend.process`` or ``backend.connect``.
+
+The order of calls in each epoch: ``open``, ``on_initial`` (first epoch, if there is an initial
+state), ``process`` once per key with rows, ``on_timer`` once per due timer, ``close``. An executor
+makes the object anew from its pickled form for each epoch: what is not in state is lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.sql.types import Row
+
+from statebackend.api.context import ProcessorContext
+from statebackend.errors import UsageError
+
+__all__ = ["CoProcessor", "KeyedProcessor"]
+
+Key = tuple[Any, ...]
+Output = Iterable[tuple[Any, ...]] | None
+"""Rows, positional as the output schema; from a generator, in a list or any iterable. Or none."""
+
+
+class _Processor:
+    """What processors of one and of two inputs share."""
+
+    def open(self, ctx: ProcessorContext) -> None:
+        """Ask ``ctx`` for states and keep them as attributes; open what cannot be pickled.
+
+        Called in every epoch, and on the driver (on a copy) to learn which states there are:
+        declare the same states wherever it runs.
+        """
+
+    def on_timer(self, key: Key, at_ms: int, ctx: ProcessorContext) -> Output:
+        """A timer of ``key`` is due; it is gone after the call. As ``process`` otherwise."""
+        raise UsageError(
+            f"{type(self).__name__} registered a timer, but has no on_timer().",
+            todo="Define on_timer(self, key, at_ms, ctx).",
+        )
+
+    def on_initial(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> None:
+        """Take in the rows of ``key`` in the initial state; gives no output."""
+        raise UsageError(
+            f"There is an initial state, but {type(self).__name__} has no on_initial().",
+            todo="Define on_initial(self, key, rows, ctx), or leave initial_state out.",
+        )
+
+    def close(self) -> None:
+        """Let go of what :meth:`open` opened; after the epoch's last call, if none failed."""
+
+
+class KeyedProcessor(_Processor, ABC):
+    """One input.
+
+    Example::
+
+        class Totals(KeyedProcessor):
+            def open(self, ctx):
+                self.total = ctx.value_state("total", "amount bigint")
+
+            def process(self, key, rows, ctx):
+                (total,) = self.total.get() or (0,)
+                total += sum(row.amount for row in rows)
+                self.total.update((total,))
+                yield (*key, total)
+    """
+
+    @abstractmethod
+    def process(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
+        """All rows of ``key`` in this epoch; called only if there are any.
+
+        Args:
+            key: the values of the key columns.
+            rows: can be read once, in the order of arrival.
+            ctx: times and timers.
+        """
+
+
+class CoProcessor(_Processor, ABC):
+    """Two inputs that share their keys and their state.
+
+    For each key ``process_left`` comes first, then ``process_right``, each only if its input has
+    rows; what ``process_left`` yields is taken before ``process_right`` is called.
+    """
+
+    @abstractmethod
+    def process_left(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
+        """All rows of ``key`` in the left input: see :meth:`KeyedProcessor.process`."""
+
+    @abstractmethod
+    def process_right(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
+        """All rows of ``key`` in the right input: see :meth:`KeyedProcessor.process`."""

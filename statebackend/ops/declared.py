@@ -1,0 +1,242 @@
+"""States as a processor declares them, and the cells that they become in a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pyspark.sql.types import StructType
+
+from statebackend.errors import SchemaError, StateMismatchError
+from statebackend.ops.zoned import zoned, zoned_keys
+from statebackend.schema.codec import codec_for
+from statebackend.schema.keys import KeyCodec
+from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
+from statebackend.state.table import StateTable
+from statebackend.state.timers import TimerIndex
+from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+
+__all__ = ["Declarations", "EpochState", "EpochTimes", "StateDeclaration", "parse_schema"]
+
+
+class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
+    """A state as it was declared: its kind (value, list, map) and schemas as JSON.
+
+    ``ttl``: its entries carry the time when they expire. Times and rules of the TTL may change from
+    run to run, whether there is one may not.
+    """
+
+    name: str
+    kind: str
+    value_schema: str
+    key_schema: str = ""
+    ttl: bool | msgspec.UnsetType = msgspec.UNSET
+    ttl_ms: int | msgspec.UnsetType = msgspec.UNSET
+    ttl_update: str | msgspec.UnsetType = msgspec.UNSET
+    ttl_expired: str | msgspec.UnsetType = msgspec.UNSET
+
+    def to_json(self) -> str:
+        """As kept in the checkpoint."""
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def time_to_live(self) -> TTL | None:
+        """The TTL; None without one."""
+        if self.ttl_ms is msgspec.UNSET:
+            return None
+        return TTL(self.ttl_ms, update=self.ttl_update, expired=self.ttl_expired)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """The times of one epoch, the same whenever it is repeated; milliseconds.
+
+    ``watermark_ms``: in force: timers fire by it. ``late_watermark_ms``: rows at or before it are
+    late.
+    """
+
+    epoch: int = 0
+    processing_time_ms: int = -1
+    watermark_ms: int = 0
+    late_watermark_ms: int = 0
+
+
+def parse_schema(schema: Any, what: str) -> StructType:
+    """A StructType from a StructType or a DDL string.
+
+    Spark's own parser reads it where there is a session, else ours.
+
+    Raises:
+        SchemaError: it does not parse, naming ``what``.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    todo = "Give a StructType or a DDL string such as 'n bigint, name string'."
+    if not isinstance(schema, str):
+        raise SchemaError(f"The schema of {what} is a {type(schema).__name__}.", todo=todo)
+    try:
+        parsed = _parse_ddl(schema)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SchemaError(
+            f"The schema of {what}, {schema!r}, does not parse ({reason}).", todo=todo
+        ) from error
+    return parsed if isinstance(parsed, StructType) else StructType().add("value", parsed)
+
+
+def _parse_ddl(text: str) -> Any:
+    from pyspark import SparkContext
+    from pyspark.sql.types import DataType
+
+    if SparkContext._active_spark_context is not None:
+        return DataType.fromDDL(text)
+    from statebackend.schema.ddl import parse_ddl
+
+    return parse_ddl(text)
+
+
+class Declarations:
+    """Collects what a processor declares; on the driver, where mistakes can be refused."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self.declared: dict[str, StateDeclaration] = {}
+        self.dropped: list[str] = []
+
+    def add(
+        self,
+        kind: str,
+        name: Any,
+        value_schema: Any,
+        key_schema: Any = None,
+        ttl: TTL | None = None,
+    ) -> None:
+        """Note a state.
+
+        Raises:
+            StateMismatchError: the name is taken, or none.
+            SchemaError, UnsupportedTypeError: its schemas.
+        """
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise StateMismatchError(
+                f"Operator {self._uid!r} has a state named {name!r}.", todo="Give it a name."
+            )
+        if name in self.declared:
+            raise StateMismatchError(
+                f"State {name!r} of operator {self._uid!r} is declared twice.",
+                todo="Give each state a name of its own.",
+            )
+        value = parse_schema(value_schema, f"state {name!r} of operator {self._uid!r}")
+        codec_for(value)  # refuses types that cannot be stored, here and not in a worker
+        key_json = ""
+        if key_schema is not None:
+            key = parse_schema(key_schema, f"the map key of state {name!r}")
+            KeyCodec(key, allow_all_null=True)
+            key_json = key.json()
+        made = StateDeclaration(
+            name=name, kind=kind, value_schema=value.json(), key_schema=key_json
+        )
+        if ttl is not None:
+            made = msgspec.structs.replace(
+                made, ttl=True, ttl_ms=ttl.ms, ttl_update=ttl.update, ttl_expired=ttl.expired
+            )
+        self.declared[name] = made
+
+    def drop(self, name: Any) -> None:
+        """Note that a state is to be deleted; declared afterwards, it starts empty.
+
+        Raises:
+            StateMismatchError: no name, or that of a state which is in use.
+        """
+        if not isinstance(name, str) or not name:
+            raise StateMismatchError(f"deleteIfExists was given {name!r}.", todo="Give a name.")
+        if name in self.declared:
+            raise StateMismatchError(
+                f"State {name!r} of operator {self._uid!r} is declared and then deleted.",
+                todo="Delete it first, or do not declare it.",
+            )
+        self.dropped.append(name)
+
+
+_CELLS: Mapping[tuple[str, bool], Any] = {
+    ("value", False): ValueCell,
+    ("list", False): ListCell,
+    ("map", False): MapCell,
+    ("value", True): TtlValueCell,
+    ("list", True): TtlListCell,
+    ("map", True): TtlMapCell,
+}
+
+
+class EpochState:
+    """The state of one subtask in one epoch, from which cells are made.
+
+    Args:
+        table: holds all keys. declared, ids: the states, and their numbers in the keys.
+        times: of the epoch. timers: None without a time mode.
+        timezone: in which cells show timestamps; without one they do so as Spark's.
+    """
+
+    def __init__(
+        self,
+        cursor: KeyCursor,
+        table: StateTable,
+        *,
+        declared: Mapping[str, StateDeclaration],
+        ids: Mapping[str, int],
+        times: EpochTimes,
+        timers: TimerIndex | None = None,
+        timezone: str = "",
+    ) -> None:
+        self.cursor, self.table = cursor, table
+        self.declared, self._ids = declared, ids
+        self.times, self.timers = times, timers
+        self._timezone = timezone
+        self.cells: dict[str, Any] = {}
+
+    def cell(self, name: str, kind: str, classes: Mapping[tuple[str, bool], Any] = _CELLS) -> Any:
+        """The cell of a declared state; ``classes`` by (kind, with a TTL).
+
+        Raises:
+            StateMismatchError: the driver knows no such state.
+        """
+        found = self.declared.get(name)
+        if found is None or found.kind != kind or name not in self._ids:
+            raise StateMismatchError(
+                f"{kind.capitalize()} state {name!r} was asked for in the worker but not on the "
+                f"driver.",
+                todo="Declare the same states wherever init() or open() runs.",
+            )
+        ttl = found.time_to_live
+        make: Callable[..., Any] = classes[kind, ttl is not None]
+        args: tuple[Any, ...] = (self.cursor, self.table, name, self._ids[name])
+        if found.key_schema:
+            args += (_key_codec(found.key_schema, self._timezone),)
+        args += (_codec(found.value_schema, self._timezone),)
+        if ttl is None:
+            cell = make(*args)
+        else:
+            cell = make(*args, ttl=ttl, now_ms=self.times.processing_time_ms)
+        self.cells[name] = cell
+        return cell
+
+
+@functools.lru_cache(256)
+def _codec(schema: str, timezone: str) -> Any:
+    parsed = _schema(schema)
+    codec = codec_for(parsed)  # a third of a millisecond, in every task
+    return zoned(codec, parsed, timezone) if timezone else codec
+
+
+@functools.lru_cache(256)
+def _key_codec(schema: str, timezone: str) -> Any:
+    parsed = _schema(schema)
+    codec = KeyCodec(parsed, allow_all_null=True)  # of a map: as in Spark
+    return zoned_keys(codec, parsed, timezone) if timezone else codec
+
+
+def _schema(text: str) -> StructType:
+    return StructType.fromJson(msgspec.json.decode(text))

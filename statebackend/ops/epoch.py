@@ -1,0 +1,233 @@
+"""One epoch of one subtask, once its input and its state are there.
+
+The phases of a keyed operator, in Spark's order: ``init``, the initial state (in the operator's
+first epoch), the input, the timers that are due, ``close``. Who drives it (a task of Spark, the
+tester) brings the table and takes the delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
+from statebackend.ops.grouping import Groups
+from statebackend.ops.operator import InputReader, KeyOperator, OutputWriter
+from statebackend.ops.rowconv import RowWriter, row_type, shown_keys
+from statebackend.ops.rows import RowReader
+from statebackend.ops.tws import TwsCalls
+from statebackend.schema.keys import KeyCodec
+from statebackend.state.cells import KeyCursor
+from statebackend.state.table import StateTable, state_prefix
+from statebackend.state.timers import TimerIndex
+from statebackend.state.ttl import ExpiryIndex
+
+__all__ = ["EpochFigures", "OperatorPlan", "StatefulEpoch"]
+
+_CLEANED_ENTRIES: Final = 20_000  # expired entries that are removed in one epoch at most
+_DELETED_KEYS: Final = 4_096  # between two looks at the overlay's size
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """An operator, as its code sees it. ``flavour``: rows, pandas, keyed or sides.
+
+    ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
+    ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
+    ``sides``: of a connected operator, the schemas of its left and right input.
+    """
+
+    uid: str
+    flavour: str
+    input_schema: StructType
+    key_positions: tuple[int, ...]
+    output_schema: StructType
+    states: dict[str, StateDeclaration] = field(default_factory=dict)
+    time_mode: str = "none"
+    timezone: str = "UTC"
+    frame_rows: int = 10_000
+    initial_schema: StructType | None = None
+    initial_key_positions: tuple[int, ...] = ()
+    sides: tuple[StructType, StructType] | None = None
+
+    @property
+    def key_codec(self) -> KeyCodec:
+        """Of the operator's key."""
+        return KeyCodec(StructType([self.input_schema[i] for i in self.key_positions]))
+
+
+@dataclass
+class EpochFigures:
+    """What an epoch did. ``next_timer_ms``: the earliest timer that is left."""
+
+    timers_fired: int = 0
+    expired: int = 0
+    next_timer_ms: int | None = None
+
+
+class Calls(Protocol):
+    """One epoch's calls into a processor."""
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
+    def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None: ...
+    def timer(self, key: tuple[Any, ...], at_ms: int) -> Iterable[Any] | None: ...
+    def close(self) -> None: ...
+
+
+class StatefulEpoch:
+    """Runs a processor over one epoch.
+
+    Args:
+        plan: the operator.
+        processor: of the plan's flavour; used for this epoch only.
+        table: the state before the epoch; its overlay is the epoch's change.
+        state_ids: the states' numbers, by name.
+        times: of the epoch.
+        key_groups: the subtask's.
+
+    Raises:
+        ProcessorError: ``init`` raised.
+        StateMismatchError: it asked for other states than on the driver.
+    """
+
+    def __init__(
+        self,
+        plan: OperatorPlan,
+        processor: Any,
+        *,
+        table: StateTable,
+        state_ids: dict[str, int],
+        times: EpochTimes,
+        key_groups: range,
+    ) -> None:
+        self._plan, self._table, self._times = plan, table, times
+        self._key_groups = key_groups
+        self.figures = EpochFigures()
+        self.cursor = KeyCursor()
+        self.timers = TimerIndex(self.cursor, table) if plan.time_mode != "none" else None
+        self.state = EpochState(
+            self.cursor,
+            table,
+            declared=plan.states,
+            ids=state_ids,
+            times=times,
+            timers=self.timers,
+            timezone=plan.timezone if plan.flavour in ("keyed", "sides") else "",
+        )
+        self._calls = _calls(plan, processor, self.state)
+        self._writer = _writer(plan)
+
+    def run(
+        self,
+        parts: Iterator[Groups],
+        *,
+        initial: Iterable[Groups] = (),
+        dropped: Iterable[int] = (),
+    ) -> Iterator[pa.RecordBatch]:
+        """The whole epoch: output as it comes.
+
+        Args:
+            parts: the input, grouped. initial: the initial state, grouped.
+            dropped: numbers of states whose entries are deleted first.
+
+        Raises:
+            ProcessorError, ValueMismatchError: the user's code raised, or gave what does not fit.
+            LocalCopyError, LocalDirError: the local store is damaged, or its disk full.
+        """
+        for state_id in dropped:
+            self._delete_state(state_id)
+        if self._plan.initial_schema is not None:
+            yield from self._initial(iter(initial))
+        reader = _reader(
+            self._plan, self._plan.input_schema, self._plan.key_positions, self._plan.sides
+        )
+        yield from self._operator(reader).run_parts(parts, self._calls.rows)
+        if self.timers is not None:
+            yield from self._timers(self._operator(reader), self.timers)
+        self._clean()
+        self._calls.close()
+
+    def _operator(self, reader: InputReader) -> KeyOperator:
+        return KeyOperator(
+            uid=self._plan.uid, cursor=self.cursor, reader=reader, writer=self._writer
+        )
+
+    def _initial(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
+        assert self._plan.initial_schema is not None
+        reader = _reader(self._plan, self._plan.initial_schema, self._plan.initial_key_positions)
+        yield from self._operator(reader).run_parts(parts, self._calls.initial)
+
+    def _timers(self, operator: KeyOperator, timers: TimerIndex) -> Iterator[pa.RecordBatch]:
+        times, calls = self._times, self._calls
+        now_ms = times.watermark_ms if self._plan.time_mode == "event" else times.processing_time_ms
+        yield from operator.run_timers(
+            timers.due_chunks(self._key_groups, now_ms),
+            self._keys_of,
+            calls.timer,
+            timers,
+        )
+        self.figures.timers_fired = operator.timers_fired
+        self.figures.next_timer_ms = timers.next_ms()
+
+    def _keys_of(self, encoded: Sequence[bytes]) -> Sequence[Any]:
+        """Keys as a timer's call is given them, by the API that it belongs to."""
+        codec = self._plan.key_codec
+        if self._plan.flavour in ("keyed", "sides"):
+            return shown_keys(encoded, codec, codec.schema, self._plan.timezone)
+        row, decode = row_type(codec.schema.names), codec.decode
+        return [tuple.__new__(row, decode(key)[0]) for key in encoded]
+
+    def _clean(self) -> None:
+        if any(one.time_to_live is not None for one in self._plan.states.values()):
+            index = ExpiryIndex(self._table)
+            self.figures.expired = index.clean(
+                self._key_groups, self._times.processing_time_ms, _CLEANED_ENTRIES
+            )
+
+    def _delete_state(self, state_id: int) -> None:
+        for group in self._key_groups:
+            prefix = state_prefix(group, state_id)
+            for count, (key, _) in enumerate(self._table.scan(prefix), start=1):
+                self._table.put(key, None)
+                if count % _DELETED_KEYS == 0:
+                    self._table.relieve()
+
+
+def _calls(plan: OperatorPlan, processor: Any, state: EpochState) -> Calls:
+    if plan.flavour in ("rows", "pandas"):
+        return TwsCalls(processor, plan.uid, state, time_mode=plan.time_mode)
+    from statebackend.api.calls import processor_calls
+
+    return processor_calls(plan, processor, state)
+
+
+def _reader(
+    plan: OperatorPlan,
+    schema: StructType,
+    positions: tuple[int, ...],
+    sides: tuple[StructType, StructType] | None = None,
+) -> InputReader:
+    if plan.flavour == "pandas":
+        from statebackend.ops.frames import FrameReader  # imports pandas: a second in a new worker
+
+        return FrameReader(schema, positions, timezone=plan.timezone, max_rows=plan.frame_rows)
+    if sides is not None:
+        from statebackend.api.calls import SideReader
+
+        return SideReader(schema, positions, *sides, timezone=plan.timezone)
+    return RowReader(schema, positions, timezone=plan.timezone)
+
+
+def _writer(plan: OperatorPlan) -> OutputWriter:
+    def who() -> str:
+        return f"The processor of operator {plan.uid!r}"
+
+    if plan.flavour == "pandas":
+        from statebackend.ops.framewriter import FrameWriter
+
+        return FrameWriter(plan.output_schema, who, timezone=plan.timezone)
+    return RowWriter(plan.output_schema, who)

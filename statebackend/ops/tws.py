@@ -1,0 +1,306 @@
+"""An unmodified ``pyspark.sql.streaming.StatefulProcessor`` on our state.
+
+The state objects are pyspark's classes (``isinstance`` holds) over our cells; Spark's clients and
+their socket are never made. ``init`` runs once on the driver with a handle that records: there DDL
+strings can be parsed, and mistakes be refused where they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NoReturn
+
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+from pyspark.sql.types import Row, StructType
+
+from statebackend.errors import ProcessorError, UnsupportedQueryError
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes, parse_schema
+from statebackend.ops.operator import call_once
+from statebackend.ops.rowconv import row_type
+from statebackend.state.cells import ListCell, MapCell, ValueCell
+from statebackend.state.timers import TimerIndex
+from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+
+__all__ = ["TwsCalls", "parse_schema", "record_states"]
+
+_named: Final[Callable[[type[Row], tuple[Any, ...]], Row]] = tuple.__new__
+
+
+class TwsValueState(ValueCell, ValueState):
+    """Spark's ValueState."""
+
+
+class TwsTtlValueState(TtlValueCell, ValueState):
+    """Spark's ValueState with a TTL."""
+
+
+class TwsListState(ListCell, ListState):
+    """Spark's ListState."""
+
+    appendValue = ListCell.append
+    appendList = ListCell.extend
+
+
+class TwsTtlListState(TtlListCell, ListState):
+    """Spark's ListState with a TTL."""
+
+    appendValue = TtlListCell.append
+    appendList = TtlListCell.extend
+
+
+class TwsMapState(MapCell, MapState):
+    """Spark's MapState."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._row = row_type(args[-1].schema.names)
+
+    def getValue(self, key: tuple[Any, ...]) -> Row | None:
+        """As ``get_value``, with the fields' names: in Spark this getter alone gives them."""
+        found = self.get_value(key)
+        return None if found is None else _named(self._row, found)
+
+    containsKey = MapCell.contains_key
+    updateValue = MapCell.update_value
+    removeKey = MapCell.remove_key
+
+
+class TwsTtlMapState(TtlMapCell, MapState):
+    """Spark's MapState with a TTL."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._row = row_type(args[-1].schema.names)
+
+    def getValue(self, key: tuple[Any, ...]) -> Row | None:
+        """As ``get_value``, with the fields' names."""
+        found = self.get_value(key)
+        return None if found is None else _named(self._row, found)
+
+    containsKey = TtlMapCell.contains_key
+    updateValue = TtlMapCell.update_value
+    removeKey = TtlMapCell.remove_key
+
+
+_CLASSES = {
+    ("value", False): TwsValueState,
+    ("list", False): TwsListState,
+    ("map", False): TwsMapState,
+    ("value", True): TwsTtlValueState,
+    ("list", True): TwsTtlListState,
+    ("map", True): TwsTtlMapState,
+}
+
+
+class _Handle(StatefulProcessorHandle):
+    """What both handles refuse: timers without a time mode."""
+
+    def __init__(self, time_mode: str) -> None:  # Spark's takes its socket client
+        self._time_mode = time_mode
+
+    def _ttl(self, name: str, ttl_ms: int | None) -> TTL | None:
+        if not ttl_ms:  # as in Spark, 0 is no TTL
+            return None
+        if self._time_mode != "processing":
+            raise UnsupportedQueryError(
+                f"State {name!r} asks for a TTL in time mode {self._time_mode!r}.",
+                todo="As in Spark, a TTL needs time_mode='processing'.",
+            )
+        return TTL(ttl_ms)
+
+    def _refuse_timers(self) -> NoReturn:
+        raise UnsupportedQueryError(
+            "The processor uses timers, but the operator has no time mode.",
+            todo="Give time_mode='processing' or 'event' to transform_with_state().",
+        )
+
+    def _check_timers(self) -> None:
+        if self._time_mode == "none":
+            self._refuse_timers()
+
+
+class _RecordingHandle(_Handle):
+    """Used on the driver: notes which states ``init`` asks for."""
+
+    def __init__(self, declarations: Declarations, time_mode: str) -> None:
+        super().__init__(time_mode)
+        self._to = declarations
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        self._to.add("value", stateName, schema, ttl=self._ttl(stateName, ttlDurationMs))
+        return None  # type: ignore[return-value]
+
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
+        self._to.add("list", stateName, schema, ttl=self._ttl(stateName, ttlDurationMs))
+        return None  # type: ignore[return-value]
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        ttl = self._ttl(stateName, ttlDurationMs)
+        self._to.add("map", stateName, valueSchema, userKeySchema, ttl)
+        return None  # type: ignore[return-value]
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._outside()
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._outside()
+
+    def listTimers(self) -> Iterator[int]:
+        self._outside()
+
+    def _outside(self) -> NoReturn:
+        self._check_timers()
+        raise UnsupportedQueryError(
+            "init() uses timers, which belong to a key.",
+            todo="Use them in handleInputRows or handleExpiredTimer.",
+        )
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self._to.drop(stateName)
+
+
+def record_states(
+    processor: StatefulProcessor, uid: str, *, time_mode: str = "none"
+) -> Declarations:
+    """What states a processor's ``init`` asks for; give it a copy, which is used up.
+
+    Raises:
+        ProcessorError: ``init`` raised.
+        SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
+        UnsupportedQueryError: it uses timers or a TTL that the time mode does not have.
+    """
+    declarations = Declarations(uid)
+    handle = _RecordingHandle(declarations, time_mode)
+    call_once(uid, "init", lambda: processor.init(handle))
+    return declarations
+
+
+def copied(processor: Any, uid: str) -> Any:
+    """A processor as an executor would get it.
+
+    Raises:
+        ProcessorError: it cannot be pickled.
+    """
+    try:
+        pickler: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+        return pickler.loads(pickler.dumps(processor))  # our own bytes, of a moment ago
+    except Exception as error:
+        raise ProcessorError(
+            f"The processor of operator {uid!r} cannot be shipped to executors "
+            f"({type(error).__name__}: {error}).",
+            todo="Open connections, locks and files in init(), not in __init__().",
+        ) from error
+
+
+class _WorkerHandle(_Handle):
+    """Used in a worker: hands out cells over the subtask's table."""
+
+    def __init__(self, state: EpochState, time_mode: str) -> None:
+        super().__init__(time_mode)
+        self._state = state
+        self._deleted: set[str] = set()
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        return self._state.cell(stateName, "value", _CLASSES)  # type: ignore[no-any-return]
+
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
+        return self._state.cell(stateName, "list", _CLASSES)  # type: ignore[no-any-return]
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        return self._state.cell(stateName, "map", _CLASSES)  # type: ignore[no-any-return]
+
+    def _timers(self) -> TimerIndex:
+        if self._state.timers is None:
+            self._refuse_timers()
+        return self._state.timers
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._timers().register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._timers().delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        return iter(self._timers().list())
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Done by the epoch itself: the driver saw the same call in its ``init``."""
+        if self._state.cursor.index >= 0:
+            raise UnsupportedQueryError(
+                f"deleteIfExists({stateName!r}) was called for a key.",
+                todo="Call it in init(): it deletes the state of every key.",
+            )
+
+
+class TwsCalls:
+    """One epoch's calls into a processor: ``init``, then once per key, then ``close``.
+
+    As in Spark, a processor object lives for one epoch: what it keeps outside state is lost.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, uid: str, state: EpochState, *, time_mode: str = "none"
+    ) -> None:
+        self._processor = processor
+        self._uid = uid
+        self._values = timer_values(time_mode, state.times)
+        handle = _WorkerHandle(state, time_mode)
+        call_once(uid, "init", lambda: processor.init(handle))
+        self._handle_rows = processor.handleInputRows
+        self._handle_timer = processor.handleExpiredTimer
+        self._handle_initial = processor.handleInitialState
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None:
+        """One key's input, through the processor."""
+        return self._handle_rows(key, rows, self._values)
+
+    def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None:
+        """One key's initial state, row by row (frame by frame)."""
+        for row in rows:
+            self._handle_initial(key, row, self._values)
+
+    def timer(self, key: tuple[Any, ...], at_ms: int) -> Iterable[Any] | None:
+        """One key's timer; by keyword, as Spark calls it."""
+        return self._handle_timer(
+            key=key, timerValues=self._values, expiredTimerInfo=ExpiredTimerInfo(at_ms)
+        )
+
+    def close(self) -> None:
+        """Call the processor's ``close``."""
+        call_once(self._uid, "close", self._processor.close)
+
+
+def timer_values(time_mode: str, times: EpochTimes) -> TimerValues:
+    """What Spark shows a processor of the time, by mode."""
+    if time_mode == "none":
+        return TimerValues(-1, -1)
+    return TimerValues(times.processing_time_ms, times.watermark_ms)

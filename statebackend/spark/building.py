@@ -1,0 +1,335 @@
+"""From a streaming frame and a processor to a frame with state."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import Broadcast
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ByteType, StructType
+
+from statebackend import system
+from statebackend.errors import DuplicateUidError, SchemaError, SettingError
+from statebackend.keygroups import check_parallelism, default_max_parallelism
+from statebackend.ops.declared import Declarations, parse_schema
+from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.rowconv import arrow_schema
+from statebackend.schema.keys import KeyCodec
+from statebackend.settings import Settings
+from statebackend.spark.constants import PackedProcessor, pack, sent_by
+from statebackend.spark.heartbeat import SOURCE_NAME, Heartbeat, HeartbeatFile
+from statebackend.spark.initial import InitialState
+from statebackend.spark.job import Job
+from statebackend.spark.plan import Anchor, anchored, quoted
+from statebackend.spark.shipped import ShippedProcessor
+from statebackend.spark.sources import check_sources
+from statebackend.spark.specs import Operator
+from statebackend.spark.task import SubtaskTask
+from statebackend.spark.taskspec import TaskSpec, task_spec
+from statebackend.spark.timeplan import TimePlan, time_plan
+
+__all__ = ["FrameBuilder", "key_names", "united_sides"]
+
+_log = logging.getLogger("statebackend.spark")
+
+
+class FrameBuilder:
+    """Makes the frames of one backend: its operators, their anchor, their heartbeat."""
+
+    def __init__(self, spark: SparkSession, job: Job, settings: Settings, local_dir: str) -> None:
+        self._spark, self._job, self._settings = spark, job, settings
+        self.local_dir = local_dir
+        self.operators: dict[str, Operator] = {}
+        self.sessions = [spark]
+        self.heartbeat: HeartbeatFile | None = None
+        self._kept: list[ShippedProcessor] = []
+        self._anchor: Anchor | None = None
+        self._token: Broadcast[str] | None = None
+        self._resolved: tuple[int, int] | None = None
+
+    def build(
+        self,
+        df: DataFrame,
+        *,
+        names: list[str],
+        processor: Any,
+        record: Callable[[Any, str], Declarations],
+        output_schema: StructType | str,
+        uid: str,
+        flavour: str,
+        time: dict[str, Any],
+        initial_state: Any = None,
+        initial_names: list[str] | None = None,
+        sides: tuple[StructType, StructType] | None = None,
+    ) -> DataFrame:
+        """The frame of an operator.
+
+        Args:
+            names: of the key columns. record: what a processor declares in a time mode.
+            time: the arguments of :func:`time_plan`. sides: of a connected operator.
+            initial_names: of the initial state's key columns, where they are others.
+
+        Raises:
+            UsageError: (one of its kinds) what is wrong with the arguments or the processor.
+            StorageError: the store cannot be reached or written.
+        """
+        self._check_uid(uid)
+        if self._settings.commit == "async":
+            vouched = self._settings.repeatable_sources.split(",")
+            check_sources(df, [name.strip() for name in vouched])
+        output = parse_schema(output_schema, f"the output of operator {uid!r}")
+        arrow_schema(output)
+        arrow_schema(df.schema)
+        when = time_plan(df, **time)
+        initial = None
+        if initial_state is not None:
+            key_schema = key_schema_of(df, names)
+            initial = InitialState.of(initial_state, initial_names or names, key_schema)
+        packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
+        declared = record(packed.rehearsal(), when.mode)
+        operator = self._operator(uid, df, names, declared=declared, when=when, initial=initial)
+        plan = OperatorPlan(
+            uid=uid,
+            flavour=flavour,
+            input_schema=df.schema,
+            key_positions=tuple(df.columns.index(name) for name in names),
+            output_schema=output,
+            states=operator.states,
+            time_mode=operator.time.mode,
+            timezone=str(self._spark.conf.get("spark.sql.session.timeZone", "UTC")),
+            frame_rows=self._frame_rows(),
+            initial_schema=initial.frame.schema if initial else None,
+            initial_key_positions=initial.key_positions if initial else (),
+            sides=sides,
+        )
+        task = SubtaskTask(self._spec(operator, plan), self._shipped(packed), self.token())
+        result = self._anchored(df, names, operator).mapInArrow(task, output)
+        self.operators[uid] = operator
+        return result
+
+    def _spec(self, operator: Operator, plan: OperatorPlan) -> TaskSpec:
+        return task_spec(
+            operator,
+            plan,
+            self._job,
+            self._settings,
+            local_dir=self.local_dir,
+            # A worker that ends with its task would take what is not flushed along.
+            keep_stores=self._conf("spark.python.worker.reuse", "true") != "false",
+        )
+
+    def _operator(
+        self,
+        uid: str,
+        df: DataFrame,
+        names: list[str],
+        *,
+        declared: Declarations,
+        when: TimePlan,
+        initial: InitialState | None,
+    ) -> Operator:
+        key_schema = key_schema_of(df, names)
+        KeyCodec(key_schema)
+        parallelism, max_parallelism = self._parallelism()
+        return Operator(
+            uid=uid,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            key_schema=key_schema,
+            states=declared.declared,
+            deleted=tuple(declared.dropped),
+            time=when,
+            initial=initial,
+        )
+
+    def _frame_rows(self) -> int:
+        rows = self._spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+        return int(rows or 0) if int(rows or 0) > 0 else 1 << 31
+
+    def _shipped(self, packed: PackedProcessor) -> ShippedProcessor:
+        context = self._spark.sparkContext
+        shipped = packed.ship(context.broadcast, sent_by(context))
+        self._kept.append(shipped)  # what was sent is found again as long as it is kept
+        return shipped
+
+    def _anchored(self, df: DataFrame, names: list[str], operator: Operator) -> DataFrame:
+        if all(df.sparkSession is not session for session in self.sessions):
+            self.sessions.append(df.sparkSession)
+        anchor = self._anchored_at(operator.parallelism)
+        return anchored(self._beating(df, operator.time), names, anchor, operator.max_parallelism)
+
+    def _beating(self, df: DataFrame, when: TimePlan) -> DataFrame:
+        """``df`` with a heartbeat, which the first operator with a time mode brings along."""
+        if when.mode == "none" or self.heartbeat is not None or not self._settings.heartbeat:
+            return df
+        session = df.sparkSession
+        session.dataSource.register(Heartbeat)
+        self.heartbeat = HeartbeatFile(system.temporary_folder(self))
+        beats = session.readStream.format(SOURCE_NAME).option("path", self.heartbeat.path).load()
+        nothing = [F.lit(None).cast(f.dataType).alias(f"c{i}") for i, f in enumerate(df.schema)]
+        return df.union(beats.select(*nothing).where("false"))
+
+    def _conf(self, key: str, default: str) -> str:
+        return self._spark.sparkContext.getConf().get(key, default) or default
+
+    def token(self) -> Broadcast[str]:
+        """What tasks show the coordinator; by broadcast, so that no closure or log has it."""
+        if self._token is None:
+            self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
+        return self._token
+
+    def place_again(self) -> None:
+        """Spread subtasks over the executors that are there now."""
+        if self._anchor is not None:
+            self._anchor.place_again()
+
+    def close(self) -> None:
+        """Let go of the cached anchor."""
+        if self._anchor is not None:
+            self._anchor.release()
+            self._anchor = None
+
+    def _anchored_at(self, parallelism: int) -> Anchor:
+        if self._anchor is None:
+            self._check_locality()
+            self._anchor = Anchor(self._spark, parallelism)
+        return self._anchor
+
+    def _check_uid(self, uid: str) -> None:
+        if not isinstance(uid, str) or not uid:
+            raise SettingError(
+                f"An operator was given the uid {uid!r}.",
+                todo="Give uid= a name that stays the same for the life of the job.",
+            )
+        if uid in self.operators:
+            raise DuplicateUidError(
+                f"Job {self._job.name!r} has an operator {uid!r} already.",
+                todo="Give each operator a uid of its own; to build a query anew, make a new "
+                "StateBackend.",
+            )
+
+    def _parallelism(self) -> tuple[int, int]:
+        """Given, else the checkpoint's, else the defaults; the same for every operator."""
+        if self._resolved is not None:
+            return self._resolved
+        lineages = self._job.lineages()
+        known = next(iter(lineages.values()), None)
+        parallelism = self._settings.parallelism or (
+            known.parallelism
+            if known
+            else int(self._spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        )
+        max_parallelism = self._settings.max_parallelism or (
+            known.max_parallelism if known else default_max_parallelism(parallelism)
+        )
+        check_parallelism(parallelism, max_parallelism)
+        if known is not None:
+            self._job.check_parallelism(known, parallelism, max_parallelism)
+        self._resolved = parallelism, max_parallelism
+        return self._resolved
+
+    def _check_locality(self) -> None:
+        conf = self._spark.sparkContext.getConf()
+        if conf.get("spark.speculation", "false") == "true":
+            _log.warning(
+                "spark.speculation is on: Spark keeps the output of the first twin to finish, and "
+                "the state may be the other's. With processors that give the same for the same "
+                "input this makes no difference."
+            )
+        if conf.get("spark.shuffle.reduceLocality.enabled", "true") != "false":
+            message = (
+                "spark.shuffle.reduceLocality.enabled is not false: subtasks may move between "
+                "executors, and local copies be used less. Set it when the session is built."
+            )
+            if not (conf.get("spark.master") or "").startswith("local["):
+                warnings.warn(message, stacklevel=5)
+            _log.info(message)
+
+
+def key_schema_of(df: DataFrame, names: list[str]) -> StructType:
+    """The schema of an operator's key."""
+    return StructType([df.schema[name] for name in names])
+
+
+def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
+    """Names of key columns, checked.
+
+    Raises:
+        SchemaError: what is wrong with them, or with the frame.
+    """
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SchemaError(
+            f"The keys are {keys!r}.", todo="Give the names of one or more columns of the frame."
+        )
+    for name in names:
+        if df.columns.count(name) != 1:
+            raise SchemaError(
+                f"The frame has {df.columns.count(name)} columns named {name!r} "
+                f"({', '.join(df.columns)}).",
+                todo="Name existing columns; give an expression a name with withColumn() first.",
+            )
+    if len(set(names)) != len(names):
+        raise SchemaError(f"The keys {names} name a column twice.", todo="Name each once.")
+    if not df.isStreaming:
+        raise SchemaError(
+            "The frame is not a streaming frame.", todo="Read it with spark.readStream."
+        )
+    return names
+
+
+def united_sides(
+    left: DataFrame,
+    right: DataFrame,
+    *,
+    left_keys: list[str],
+    right_keys: list[str],
+    event_time: str | None,
+) -> tuple[DataFrame, list[str], str | None]:
+    """Both inputs of a connected operator as one frame.
+
+    Its columns: ``side`` (0 left, 1 right), the keys ``k0..``, the left side's columns ``l0..``,
+    the right side's ``r0..``, and ``t``, the event time, where it is asked for.
+
+    Returns:
+        the frame, the names of its key columns, and of its event-time column.
+
+    Raises:
+        SchemaError: the keys do not have the same types, or no side has the event time.
+    """
+    kinds = [
+        [frame.schema[name].dataType for name in names]
+        for frame, names in ((left, left_keys), (right, right_keys))
+    ]
+    if kinds[0] != kinds[1]:
+        shown = [", ".join(kind.simpleString() for kind in side) for side in kinds]
+        raise SchemaError(
+            f"The keys of the two sides differ: ({shown[0]}) and ({shown[1]}).",
+            todo="Cast the key columns to the same types.",
+        )
+    if event_time is not None and event_time not in {*left.columns, *right.columns}:
+        raise SchemaError(
+            f"Neither side has a column {event_time!r}.", todo="Name the event-time column."
+        )
+
+    def half(side: int, frame: DataFrame, keys: list[str]) -> DataFrame:
+        columns = [F.lit(side).cast(ByteType()).alias("side")]
+        columns += [F.col(quoted(name)).alias(f"k{i}") for i, name in enumerate(keys)]
+        for number, (letter, of) in enumerate((("l", left), ("r", right))):
+            for i, field in enumerate(of.schema.fields):
+                mine = F.col(quoted(field.name)) if number == side else F.lit(None)
+                columns.append(mine.cast(field.dataType).alias(f"{letter}{i}"))
+        if event_time is not None:
+            there = event_time in frame.columns
+            moment = F.col(quoted(event_time)) if there else F.lit(None).cast("timestamp")
+            columns.append(moment.alias("t"))
+        return frame.select(*columns)
+
+    both = half(0, left, left_keys).union(half(1, right, right_keys))
+    names = [f"k{i}" for i in range(len(left_keys))]
+    return both, names, "t" if event_time is not None else None

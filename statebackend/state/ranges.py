@@ -1,0 +1,176 @@
+"""Keys that are ordered by a time, read by the range: what is below a limit, and what comes next.
+
+Such a key is ``key group (2) | state id (2) | time (8, big-endian, sign bit flipped) | rest``. It
+may stand in the base, in sorted runs over it, and in the table's dict. The dict is in no order: who
+writes such keys notes them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.state.blocks import binary_array
+from statebackend.state.spill import Run
+from statebackend.state.table import StateTable
+
+__all__ = [
+    "ABOVE",
+    "BIAS",
+    "SORTED_BYTES",
+    "Part",
+    "clamped",
+    "of_base",
+    "of_run",
+    "pack_at",
+    "resolved",
+    "set_between",
+    "taken",
+    "times_of",
+]
+
+BIAS: Final = 1 << 63
+SORTED_BYTES: Final = 12  # key group, state id and time
+ABOVE: Final = b"\xff" * 9  # above every time
+_EMPTY: Final = binary_array([])
+pack_at: Final = struct.Struct(">Q").pack
+
+Part = tuple[pa.BinaryArray, Any]
+"""Ascending keys of one source, and which of them are set (bool; None: all), not deleted."""
+
+
+def clamped(at_ms: int) -> bytes:
+    """A time as it stands in keys; one beyond 64 bits is the last (or first) that there is."""
+    return pack_at(min(max(at_ms + BIAS, 0), 2 * BIAS - 1))
+
+
+def times_of(keys: pa.BinaryArray) -> Any:
+    """The times in such keys: uint64, sign bit flipped."""
+    if not len(keys):
+        return np.zeros(0, np.uint64)
+    # A slice is a new array, so its bytes begin at the front.
+    data = pc.binary_slice(keys, 4, SORTED_BYTES).buffers()[2]
+    return np.frombuffer(data, ">u8", len(keys)).astype(np.uint64)
+
+
+def taken(keys: pa.BinaryArray, places: Any) -> pa.BinaryArray:
+    """The keys at these places (int64). `pa.array(places)` would import pandas, for a second."""
+    indices = [None, pa.py_buffer(np.ascontiguousarray(places, np.int64))]
+    return keys.take(pa.Array.from_buffers(pa.int64(), len(places), indices))
+
+
+def _after(prefix: bytes) -> bytes:
+    """The lowest key that is above all that begin with ``prefix`` (4 bytes)."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(4, "big")
+
+
+def _ranges(
+    state_id: bytes, key_groups: range, limit: bytes
+) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """For each group: the state's first key, the limit's, and where the state ends."""
+    for group in key_groups:
+        prefix = group.to_bytes(2, "big") + state_id
+        yield prefix, prefix + limit, _after(prefix)
+
+
+def of_base(
+    table: StateTable, state_id: bytes, key_groups: range, limit: bytes, heads: list[bytes]
+) -> Part:
+    """The base's keys below ``limit``; each group's first one from there is added to ``heads``."""
+    pieces = []
+    for some in table.base.scan_keys(_ranges(state_id, key_groups, limit)):
+        keys = binary_array(some)
+        below = times_of(keys) < np.uint64(int.from_bytes(limit, "big"))
+        if not below.all():
+            heads += map(some.__getitem__, np.flatnonzero(~below).tolist())
+            keys = taken(keys, np.flatnonzero(below))
+        pieces.append(keys)
+    return pa.concat_arrays(pieces) if pieces else _EMPTY, None
+
+
+def of_run(
+    run: Run, state_id: bytes, key_groups: range, limit: bytes, heads: list[bytes] | None = None
+) -> Part:
+    """As :func:`of_base`, with deletions."""
+    keys, flags = [_EMPTY], []
+    for start, end, stop in _ranges(state_id, key_groups, limit):
+        for block in range(bisect_left(run.last, start), len(run.last)):
+            if run.first[block] >= stop:
+                break
+            rows = run.load(block)
+            low = rows.lower(start)
+            high = rows.lower(end, low)
+            if high > low:
+                keys.append(rows.keys.slice(low, high - low))
+                flags.append(_valid(rows.values.slice(low, high - low)))
+            if high < len(rows):
+                if heads is not None and (head := rows.key(high)) < stop:
+                    heads.append(head)
+                break
+    return pa.concat_arrays(keys), np.concatenate(flags) if flags else None
+
+
+def _valid(values: pa.BinaryArray) -> Any:
+    bits = values.buffers()[0]
+    if bits is None or not values.null_count:
+        return np.ones(len(values), np.bool_)
+    return _unpacked(bits, values.offset, len(values))
+
+
+def _unpacked(bits: pa.Buffer, offset: int, length: int) -> Any:
+    """Arrow's bits as booleans; `np.asarray` of an Arrow array would import pandas."""
+    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return every[offset : offset + length].astype(np.bool_)
+
+
+def resolved(parts: Iterable[Part]) -> pa.BinaryArray:
+    """The keys that are set, ascending; parts are oldest first, and the newest word counts."""
+    filled = [part for part in parts if len(part[0])]
+    if not filled:
+        return _EMPTY
+    flags = [np.ones(len(keys), np.bool_) if some is None else some for keys, some in filled]
+    if len(filled) == 1:
+        keys, chosen = filled[0][0], flags[0]
+        return keys if chosen.all() else taken(keys, np.flatnonzero(chosen))
+    together = pa.concat_arrays([keys for keys, _ in filled])
+    order = pc.sort_indices(together)  # stable: of equal keys the newest comes last
+    in_order = together.take(order)
+    chosen = np.concatenate(flags)[np.frombuffer(order.buffers()[1], np.uint64, len(order))]
+    differs = pc.not_equal(in_order[:-1], in_order[1:])
+    chosen[:-1] &= _unpacked(differs.buffers()[1], differs.offset, len(differs))
+    return in_order if chosen.all() else taken(in_order, np.flatnonzero(chosen))
+
+
+def set_between(table: StateTable, start: bytes, end: bytes) -> Iterator[bytes]:
+    """The keys of ``start <= key < end`` that are set, in order, as they are asked for.
+
+    Keys that were added in the table's dict are not seen; its deletions are.
+    """
+    base = (key for some in table.base.scan_keys([(start, end, end)]) for key in some)
+    streams: list[Iterator[tuple[bytes, int, bool]]] = [((key, 0, True) for key in base)]
+    earlier, own = table.sorted_runs()
+    for age, run in enumerate([*earlier, *own], start=1):
+        streams.append(_between(run, start, end, -age))
+    changed, last = table.entries.get, None
+    ordered = heapq.merge(*streams) if len(streams) > 1 else streams[0]
+    for key, _, is_set in ordered:  # of equal keys the newest comes first
+        if key != last and changed(key, b"" if is_set else None) is not None:
+            yield key
+        last = key
+
+
+def _between(run: Run, start: bytes, end: bytes, age: int) -> Iterator[tuple[bytes, int, bool]]:
+    for block in range(bisect_left(run.last, start), len(run.last)):
+        rows = run.load(block)
+        for row in range(rows.lower(start), len(rows)):
+            key = rows.key(row)
+            if key >= end:
+                return
+            yield key, age, rows.value(row) is not None
