@@ -14,7 +14,9 @@ class Sizes:
 
     ``map_keys``: of the work with maps, whose state has 100 entries for each. ``pandas_rows``: keys
     and rows of the work in pandas. ``pandas_spark_batches``: its warm and counted batches on
-    Spark's side, which takes a minute for 100,000 rows.
+    Spark's side, which takes a minute for 100,000 rows. ``quick_side_batches``: warm and counted
+    batches of the other sides: these take a tenth of the time, and a JVM is warm after so many
+    seconds, not after so many batches.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Sizes:
     map_keys: int
     pandas_rows: int
     pandas_spark_batches: tuple[int, int]
+    quick_side_batches: tuple[int, int]
     partitions: tuple[int, ...]
     changed_keys: int
     empty_warm_batches: int
@@ -52,6 +55,7 @@ FULL = Sizes(
     map_keys=10_000,
     pandas_rows=100_000,
     pandas_spark_batches=(1, 1),
+    quick_side_batches=(30, 15),
     partitions=(2, 4),
     changed_keys=50_000,
     empty_warm_batches=8,
@@ -69,6 +73,7 @@ QUICK = Sizes(
     map_keys=500,
     pandas_rows=3_000,
     pandas_spark_batches=(1, 1),
+    quick_side_batches=(1, 2),
     partitions=(2,),
     changed_keys=5_000,
     empty_warm_batches=3,

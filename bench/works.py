@@ -70,6 +70,8 @@ class Work:
         """How much ``side`` runs of it."""
         keys, rows = sizes.keys, sizes.rows
         warm, counted = sizes.warm_batches, sizes.counted_batches
+        if side != "spark":
+            warm, counted = sizes.quick_side_batches
         if self.flavour == "pandas":
             keys = rows = sizes.pandas_rows
             if side == "spark":

@@ -181,7 +181,8 @@ class Coordinator:
         for operator in self._operators.values():
             operator.next_epoch(request.epoch, asynchronous=self.asynchronous)
         self._time = self._time.following(
-            one.spec.time(one.event_max_ms, None) for one in self._operators.values()
+            one.spec.time(one.event_max_ms, None, one.second_max_ms)
+            for one in self._operators.values()
         )
 
     def _check_complete(self, epoch: int) -> None:

@@ -91,5 +91,5 @@ def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:
     )
 
 
-def _recorded(ack: AckRequest) -> tuple[str, int | None, int | None]:
-    return ack.chain, ack.max_event_ms, ack.next_timer_ms
+def _recorded(ack: AckRequest) -> tuple[str, int | None, int | None, int | None]:
+    return ack.chain, ack.max_event_ms, ack.second_event_ms, ack.next_timer_ms

@@ -42,6 +42,7 @@ class EpochEntry:
     run: str = ""
     watermark_ms: int | None = None
     event_max_ms: int | None = None
+    second_max_ms: int | None = None
     next_timer_ms: int | None = None
     dropped_ids: frozenset[int] = frozenset()
 
@@ -55,6 +56,7 @@ class EpochEntry:
             run=manifest.run,
             watermark_ms=manifest.watermark_ms,
             event_max_ms=manifest.event_max_ms,
+            second_max_ms=manifest.second_max_ms,
             next_timer_ms=manifest.next_timer_ms,
             dropped_ids=frozenset(manifest.dropped_ids),
         )

@@ -175,7 +175,8 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
     object store by this attempt: (requests, bytes) by verb.
 
-    ``max_event_ms``: the largest event time over all rows of the attempt, late ones too; None for
+    ``max_event_ms``: the largest event time over all rows of the attempt, late ones too (of a
+    connected operator the left side's, and ``second_event_ms`` the right side's); None for
     no rows, or no event time. ``next_timer_ms``: the earliest timer that is left, in the operator's
     own time mode; None for none.
     """
@@ -193,6 +194,7 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     base: SlicePart | None = None
     large_bytes: int = 0
     max_event_ms: int | None = None
+    second_event_ms: int | None = None
     next_timer_ms: int | None = None
     timings_ms: dict[str, float] = {}
     figures: dict[str, int] = {}

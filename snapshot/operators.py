@@ -42,6 +42,7 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
         time_mode: none, processing or event: what its timers run on.
         watermark_delay_ms: how late its rows may be. An operator in event mode without one takes
             the job's watermark and has no say in it.
+        two_inputs: it measures two streams, and goes by the one that is behind.
         initial: its initial state by subtask, for its first epoch: objects that are durable,
             named by `snapshot.names.data_name` with the generation and the epoch that begin.
         dropped: those of ``states`` that were deleted by name (see `snapshot.stateids`).
@@ -54,15 +55,23 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[str, str]
     time_mode: str = "none"
     watermark_delay_ms: int | None = None
+    two_inputs: bool = False
     initial: dict[int, SlicePart] = {}
     dropped: dict[str, int] = {}
 
-    def time(self, event_max_ms: int | None, next_timer_ms: int | None) -> OperatorTime:
+    def time(
+        self,
+        event_max_ms: int | None,
+        next_timer_ms: int | None,
+        second_max_ms: int | None = None,
+    ) -> OperatorTime:
         """Its part in the job's time at the end of an epoch."""
         return OperatorTime(
             time_mode=self.time_mode,
             delay_ms=self.watermark_delay_ms,
             event_max_ms=event_max_ms,
+            two_inputs=self.two_inputs,
+            second_max_ms=second_max_ms,
             next_timer_ms=next_timer_ms,
         )
 

@@ -120,6 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stamp_ms: the epoch's own time; -1 = none.
         watermark_ms: in force in the epoch, for the whole job; None = none.
         event_max_ms: the largest event time that the operator ever saw, up to the epoch's end.
+        second_max_ms: the same of a connected operator's right side.
         next_timer_ms: its earliest timer after the epoch; None = none.
         time_mode: which time its timers run on: none, processing, event; "" = not said.
         dropped_ids: states that were deleted; nothing of them is left after the epoch.
@@ -148,6 +149,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stamp_ms: int = -1
     watermark_ms: int | None = None
     event_max_ms: int | None = None
+    second_max_ms: int | None = None
     next_timer_ms: int | None = None
     time_mode: str = ""
     dropped_ids: list[int] = []

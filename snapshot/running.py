@@ -35,7 +35,9 @@ def resumed_time(
         before.append(entry.watermark_ms if entry else None)
         again.append(repeated.watermark_ms if repeated else None)
         operators.append(
-            spec.time(entry.event_max_ms, entry.next_timer_ms) if entry else spec.time(None, None)
+            spec.time(entry.event_max_ms, entry.next_timer_ms, entry.second_max_ms)
+            if entry
+            else spec.time(None, None)
         )
     return resumed(before, operators, again), operators
 
@@ -55,7 +57,7 @@ class RunningOperator:
     Attributes:
         number: the epoch that runs. epoch: its acks.
         acked: subtasks that acked in this run.
-        event_max_ms: the largest event time of the epochs before the one that runs.
+        event_max_ms, second_max_ms: the largest event times of the epochs before the one that runs.
         gone: ids of deleted states of which nothing was left before the epoch that runs.
         dropping: those whose entries are deleted in it.
     """
@@ -69,6 +71,7 @@ class RunningOperator:
     acked: set[int] = field(default_factory=set)
     tail: _Tail | None = None
     event_max_ms: int | None = None
+    second_max_ms: int | None = None
     gone: frozenset[int] = frozenset()
     dropping: frozenset[int] = frozenset()
 
@@ -94,6 +97,7 @@ class RunningOperator:
             bases,
             retain_epochs,
             event_max_ms=before.event_max_ms if before else None,
+            second_max_ms=before.second_max_ms if before else None,
             gone=gone,
             dropping=frozenset(spec.dropped.values()).union(*again) - gone,
         )
@@ -146,9 +150,11 @@ class RunningOperator:
         """Its times at the end of the epoch that runs, by some acks (else the newest)."""
         acks = self.epoch.acks if acks is None else acks
         seen = [self.event_max_ms, *(ack.max_event_ms for ack in acks.values())]
+        second = [self.second_max_ms, *(ack.second_event_ms for ack in acks.values())]
         timers = [ack.next_timer_ms for ack in acks.values()]
         return self.spec.time(
             event_max_ms=max((ms for ms in seen if ms is not None), default=None),
+            second_max_ms=max((ms for ms in second if ms is not None), default=None),
             next_timer_ms=min((ms for ms in timers if ms is not None), default=None),
         )
 
@@ -164,6 +170,7 @@ class RunningOperator:
             states=spec.states,
             time_mode=spec.time_mode,
             event_max_ms=after.event_max_ms,
+            second_max_ms=after.second_max_ms,
             next_timer_ms=after.next_timer_ms,
             dropped_ids=sorted(self.gone | self.dropping),
         )
@@ -171,7 +178,8 @@ class RunningOperator:
     def next_epoch(self, epoch: int, *, asynchronous: bool) -> None:
         """``epoch`` begins: the one before is durable, or on its way if that is allowed."""
         # By the record: a repeated epoch has nothing else to go by.
-        self.event_max_ms = self.time_after(self.epoch.recorded).event_max_ms
+        after = self.time_after(self.epoch.recorded)
+        self.event_max_ms, self.second_max_ms = after.event_max_ms, after.second_max_ms
         self.gone, self.dropping = self.gone | self.dropping, frozenset()
         on_its_way = self.epoch.on_its_way() if asynchronous else None
         self.tail = _Tail(epoch - 1, on_its_way) if on_its_way else None

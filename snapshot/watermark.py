@@ -34,12 +34,15 @@ class OperatorTime:
         time_mode: none, processing or event.
         delay_ms: of its watermark; None: it takes the job's.
         event_max_ms: the largest event time that it ever saw; None: none yet.
+        two_inputs: it measures two streams, and ``second_max_ms`` is the other one's.
         next_timer_ms: its earliest timer, in its own time; None for none.
     """
 
     time_mode: str = "none"
     delay_ms: int | None = None
     event_max_ms: int | None = None
+    two_inputs: bool = False
+    second_max_ms: int | None = None
     next_timer_ms: int | None = None
 
     @property
@@ -47,7 +50,9 @@ class OperatorTime:
         """The watermark that it would have the job go to; None: it defines none."""
         if self.time_mode != "event" or self.delay_ms is None:
             return None
-        return 0 if self.event_max_ms is None else self.event_max_ms - self.delay_ms
+        seen = [self.event_max_ms, self.second_max_ms] if self.two_inputs else [self.event_max_ms]
+        # An input that has seen nothing holds it: its first rows may be of any time.
+        return min(0 if ms is None else ms - self.delay_ms for ms in seen)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from statebackend.api.states import (
     Times,
     ValueState,
 )
-from statebackend.errors import KeyContextError, SettingError, UnsupportedQueryError, UsageError
-from statebackend.ops.declared import Declarations, EpochState, EpochTimes
+from statebackend.errors import SettingError, UnsupportedQueryError, UsageError
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound
 from statebackend.state.folds import AggregatingCell, ReducingCell
 from statebackend.state.ttl import TTL
 
@@ -172,26 +172,11 @@ class _NoTimers:
 # --- on the driver -----------------------------------------------------------------------------
 
 
-class _Unbound:
-    """Stands for a state or the timers while the driver runs ``open``: there is no key."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise KeyContextError(
-            f"open() uses {self._what}, but belongs to no key.",
-            todo="Use states and timers in the calls for a key; open() only asks for them.",
-        )
-
-
 class RecordingContext(ProcessorContext):
     """Notes which states ``open`` asks for."""
 
     def __init__(self, declarations: Declarations, uid: str, time_mode: str) -> None:
-        timers = None if time_mode == "none" else cast(Timers, _Unbound("timers"))
+        timers = None if time_mode == "none" else cast(Timers, Unbound("timers", "open"))
         super().__init__(uid, EpochTimes(), time_mode, timers)
         self._to = declarations
 
@@ -216,7 +201,7 @@ class RecordingContext(ProcessorContext):
                 todo="Call ctx.map_state(name, key_schema, value_schema).",
             )
         self._to.add(kind, name, schema, key_schema, ttl)
-        return _Unbound(f"state {name!r}")
+        return Unbound(f"state {name!r}", "open")
 
 
 # --- in a worker -------------------------------------------------------------------------------

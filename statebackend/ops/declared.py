@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pyspark.sql.types import StructType
 
-from statebackend.errors import SchemaError, StateMismatchError
+from statebackend.errors import KeyContextError, SchemaError, StateMismatchError
 from statebackend.ops.zoned import zoned, zoned_keys
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
@@ -19,7 +19,14 @@ from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
 
-__all__ = ["Declarations", "EpochState", "EpochTimes", "StateDeclaration", "parse_schema"]
+__all__ = [
+    "Declarations",
+    "EpochState",
+    "EpochTimes",
+    "StateDeclaration",
+    "Unbound",
+    "parse_schema",
+]
 
 
 class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +168,22 @@ class Declarations:
         self.dropped.append(name)
 
 
+class Unbound:
+    """Stands for a state (or the timers) while the driver runs ``init``: there is no key."""
+
+    def __init__(self, what: str, method: str) -> None:
+        self._what, self._method = what, method
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise KeyContextError(
+            f"{self._method}() uses {self._what}, but belongs to no key.",
+            todo=f"Use states and timers in the calls for a key; {self._method}() only asks for "
+            f"them.",
+        )
+
+
 _CELLS: Mapping[tuple[str, bool], Any] = {
     ("value", False): ValueCell,
     ("list", False): ListCell,
@@ -209,6 +232,11 @@ class EpochState:
                 f"{kind.capitalize()} state {name!r} was asked for in the worker but not on the "
                 f"driver.",
                 todo="Declare the same states wherever init() or open() runs.",
+            )
+        if name in self.cells:
+            raise StateMismatchError(
+                f"State {name!r} was asked for twice in the worker, but once on the driver.",
+                todo="Ask for it once, in init() or open(), and keep what you get.",
             )
         ttl = found.time_to_live
         make: Callable[..., Any] = classes[kind, ttl is not None]

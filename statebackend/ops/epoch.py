@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
+from statebackend.ops.failures import described
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator, OutputWriter
 from statebackend.ops.rowconv import RowWriter, row_type, shown_keys
@@ -119,7 +120,7 @@ class StatefulEpoch:
             timezone=plan.timezone if plan.flavour in ("keyed", "sides") else "",
         )
         self._calls = _calls(plan, processor, self.state)
-        self._writer = _writer(plan)
+        self._writer = _writer(plan, processor)
 
     def run(
         self,
@@ -222,9 +223,9 @@ def _reader(
     return RowReader(schema, positions, timezone=plan.timezone)
 
 
-def _writer(plan: OperatorPlan) -> OutputWriter:
+def _writer(plan: OperatorPlan, processor: Any) -> OutputWriter:
     def who() -> str:
-        return f"The processor of operator {plan.uid!r}"
+        return described(plan.uid, processor)
 
     if plan.flavour == "pandas":
         from statebackend.ops.framewriter import FrameWriter

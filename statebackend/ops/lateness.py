@@ -5,13 +5,42 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["LateRows", "largest_event_ms"]
+__all__ = ["EventMaxima", "LateRows"]
 
 
-def largest_event_ms(column: pa.Array) -> int | None:
-    """The largest event time in milliseconds (rounded down); None if there is none."""
+class EventMaxima:
+    """The largest event time of an attempt's rows, late ones too; in milliseconds, rounded down.
+
+    Args:
+        position: of the event-time column (microseconds); None: nothing is measured.
+        side_position: of the column that says which of two inputs a row is of (0 or 1), each of
+            which has a maximum of its own.
+    """
+
+    def __init__(self, position: int | None = None, side_position: int | None = None) -> None:
+        self._position, self._side_position = position, side_position
+        self.max_ms: int | None = None
+        self.second_ms: int | None = None
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        """Look at some rows."""
+        if self._position is None:
+            return
+        column = rows.column(self._position)
+        if self._side_position is None:
+            self.max_ms = _larger(self.max_ms, column)
+            return
+        first = pc.equal(rows.column(self._side_position), 0)
+        self.max_ms = _larger(self.max_ms, column.filter(first))
+        self.second_ms = _larger(self.second_ms, column.filter(pc.invert(first)))
+
+
+def _larger(known_ms: int | None, column: pa.Array) -> int | None:
     largest = pc.max(column)
-    return largest.value // 1000 if largest.is_valid else None
+    if not largest.is_valid:
+        return known_ms
+    found_ms: int = largest.value // 1000
+    return found_ms if known_ms is None else max(known_ms, found_ms)
 
 
 class LateRows:

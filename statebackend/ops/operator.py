@@ -6,15 +6,14 @@ writer's business; where the state comes from is the cursor's.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from statebackend.errors import ProcessorError, StateBackendError, ValueMismatchError
+from statebackend.errors import StateBackendError, UsageError
+from statebackend.ops.failures import call_once, failure
 from statebackend.ops.grouping import Groups
 from statebackend.state.cells import KeyCursor
 from statebackend.state.timers import DueTimers
@@ -28,8 +27,6 @@ _CHUNK_STATE_BYTES = 8 << 20
 # Rows that are Python objects at one time, unless one key has more: those come by the slice.
 _CHUNK_ROWS = 16_384
 _CHUNK_BYTES = 8 << 20
-_OWN_CODE = str(Path(__file__).parents[1])
-_FRAMES_SHOWN = 4
 
 Key = tuple[Any, ...]
 KeyCall = Callable[[Key, Iterator[Any]], Iterable[Any] | None]
@@ -263,44 +260,6 @@ class KeyOperator:
             self._cursor.relieve()
 
     def _fail(self, key: Key, error: Exception) -> NoReturn:
-        if isinstance(error, ValueMismatchError):
-            raise type(error)(f"{error.what[:-1]}{_where(error)}.", todo=error.todo) from error
-        if isinstance(error, StateBackendError):
+        if isinstance(error, StateBackendError) and not isinstance(error, UsageError):
             raise error
-        raise processor_failed(self._uid, key, error) from error
-
-
-def processor_failed(uid: str, key: Key, error: Exception) -> ProcessorError:
-    """The typed error around whatever the user's code raised."""
-    return ProcessorError(
-        f"The processor of operator {uid!r} raised {type(error).__name__}: {error} "
-        f"for key {key!r}{_where(error)}.",
-        todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
-        "checkpoint.",
-    )
-
-
-def _where(error: Exception) -> str:
-    """The user's lines, outermost first: of chained errors Spark shows the last one only."""
-    frames = [
-        f"{frame.filename}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OWN_CODE)
-    ]
-    if len(frames) > _FRAMES_SHOWN:
-        frames = [frames[0], "...", *frames[1 - _FRAMES_SHOWN :]]
-    return " at " + ", ".join(frames) if frames else ""
-
-
-def call_once(uid: str, what: str, function: Callable[[], None]) -> None:
-    """Run ``init`` or ``close`` of a processor, typing what it raises."""
-    try:
-        function()
-    except StateBackendError:
-        raise
-    except Exception as error:
-        raise ProcessorError(
-            f"{what}() of operator {uid!r}'s processor raised {type(error).__name__}: {error}"
-            f"{_where(error)}.",
-            todo="Mend the processor.",
-        ) from error
+        raise failure(self._uid, key, error, type(self._writer).__module__) from error

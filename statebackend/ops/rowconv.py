@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice, repeat
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -19,17 +21,21 @@ from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     ByteType,
     DataType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     Row,
     ShortType,
     StructField,
     StructType,
     TimestampType,
+    UserDefinedType,
+    VariantType,
 )
 
 from statebackend.errors import ValueMismatchError
@@ -48,6 +54,10 @@ __all__ = [
 
 _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
 
+# Values that user code may go on changing after it has yielded them.
+_MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, VariantType)
+
+_UNCHANGING: Final = frozenset({int, float, str, bool, bytes, type(None)})
 _fields_of: Final = attrgetter("__fields__")
 
 
@@ -196,6 +206,8 @@ class RowWriter:
         self._describe = describe
         self._max_rows = max_rows
         self.rows: list[Any] = []
+        # Converted later: until then the user may change what a row holds, as a list it reuses.
+        self._mutable = any(isinstance(field.dataType, _MUTABLE) for field in schema)
         self.put = self._putter()
 
     @property
@@ -205,7 +217,9 @@ class RowWriter:
 
     def collect(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         """Collect rows (tuples or Rows); a batch whenever there is one."""
-        source = iter(rows)
+        return self._collect(map(_frozen, rows) if self._mutable else iter(rows))
+
+    def _collect(self, source: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         while True:
             self.rows.extend(islice(source, self._max_rows - len(self.rows)))
             if len(self.rows) < self._max_rows:
@@ -215,15 +229,18 @@ class RowWriter:
     def _putter(self) -> Callable[[Iterable[Any]], Iterator[pa.RecordBatch] | None]:
         """As :meth:`collect`, without a generator for each call: None where no batch is full."""
         rows, extend, max_rows = self.rows, self.rows.extend, self._max_rows
+        taken: Callable[[Iterable[Any]], Iterator[Any]] = iter
+        if self._mutable:
+            taken = partial(map, _frozen)
 
         def put(output: Iterable[Any]) -> Iterator[pa.RecordBatch] | None:
-            source = iter(output)
+            source = taken(output)
             extend(islice(source, max_rows - len(rows)))
             return None if len(rows) < max_rows else full(source)
 
         def full(source: Iterator[Any]) -> Iterator[pa.RecordBatch]:
             yield self.take()
-            yield from self.collect(source)
+            yield from self._collect(source)
 
         return put
 
@@ -290,5 +307,31 @@ class RowWriter:
             f"{self._describe()} returned {row!r}, which is no row of {len(self._names)} fields "
             f"({self._schema.simpleString()}).",
             todo="Yield pyspark Rows with the names of output_schema, or tuples with one value "
-            "per field of it.",
+            "per field of it; a single one goes into a list.",
         )
+
+
+def _frozen(value: Any) -> Any:
+    """The same value, of which nothing can be changed from outside any more."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if isinstance(value, tuple):
+        return _frozen_row(value)
+    if isinstance(value, list):
+        return [_frozen(one) for one in value]
+    if isinstance(value, dict):
+        return {_frozen(key): _frozen(one) for key, one in value.items()}
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _frozen_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    values = [_frozen(one) for one in row]
+    if all(map(is_, values, row)):
+        return row
+    made = tuple.__new__(type(row), values)
+    if isinstance(row, Row) and "__fields__" in getattr(row, "__dict__", ()):
+        made.__fields__ = row.__fields__  # type: ignore[attr-defined]
+    return made

@@ -8,7 +8,8 @@ strings can be parsed, and mistakes be refused where they are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NoReturn
+from types import GeneratorType
+from typing import Any, Final, NoReturn, cast
 
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.stateful_processor import (
@@ -22,8 +23,8 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row, StructType
 
-from statebackend.errors import ProcessorError, UnsupportedQueryError
-from statebackend.ops.declared import Declarations, EpochState, EpochTimes, parse_schema
+from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound, parse_schema
 from statebackend.ops.operator import call_once
 from statebackend.ops.rowconv import row_type
 from statebackend.state.cells import ListCell, MapCell, ValueCell
@@ -139,13 +140,13 @@ class _RecordingHandle(_Handle):
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
         self._to.add("value", stateName, schema, ttl=self._ttl(stateName, ttlDurationMs))
-        return None  # type: ignore[return-value]
+        return cast(ValueState, Unbound(f"state {stateName!r}", "init"))
 
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
         self._to.add("list", stateName, schema, ttl=self._ttl(stateName, ttlDurationMs))
-        return None  # type: ignore[return-value]
+        return cast(ListState, Unbound(f"state {stateName!r}", "init"))
 
     def getMapState(
         self,
@@ -156,7 +157,7 @@ class _RecordingHandle(_Handle):
     ) -> MapState:
         ttl = self._ttl(stateName, ttlDurationMs)
         self._to.add("map", stateName, valueSchema, userKeySchema, ttl)
-        return None  # type: ignore[return-value]
+        return cast(MapState, Unbound(f"state {stateName!r}", "init"))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._outside()
@@ -217,17 +218,29 @@ class _WorkerHandle(_Handle):
     def __init__(self, state: EpochState, time_mode: str) -> None:
         super().__init__(time_mode)
         self._state = state
-        self._deleted: set[str] = set()
+        self._open = True
+
+    def initialized(self) -> None:
+        """From here on, asking for a state is refused: its cell would not be loaded."""
+        self._open = False
+
+    def _cell(self, name: str, kind: str) -> Any:
+        if not self._open:
+            raise UsageError(
+                f"State {name!r} was asked for outside init().",
+                todo="Ask for states in init(), keep them as attributes, and use those.",
+            )
+        return self._state.cell(name, kind, _CLASSES)
 
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
-        return self._state.cell(stateName, "value", _CLASSES)  # type: ignore[no-any-return]
+        return self._cell(stateName, "value")  # type: ignore[no-any-return]
 
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        return self._state.cell(stateName, "list", _CLASSES)  # type: ignore[no-any-return]
+        return self._cell(stateName, "list")  # type: ignore[no-any-return]
 
     def getMapState(
         self,
@@ -236,7 +249,7 @@ class _WorkerHandle(_Handle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        return self._state.cell(stateName, "map", _CLASSES)  # type: ignore[no-any-return]
+        return self._cell(stateName, "map")  # type: ignore[no-any-return]
 
     def _timers(self) -> TimerIndex:
         if self._state.timers is None:
@@ -275,9 +288,10 @@ class TwsCalls:
         self._values = timer_values(time_mode, state.times)
         handle = _WorkerHandle(state, time_mode)
         call_once(uid, "init", lambda: processor.init(handle))
+        handle.initialized()
         self._handle_rows = processor.handleInputRows
         self._handle_timer = processor.handleExpiredTimer
-        self._handle_initial = processor.handleInitialState
+        self._handle_initial: Callable[..., Any] = processor.handleInitialState
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None:
         """One key's input, through the processor."""
@@ -286,7 +300,14 @@ class TwsCalls:
     def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None:
         """One key's initial state, row by row (frame by frame)."""
         for row in rows:
-            self._handle_initial(key, row, self._values)
+            returned = self._handle_initial(key, row, self._values)
+            if type(returned) is GeneratorType:  # Spark drops it, unrun
+                code = returned.gi_code
+                raise UsageError(
+                    f"handleInitialState() of operator {self._uid!r}'s processor is a generator, "
+                    f"of which nothing runs ({code.co_filename}:{code.co_firstlineno}).",
+                    todo="It gives no output: write to state only, without yield.",
+                )
 
     def timer(self, key: tuple[Any, ...], at_ms: int) -> Iterable[Any] | None:
         """One key's timer; by keyword, as Spark calls it."""

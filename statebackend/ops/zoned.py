@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -28,13 +28,13 @@ _ROW: Final = tuple.__new__
 
 def zoned(codec: Any, schema: StructType, timezone: str) -> Any:
     """``codec``, or one that decodes timestamps with their zone where ``schema`` has any."""
-    converts = [_convert(field.dataType, ZoneInfo(timezone)) for field in schema.fields]
+    converts = [_convert(field.dataType, timezone) for field in schema.fields]
     return Zoned(codec, converts) if any(converts) else codec
 
 
 def zoned_keys(codec: Any, schema: StructType, timezone: str) -> Any:
     """As :func:`zoned`, for a codec of keys."""
-    converts = [_convert(field.dataType, ZoneInfo(timezone)) for field in schema.fields]
+    converts = [_convert(field.dataType, timezone) for field in schema.fields]
     return ZonedKeys(codec, converts) if any(converts) else codec
 
 
@@ -74,16 +74,17 @@ class ZonedKeys(Zoned):
         return self.shown(key), end
 
 
-def _convert(dtype: DataType, zone: ZoneInfo) -> Convert | None:
+def _convert(dtype: DataType, timezone: str) -> Convert | None:
     """From a value as codecs decode it to the one that is shown; None where that is the same."""
     if isinstance(dtype, TimestampType):
+        zone = pa.lib.string_to_tzinfo(timezone)  # as the input's: also offsets such as +09:00
         return lambda moment: moment.astimezone(zone)  # naive: in the process's own zone
     if isinstance(dtype, ArrayType):
-        return _each(_convert(dtype.elementType, zone))
+        return _each(_convert(dtype.elementType, timezone))
     if isinstance(dtype, MapType):
-        return _entries(_convert(dtype.keyType, zone), _convert(dtype.valueType, zone))
+        return _entries(_convert(dtype.keyType, timezone), _convert(dtype.valueType, timezone))
     if isinstance(dtype, StructType):
-        return _fields([_convert(field.dataType, zone) for field in dtype.fields])
+        return _fields([_convert(field.dataType, timezone) for field in dtype.fields])
     return None
 
 

@@ -241,6 +241,45 @@ def _encoder(codec: FixedCodec) -> Callable[[Row], bytes]:
         except (struct.error, ArithmeticError, ValueError, TypeError) as error:
             raise diagnose(schema, values, error) from None
 
+    return _quick_encoder(codec, scalars, encode) or encode
+
+
+def _quick_encoder(
+    codec: FixedCodec, scalars: list[Scalar], general: Callable[[Row], bytes]
+) -> Callable[[Row], bytes] | None:
+    """For tuples of the plain Python types that are packed as they are; ``general`` does the rest.
+
+    None if a field has no such type.
+    """
+    found = [
+        next((kind for kind in (int, float, bool) if scalar.to_plain.get(kind, 0) is None), None)
+        for scalar in scalars
+    ]
+    if None in found:
+        return None
+    pack, prefix, refused = codec._pack, bytes([codec.version]) + bytes(codec._bitmap), struct.error
+    if len(found) == 1:
+        (kind,) = found
+
+        def encode_one(values: Any, /) -> bytes:
+            if type(values) is tuple and len(values) == 1 and type(values[0]) is kind:
+                try:
+                    return pack(prefix, values[0])
+                except (refused, OverflowError):
+                    pass
+            return general(values)
+
+        return encode_one
+    kinds = tuple(found)
+
+    def encode(values: Any, /) -> bytes:
+        if type(values) is tuple and tuple(map(type, values)) == kinds:
+            try:
+                return pack(prefix, *values)
+            except (refused, OverflowError):
+                pass
+        return general(values)
+
     return encode
 
 

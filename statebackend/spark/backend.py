@@ -236,6 +236,8 @@ class StateBackend:
         both, names, moment = united_sides(
             left, right, left_keys=left_names, right_keys=right_names, event_time=event_time
         )
+        # A watermark goes by the side that is behind, where both have the column.
+        measured = 0 if event_time in left.columns and event_time in right.columns else None
         return self._builder.build(
             both,
             names=names,
@@ -244,7 +246,7 @@ class StateBackend:
             output_schema=output_schema,
             uid=uid,
             flavour="sides",
-            time=_time(time_mode, moment, watermark_delay),
+            time={**_time(time_mode, moment, watermark_delay), "side_position": measured},
             initial_state=initial_state,
             initial_names=left_names,
             sides=(left.schema, right.schema),

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, StructType
 
-from statebackend import system
 from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import Declarations, parse_schema
@@ -22,7 +21,7 @@ from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
-from statebackend.spark.heartbeat import SOURCE_NAME, Heartbeat, HeartbeatFile
+from statebackend.spark.heartbeat import HeartbeatFile, beating
 from statebackend.spark.initial import InitialState
 from statebackend.spark.job import Job
 from statebackend.spark.plan import Anchor, anchored, quoted
@@ -93,8 +92,28 @@ class FrameBuilder:
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
         operator = self._operator(uid, df, names, declared=declared, when=when, initial=initial)
-        plan = OperatorPlan(
-            uid=uid,
+        plan = self._plan(operator, df, names, output=output, flavour=flavour, sides=sides)
+        task = SubtaskTask(self._spec(operator, plan), self._shipped(packed), self.token())
+        beat = self._new_heartbeat(when)
+        df = beating(df, beat) if beat else df
+        result = self._anchored(df, names, operator).mapInArrow(task, output)
+        self.operators[uid] = operator
+        self.heartbeat = self.heartbeat or beat
+        return result
+
+    def _plan(
+        self,
+        operator: Operator,
+        df: DataFrame,
+        names: list[str],
+        *,
+        output: StructType,
+        flavour: str,
+        sides: tuple[StructType, StructType] | None,
+    ) -> OperatorPlan:
+        initial = operator.initial
+        return OperatorPlan(
+            uid=operator.uid,
             flavour=flavour,
             input_schema=df.schema,
             key_positions=tuple(df.columns.index(name) for name in names),
@@ -107,10 +126,6 @@ class FrameBuilder:
             initial_key_positions=initial.key_positions if initial else (),
             sides=sides,
         )
-        task = SubtaskTask(self._spec(operator, plan), self._shipped(packed), self.token())
-        result = self._anchored(df, names, operator).mapInArrow(task, output)
-        self.operators[uid] = operator
-        return result
 
     def _spec(self, operator: Operator, plan: OperatorPlan) -> TaskSpec:
         return task_spec(
@@ -161,18 +176,13 @@ class FrameBuilder:
         if all(df.sparkSession is not session for session in self.sessions):
             self.sessions.append(df.sparkSession)
         anchor = self._anchored_at(operator.parallelism)
-        return anchored(self._beating(df, operator.time), names, anchor, operator.max_parallelism)
+        return anchored(df, names, anchor, operator.max_parallelism)
 
-    def _beating(self, df: DataFrame, when: TimePlan) -> DataFrame:
-        """``df`` with a heartbeat, which the first operator with a time mode brings along."""
+    def _new_heartbeat(self, when: TimePlan) -> HeartbeatFile | None:
+        """What the first operator with a time mode brings along."""
         if when.mode == "none" or self.heartbeat is not None or not self._settings.heartbeat:
-            return df
-        session = df.sparkSession
-        session.dataSource.register(Heartbeat)
-        self.heartbeat = HeartbeatFile(system.temporary_folder(self))
-        beats = session.readStream.format(SOURCE_NAME).option("path", self.heartbeat.path).load()
-        nothing = [F.lit(None).cast(f.dataType).alias(f"c{i}") for i, f in enumerate(df.schema)]
-        return df.union(beats.select(*nothing).where("false"))
+            return None
+        return HeartbeatFile()
 
     def _conf(self, key: str, default: str) -> str:
         return self._spark.sparkContext.getConf().get(key, default) or default
@@ -317,6 +327,9 @@ def united_sides(
             f"Neither side has a column {event_time!r}.", todo="Name the event-time column."
         )
 
+    having = left if event_time in left.columns else right
+    event_type: Any = having.schema[event_time].dataType if event_time is not None else None
+
     def half(side: int, frame: DataFrame, keys: list[str]) -> DataFrame:
         columns = [F.lit(side).cast(ByteType()).alias("side")]
         columns += [F.col(quoted(name)).alias(f"k{i}") for i, name in enumerate(keys)]
@@ -326,7 +339,7 @@ def united_sides(
                 columns.append(mine.cast(field.dataType).alias(f"{letter}{i}"))
         if event_time is not None:
             there = event_time in frame.columns
-            moment = F.col(quoted(event_time)) if there else F.lit(None).cast("timestamp")
+            moment = F.col(quoted(event_time)) if there else F.lit(None).cast(event_type)
             columns.append(moment.alias("t"))
         return frame.select(*columns)
 

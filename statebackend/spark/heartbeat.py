@@ -17,6 +17,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from statebackend import system
@@ -26,34 +28,43 @@ try:
 except ImportError:  # before 4.2: such a source is asked once, when the query starts
     SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
 
-__all__ = ["SOURCE_NAME", "Heartbeat", "HeartbeatFile", "wanted_epoch"]
+__all__ = ["SOURCE_NAME", "Heartbeat", "HeartbeatFile", "beating", "wanted_epoch"]
 
 SOURCE_NAME: Final = "statebackend_heartbeat"
 _OFFSET: Final = "epoch"
+_NEVER: Final = -2  # a query that has run nothing says that epoch -1 is over
 
 
-def wanted_epoch(text: bytes, start: int, now_ms: int) -> int:
-    """The epoch that is asked for now, or ``start``.
+def wanted_epoch(text: bytes, start: int, answered: int, now_ms: int) -> tuple[int, int]:
+    """The epoch that is asked for now (or ``start``), and the one that was answered last.
 
     Args:
         text: what the file says: ``epoch`` (the last one that is over), ``event_due``, and
             ``processing_due_ms`` or null.
-        start: the epoch that was asked for last.
+        start: the epoch that was asked for last. It may lie ahead of what the file says, in a
+            checkpoint location that was restored from a copy.
+        answered: the epoch after which something was asked for last: once is enough.
     """
     try:
         said = json.loads(text)
-        epoch, due_ms = int(said["epoch"]) + 1, said["processing_due_ms"]
+        epoch, due_ms = int(said["epoch"]), said["processing_due_ms"]
         due = bool(said["event_due"]) or (due_ms is not None and due_ms <= now_ms)
     except (ValueError, KeyError, TypeError):
-        return start  # not written yet
-    return epoch if due and epoch > start else start
+        return start, answered  # not written yet
+    if not due or epoch <= answered:
+        return start, answered
+    return max(epoch, start) + 1, epoch
 
 
 class HeartbeatFile:
-    """What the driver says to its query's heartbeat; ``path`` is on the driver's host."""
+    """What the driver says to its query's heartbeat; ``path`` is on the driver's host.
 
-    def __init__(self, folder: str) -> None:
-        self.path = os.path.join(folder, "heartbeat.json")
+    Its folder goes with this object, which whoever runs the query keeps.
+    """
+
+    def __init__(self) -> None:
+        self._folder = system.temporary_folder(self)
+        self.path = os.path.join(self._folder, "heartbeat.json")
 
     def say(self, epoch: int, *, event_due: bool, processing_due_ms: int | None) -> None:
         """``epoch`` is over, and this is due next.
@@ -62,6 +73,8 @@ class HeartbeatFile:
             OSError: the driver's temporary directory cannot be written.
         """
         said = {"epoch": epoch, "event_due": event_due, "processing_due_ms": processing_due_ms}
+        # A cleaner of /tmp may have been there.
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
         draft = f"{self.path}.{system.new_id()}"
         with open(draft, "w", encoding="utf-8") as file:
             json.dump(said, file)
@@ -76,7 +89,7 @@ class HeartbeatFile:
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, path: str) -> None:
         self._path = path
-        self._last = -1
+        self._last, self._answered = -1, _NEVER
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is due at the end is due because of what the query did: nothing to fix now."""
@@ -92,7 +105,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 text = file.read()
         except OSError:
             text = b""
-        self._last = wanted_epoch(text, self._last, system.wall_ms())
+        self._last, self._answered = wanted_epoch(
+            text, self._last, self._answered, system.wall_ms()
+        )
         return {_OFFSET: self._last}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -117,3 +132,12 @@ class Heartbeat(DataSource):
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Runs on the driver."""
         return _Reader(self.options["path"])
+
+
+def beating(df: DataFrame, file: HeartbeatFile) -> DataFrame:
+    """``df`` with one source more, which has no rows."""
+    session = df.sparkSession
+    session.dataSource.register(Heartbeat)
+    beats = session.readStream.format(SOURCE_NAME).option("path", file.path).load()
+    nothing = [F.lit(None).cast(f.dataType).alias(f"c{i}") for i, f in enumerate(df.schema)]
+    return df.union(beats.select(*nothing).where("false"))

@@ -20,7 +20,7 @@ from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismat
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.grouping import Groups, group_part
-from statebackend.ops.lateness import LateRows, largest_event_ms
+from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.staging import InputStage, Part
 
 __all__ = ["CONTROL_COLUMNS", "EpochInput", "read_epoch"]
@@ -48,6 +48,7 @@ class EpochInput:
     stage: InputStage
     key_positions: tuple[int, ...]
     max_event_ms: int | None = None
+    second_event_ms: int | None = None
 
     @property
     def rows(self) -> pa.Table:
@@ -103,13 +104,13 @@ def read_epoch(
     parallelism: int,
     max_parallelism: int,
     stage: InputStage | None = None,
-    event_position: int | None = None,
+    events: EventMaxima | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
     Args:
         schema: of the data columns, which come first.
-        event_position: of the event-time column, whose maximum is wanted.
+        events: where the event time is, whose maximum is wanted.
         stage: takes the rows, and is closed if this raises; without one they stay in memory.
 
     Raises:
@@ -122,7 +123,7 @@ def read_epoch(
         stage = InputStage(schema, key_positions=key_positions)
     try:
         reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
-        reader.event_position = event_position
+        reader.events = events or EventMaxima()
         for batch in batches:
             reader.take(batch)
         return _checked(reader, uid, key_positions)
@@ -151,7 +152,12 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
             todo="Use a supported release of Spark; nothing of this attempt was kept.",
         )
     return EpochInput(
-        min(reader.barriers), reader.stamp_ms, reader.stage, key_positions, reader.max_event_ms
+        min(reader.barriers),
+        reader.stamp_ms,
+        reader.stage,
+        key_positions,
+        reader.events.max_ms,
+        reader.events.second_ms,
     )
 
 
@@ -172,8 +178,7 @@ class _Reader:
         self._unchecked_rows = _CHECKED_ROWS
         self.stage = stage
         self.stamp_ms = -1
-        self.event_position: int | None = None
-        self.max_event_ms: int | None = None
+        self.events = EventMaxima()
         self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
@@ -200,10 +205,7 @@ class _Reader:
         rows = pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema)
         if self._unchecked_rows:
             self._check_hash(rows, narrow)
-        if self.event_position is not None:
-            largest = largest_event_ms(rows.column(self.event_position))
-            if largest is not None and (self.max_event_ms is None or largest > self.max_event_ms):
-                self.max_event_ms = largest
+        self.events.take(rows)
         self.stage.add(rows, narrow, pinned_bytes)
 
     def _take_anchor_rows(self, key_group: pa.Array, subtask: pa.Array, stamp: pa.Array) -> None:

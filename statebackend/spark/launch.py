@@ -125,6 +125,8 @@ class Launch:
             writer: the query's, where there is one. path: else its checkpoint location.
         """
         self._refuse_running()
+        if self._heartbeat is not None:
+            self._heartbeat.remove()  # what a former run of this backend said
         options = _options(writer)
         if any(options.get(name, "").lower() == "true" for name in _ASYNC_PROGRESS):
             raise UnsupportedQueryError(
@@ -164,9 +166,11 @@ class Launch:
         """Have Spark run a batch when a timer is due, although there may be no data."""
         if self._heartbeat is not None:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
-            event_due = due.event_due or due.watermark_moves
+            # A timer that a handler sets in the past waits: it would make batches without end.
             self._heartbeat.say(
-                due.epoch, event_due=event_due, processing_due_ms=due.processing_due_ms
+                due.epoch,
+                event_due=due.watermark_moves,
+                processing_due_ms=due.processing_due_ms,
             )
 
     def _write_initial(self, epoch: int) -> None:

@@ -93,6 +93,7 @@ class RunSession:
         self._tenure: Tenure | None = None
         self._state_lock = threading.Lock()
         self._commit_lock = threading.Lock()
+        self._tell_lock = threading.Lock()
         self._records = Records(store)
         self._damaged: set[str] = set()
         self._writer = Background("statebackend-commit")
@@ -125,15 +126,16 @@ class RunSession:
         """Say what is due next, if that is known and was not said already."""
         if self._on_epoch_acked is None:
             return
-        with self._state_lock:
-            due = coordinator.next_due()
+        with self._tell_lock:  # not the state's: a file is written
+            with self._state_lock:
+                due = coordinator.next_due()
             if due is None or due == self._told:
                 return
             self._told = due
-        try:
-            self._on_epoch_acked(due)
-        except Exception:
-            _log.exception("what is due after epoch %d was not taken in", due.epoch)
+            try:
+                self._on_epoch_acked(due)
+            except Exception:
+                _log.exception("what is due after epoch %d was not taken in", due.epoch)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for the records that are on their way, also of a query that has ended.

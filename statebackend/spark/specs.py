@@ -72,7 +72,7 @@ def operator_specs(
         )
     specs = {}
     for uid, operator in operators.items():
-        _check_time_mode(operator, newest.get(uid), allow_dropped_state)
+        _check_time_mode(operator, newest.get(uid))
         ids = _state_ids(operator, newest.get(uid), allow_dropped_state)
         specs[uid] = OperatorSpec(
             uid=uid,
@@ -83,16 +83,15 @@ def operator_specs(
             schemas=operator.schemas(),
             time_mode=operator.time.mode,
             watermark_delay_ms=operator.time.delay_ms,
+            two_inputs=operator.time.side_position is not None,
         )
     check_watermark(job, operators)
     return specs
 
 
-def _check_time_mode(operator: Operator, known: Manifest | None, allow_dropped_state: bool) -> None:
+def _check_time_mode(operator: Operator, known: Manifest | None) -> None:
     before = known.time_mode if known else ""
     if before in ("", "none", operator.time.mode):
-        return
-    if operator.time.mode == "none" and allow_dropped_state:
         return
     raise StateMismatchError(
         f"Operator {operator.uid!r} was started with time_mode={operator.time.mode!r}, but the "
@@ -153,7 +152,10 @@ def _shape(schema: str) -> Any:
         if isinstance(value, list):
             return [bare(v) for v in value]
         if isinstance(value, str) and value.startswith("{"):
-            return bare(json.loads(value))
+            try:
+                return bare(json.loads(value))
+            except ValueError:  # a name
+                return value
         return value
 
     return bare(json.loads(schema))

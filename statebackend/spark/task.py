@@ -43,7 +43,7 @@ from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
-from statebackend.ops.lateness import LateRows
+from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
 from statebackend.spark.context import EpochContext
@@ -109,7 +109,7 @@ class SubtaskTask:
             parallelism=spec.parallelism,
             max_parallelism=spec.max_parallelism,
             stage=stage,
-            event_position=spec.time.event_position,
+            events=EventMaxima(spec.time.event_position, spec.time.side_position),
         )
         timings.mark("read")
         store = CountingStore(_durable_store(spec.uri, spec.store_options))
@@ -348,6 +348,7 @@ class SubtaskEpoch:
             base=base,
             large_bytes=large_bytes,
             max_event_ms=self._taken.max_event_ms,
+            second_event_ms=self._taken.second_event_ms,
             next_timer_ms=self._next_timer_ms,
             figures=self._figures(opened),
             restore=opened.report,

@@ -15,6 +15,7 @@ __all__ = ["NO_TIME", "TIME_MODES", "TimePlan", "time_plan"]
 
 TIME_MODES: Final = ("none", "processing", "event")
 _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
+_WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
 
 
@@ -22,20 +23,27 @@ _DELAY: Final = "spark.watermarkDelayMs"
 class TimePlan:
     """What time means to an operator.
 
-    ``event_position``: of the event-time column, None without one. ``delay_ms``: None where the
+    ``event_position``: of the event-time column, None without one. ``side_position``: of the column
+    that says which of two measured inputs a row is of. ``delay_ms``: None where the
     operator takes the job's watermark and adds nothing to it.
     """
 
     mode: str = "none"
     event_position: int | None = None
     delay_ms: int | None = None
+    side_position: int | None = None
 
 
 NO_TIME: Final = TimePlan()
 
 
 def time_plan(
-    df: DataFrame, *, time_mode: str, event_time: str | None, watermark_delay: Any
+    df: DataFrame,
+    *,
+    time_mode: str,
+    event_time: str | None,
+    watermark_delay: Any,
+    side_position: int | None = None,
 ) -> TimePlan:
     """What the arguments mean for ``df``.
 
@@ -43,6 +51,7 @@ def time_plan(
 
     Args:
         watermark_delay: an interval as ``withWatermark`` takes it ("10 seconds"), or a timedelta.
+        side_position: of the column that says which of two inputs, both measured, a row is of.
 
     Raises:
         SettingError: the arguments do not go together. SchemaError: the column.
@@ -74,6 +83,18 @@ def time_plan(
                 todo="Name the column with event_time=.",
             )
         return TimePlan(mode)
+    position = _moment(df, event_time)
+    if watermark_delay is not None:
+        delay_ms: int | None = _delay_ms(df, event_time, watermark_delay)
+    else:
+        delay_ms = known.get(event_time)
+        if delay_ms is not None:
+            _check_one_watermark(df, event_time)
+    return TimePlan(mode, position, delay_ms, side_position)
+
+
+def _moment(df: DataFrame, event_time: str) -> int:
+    """Where the event-time column stands."""
     if df.columns.count(event_time) != 1:
         raise SchemaError(
             f"The frame has {df.columns.count(event_time)} columns named {event_time!r} "
@@ -87,10 +108,23 @@ def time_plan(
             f"{df.schema[position].dataType.simpleString()}.",
             todo="Give a timestamp column; cast it first.",
         )
-    delay_ms = known.get(event_time)
-    if watermark_delay is not None:
-        delay_ms = _delay_ms(df, event_time, watermark_delay)
-    return TimePlan(mode, position, delay_ms)
+    return position
+
+
+def _check_one_watermark(df: DataFrame, event_time: str) -> None:
+    """Refuse several ``withWatermark`` in one frame: Spark goes by the slowest, one column by none.
+
+    Raises:
+        SettingError: with the ways out.
+    """
+    plan = str(df._jdf.queryExecution().analyzed().toString())
+    if plan.count(_WATERMARK_NODE) > 1:
+        raise SettingError(
+            f"withWatermark() was called on several inputs of the frame, but the operator measures "
+            f"one column, {event_time!r}, over all its rows: rows of a slower input would be late.",
+            todo="Give event_time= and watermark_delay= if one watermark over all rows is right, "
+            "or use connect(), which goes by the slower of two inputs.",
+        )
 
 
 def _delay_ms(df: DataFrame, column: str, delay: Any) -> int:

@@ -30,6 +30,7 @@ _COUNT_BYTES = 8
 _SAMPLED_KEYS = 16
 _MANY_ROWS = 24  # below, to decode them by the column costs more
 _UNREAD: Final[Any] = object()
+_NO_KEY: Final[Any] = object()  # None may be given for a key, and is refused
 # Values that nobody can change: one that was decoded may be given out again.
 _FLAT = (
     T.NumericType,
@@ -277,8 +278,11 @@ class MapCell(_Cell):
         self._encode, self._decode = codec.encode, codec.decode
         # A map key is mostly used twice: read, then written. The very object has the same bytes,
         # if nothing in it can have changed.
-        self._flat_keys = is_flat(key_codec.schema)
-        self._last_key: Row | None = None
+        # (Of binary, a bytearray is taken, too.)
+        self._flat_keys = is_flat(key_codec.schema) and not any(
+            isinstance(field.dataType, T.BinaryType) for field in key_codec.schema
+        )
+        self._last_key: object = _NO_KEY
         self._last_encoded = b""
         # The last entry that was read or written: to look there again would cost a microsecond.
         self._last_full = b""
@@ -289,6 +293,20 @@ class MapCell(_Cell):
         self._last_full = b""
 
     def _look_up(self, key: Row) -> bytes | None:
+        prefix = self._key()
+        full = prefix + (self._last_encoded if key is self._last_key else self._encode_key(key))
+        if full != self._last_full:
+            self._last_data = self._table.get(full)
+            self._last_full = full
+        return self._last_data
+
+    def exists(self) -> bool:
+        """Whether the current key's map has an entry."""
+        return bool(self._table.scan(self._key()))
+
+    def get_value(self, key: Row) -> Row | None:
+        """The row under ``key``, or None."""
+        # As _look_up, without the calls; notes the key, which is often written next.
         index = self._cursor.index
         if index < 0:
             self._cursor.outside(self._name)
@@ -300,18 +318,10 @@ class MapCell(_Cell):
                 self._last_key, self._last_encoded = key, encoded
         full = self._keys[index] + encoded
         if full == self._last_full:
-            return self._last_data
-        self._last_data = data = self._table.get(full)
-        self._last_full = full
-        return data
-
-    def exists(self) -> bool:
-        """Whether the current key's map has an entry."""
-        return bool(self._table.scan(self._key()))
-
-    def get_value(self, key: Row) -> Row | None:
-        """The row under ``key``, or None."""
-        data = self._look_up(key)
+            data = self._last_data
+        else:
+            self._last_data = data = self._table.get(full)
+            self._last_full = full
         return None if data is None else self._decode(data)
 
     def contains_key(self, key: Row) -> bool:

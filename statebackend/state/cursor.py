@@ -112,9 +112,12 @@ class KeyCursor:
             return cast("list[bytes]", keys.to_pylist())
         return list(map(_join, zip(self.prefixes, repeat(state_id), self.suffixes, strict=False)))
 
-    def outside(self, name: str) -> NoReturn:
-        """Refuse an access without a current key."""
+    def outside(self, name: str = "") -> NoReturn:
+        """Refuse an access to a state (without a name: to timers) without a current key."""
+        what = f"State {name!r} was" if name else "Timers were"
         raise KeyContextError(
-            f"State {name!r} was used outside the call for a key.",
-            todo="Use state only inside handleInputRows, and finish with it before the next key.",
+            f"{what} used outside the call for a key.",
+            todo="Use states and timers only while a key's rows, timers or initial state are "
+            "handled, and be done with them when the call's output ends: init, open and close "
+            "have no key.",
         )

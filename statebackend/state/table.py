@@ -148,18 +148,16 @@ class StateTable:
 
     def __init__(self, base: ReadableBase, *, spill: OverlaySpill | None = None) -> None:
         self.base = base
-        self._overlay = _Overlay()
+        self._begin(_Overlay())
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
         self._gauge = OverlayGauge()
 
-    @property
-    def entries(self) -> dict[bytes, bytes | None]:
-        """The current overlay. Point states write to it directly.
-
-        It is another dict after each :meth:`freeze` and :meth:`relieve`: do not keep it.
-        """
-        return self._overlay.entries
+    def _begin(self, overlay: _Overlay) -> None:
+        self._overlay = overlay
+        # The current overlay's. Point states write to it directly, so it is a plain attribute; it
+        # is another dict after each `freeze` and `relieve`: do not keep it.
+        self.entries: dict[bytes, bytes | None] = overlay.entries
 
     def relieve(self) -> None:
         """Write the overlay to disk if it is over its limit; between two keys' changes, or chunks.
@@ -173,7 +171,7 @@ class StateTable:
         if self._gauge.look(overlay.entries, bool(overlay.under)) <= spill.limit_bytes:
             return
         run = spill.write(overlay.entries)
-        self._overlay = _Overlay(runs=[*overlay.runs, run])
+        self._begin(_Overlay(runs=[*overlay.runs, run]))
         self._gauge = OverlayGauge()
 
     def add_layer(self, epoch: int, rows: ArrowRows | Iterable[ArrowRows]) -> FrozenOverlay:
@@ -276,7 +274,7 @@ class StateTable:
         """Close the epoch: constant time. Reads see through it until :meth:`applied`."""
         frozen = FrozenOverlay(epoch, self._overlay)
         self._frozen.append(frozen)
-        self._overlay = _Overlay()
+        self._begin(_Overlay())
         self._gauge = OverlayGauge()
         return frozen
 

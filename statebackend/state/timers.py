@@ -154,7 +154,7 @@ class TimerIndex:
         cursor = self._cursor
         index = cursor.index
         if index < 0:
-            cursor.outside("timers")
+            cursor.outside()
         try:
             at = pack_at(at_ms + BIAS)
         except (TypeError, ValueError, OverflowError, struct.error):
@@ -164,9 +164,10 @@ class TimerIndex:
         if entries is not self._entries:
             self._turn(entries)
         by_time = _join((group, BY_TIME, at, key))  # quicker than `+`
-        entries[by_time] = b""
-        entries[_join((group, BY_KEY, key, at))] = b""
-        self._log.append(by_time)
+        if entries.get(by_time) is None:  # once: a timer may be set for every row
+            self._log.append(by_time)
+            entries[by_time] = b""
+            entries[_join((group, BY_KEY, key, at))] = b""
 
     def delete(self, at_ms: int) -> None:
         """Delete a timer of the current key, if there is one; while firing, it will not fire.
@@ -177,7 +178,7 @@ class TimerIndex:
         cursor = self._cursor
         index = cursor.index
         if index < 0:
-            cursor.outside("timers")
+            cursor.outside()
         at = at_bytes(at_ms)
         group, key = cursor.prefixes[index], cursor.suffixes[index]
         by_time = group + BY_TIME + at + key
@@ -195,7 +196,7 @@ class TimerIndex:
         cursor, table = self._cursor, self._table
         index = cursor.index
         if index < 0:
-            cursor.outside("timers")
+            cursor.outside()
         entries = table.entries
         if entries is not self._entries:
             self._turn(entries)
@@ -289,9 +290,10 @@ class TimerIndex:
         entries = self._table.entries
         if entries is not self._entries:
             self._turn(entries)
+        if by_time not in entries:
+            self._log.append(by_time)
         entries[by_time] = None
         entries[by_key] = None
-        self._log.append(by_time)
 
     def _collect(self, key_groups: range, limit: bytes) -> pa.BinaryArray:
         """The keys by time below ``limit`` that are set, in their order; notes the heads."""

@@ -422,3 +422,20 @@ def test_nothing_is_due_in_a_run_that_has_ended() -> None:
     run.finish(0, next_timer_ms=500)
     run.coordinator.fail(FencedError("Another driver."))
     assert run.coordinator.next_due() is None
+
+
+def test_an_operator_of_two_inputs_goes_by_the_one_that_is_behind() -> None:
+    def at(first: int | None, second: int | None) -> int:
+        time = OperatorTime(
+            time_mode="event",
+            delay_ms=10,
+            event_max_ms=first,
+            two_inputs=True,
+            second_max_ms=second,
+        )
+        return JobTime(5, 0).following([time]).watermark_ms
+
+    assert at(100, 50) == 40
+    assert at(50, 100) == 40
+    assert at(100, None) == 5, "one that has seen nothing holds it"
+    assert at(None, None) == 5

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.errors import KeyContextError, LocalCopyError
+from statebackend.errors import KeyContextError, LocalCopyError, ValueMismatchError
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
@@ -401,3 +401,16 @@ def test_a_list_comes_back_in_its_order_however_long_it_is(rows: int) -> None:
     cells.list.put(expected)
     assert list(cells.list.get()) == expected
     assert len(list(cells.table.snapshot())) == rows + 1
+
+
+def test_none_is_no_map_key_even_before_any_was_used() -> None:
+    cells = Cells()
+    cells.at("a")
+    for use in (
+        lambda: cells.map.update_value(None, (1,)),  # type: ignore[arg-type]
+        lambda: cells.map.get_value(None),  # type: ignore[arg-type]
+        lambda: cells.map.contains_key(None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueMismatchError):
+            use()
+    assert list(cells.map.iterator()) == []

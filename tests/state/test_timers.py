@@ -132,6 +132,17 @@ def test_a_timer_that_is_set_twice_is_one_timer(stored: Subtask) -> None:
     assert stored.fire(10) == []
 
 
+def test_a_timer_that_is_set_for_every_row_takes_no_more_memory(subtask: Subtask) -> None:
+    timers = subtask.at(0)
+    for _ in range(1000):
+        timers.register(5)
+    assert len(timers._log) == 1
+    timers.delete(5)
+    assert timers.list() == []
+    timers.register(5)
+    assert subtask.fire(5) == owned(0, 5)
+
+
 def test_a_key_sees_its_own_timers_in_order(stored: Subtask) -> None:
     for at_ms in (30, -10, 20):
         stored.at(0).register(at_ms)

@@ -1,6 +1,7 @@
 """A driver program for the cluster tests: counts per key, over files, until they are used up.
 
-Run as a process of its own, so that a test can kill it. Everything it is told comes as JSON.
+Run as a process of its own, so that a test can kill it. Everything it is told comes as JSON. There
+are two kinds of job: "tally" counts, "windows" has event time, timers and an initial state as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,23 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
-from statebackend import StateBackend
+from statebackend import KeyedProcessor, StateBackend
+
+WINDOW_MS = 10_000
+
+
+def dawdle_in(told: str) -> None:
+    """The first attempt only: whoever makes the file waits in it until it is removed."""
+    path = Path(told)
+    try:
+        with path.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return
+    for _ in range(1200):
+        if not path.exists():
+            return
+        time.sleep(0.05)
 
 
 class Tally(StatefulProcessor):
@@ -33,7 +50,7 @@ class Tally(StatefulProcessor):
         n, total, note = self.tally.get() or (0, 0, "")
         for row in rows:
             if self.dawdle and row.flag:
-                self._dawdle()
+                dawdle_in(self.dawdle)
             n, total = n + 1, total + row.v
             before = self.seen.getValue((row.file,))
             self.seen.updateValue((row.file,), ((before[0] if before else 0) + 1,))
@@ -42,21 +59,50 @@ class Tally(StatefulProcessor):
         files = sum(1 for _ in self.seen.keys())  # noqa: SIM118 - a MapState is no dict
         yield Row(k=key[0], n=n, total=total, files=files)
 
-    def _dawdle(self):
-        # The first attempt only: whoever makes the file waits in it until it is removed.
-        path = Path(self.dawdle)
-        try:
-            with path.open("x") as file:
-                file.write(str(os.getpid()))
-        except FileExistsError:
-            return
-        for _ in range(1200):
-            if not path.exists():
-                return
-            time.sleep(0.05)
-
     def close(self):
         pass
+
+
+class Windows(KeyedProcessor):
+    """Counts per key and window, told when the window is over; a total that begins with another.
+
+    Args:
+        dawdle: a file. dawdle_at_ms: dawdle in this timer, and not in the row with the flag.
+    """
+
+    def __init__(self, dawdle: str = "", dawdle_at_ms: int = 0) -> None:
+        self.dawdle, self.dawdle_at_ms = dawdle, dawdle_at_ms
+
+    def open(self, ctx):
+        self.total = ctx.reducing_state("total", "v bigint", lambda a, b: (a[0] + b[0],))
+        self.counts = ctx.map_state("counts", "at_ms bigint", "n bigint")
+
+    def on_initial(self, key, rows, ctx):
+        for row in rows:
+            self.total.add((row.v,))
+            self.counts.update_value((row.at_ms,), (0,))
+            ctx.timers.register(row.at_ms)
+
+    def process(self, key, rows, ctx):
+        n, files = 0, set()
+        for row in rows:
+            if self.dawdle and row.flag and not self.dawdle_at_ms:
+                dawdle_in(self.dawdle)
+            self.total.add((row.v,))
+            at_ms = round(row.at.timestamp()) * 1000 // WINDOW_MS * WINDOW_MS + WINDOW_MS
+            (before,) = self.counts.get_value((at_ms,)) or (0,)
+            self.counts.update_value((at_ms,), (before + 1,))
+            ctx.timers.register(at_ms)
+            n += 1
+            files.add(row.file)
+        yield ctx.epoch, "rows", *key, 0, n, self.total.get()[0], sorted(files)
+
+    def on_timer(self, key, at_ms, ctx):
+        if self.dawdle and at_ms == self.dawdle_at_ms:
+            dawdle_in(self.dawdle)
+        (n,) = self.counts.get_value((at_ms,))  # None if it fired before: that would fail here
+        self.counts.remove_key((at_ms,))
+        yield ctx.epoch, "timer", *key, at_ms, n, self.total.get()[0], []
 
 
 def keep(folder: Path, batch, number: int) -> None:
@@ -65,6 +111,40 @@ def keep(folder: Path, batch, number: int) -> None:
     draft = folder / f".{number}"
     draft.write_text(json.dumps([row.asDict() for row in batch.collect()]))
     draft.rename(folder / f"{number}.json")
+
+
+def rows_in(spark, told: dict, schema: str):
+    """The stream of input files, one in each batch."""
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    return reader.json(str(Path(told["root"]) / "in"))
+
+
+def tally(spark, backend, told: dict):
+    """The frame of the job that counts."""
+    return backend.transform_with_state(
+        rows_in(spark, told, "k bigint, v bigint, file int, flag boolean"),
+        keys="k",
+        processor=Tally(told.get("dawdle", "")),
+        output_schema="k bigint, n bigint, total bigint, files int",
+        uid="tally",
+    )
+
+
+def windows(spark, backend, told: dict):
+    """The frame of the job with time."""
+    initial = spark.read.schema("k bigint, v bigint, at_ms bigint")
+    return backend.process(
+        rows_in(spark, told, "k bigint, v bigint, file int, flag boolean, at timestamp"),
+        keys="k",
+        processor=Windows(told.get("dawdle", ""), told.get("dawdle_at_ms", 0)),
+        output_schema="epoch bigint, kind string, k bigint, at_ms bigint, n bigint, total bigint, "
+        "files array<int>",
+        uid="windows",
+        time_mode="event",
+        event_time="at",
+        watermark_delay=f"{told['windows']['delay_ms']} milliseconds",
+        initial_state=initial.json(told["windows"]["initial"]),
+    )
 
 
 def main() -> None:
@@ -78,6 +158,7 @@ def main() -> None:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
+        "spark.sql.session.timeZone": "UTC",
         "spark.executor.cores": "1",
         # Subtasks go where executors are when the frame is made: both must be there.
         "spark.cores.max": "2",
@@ -89,11 +170,6 @@ def main() -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     root = Path(told["root"])
-    stream = (
-        spark.readStream.schema("k bigint, v bigint, file int, flag boolean")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(root / "in"))
-    )
     backend = StateBackend(
         spark,
         uri=told.get("uri", (root / "store").as_uri()),
@@ -102,13 +178,7 @@ def main() -> None:
         commit=told.get("commit", "sync"),
         settings=told.get("settings", {}),
     )
-    frame = backend.transform_with_state(
-        stream,
-        keys="k",
-        processor=Tally(told.get("dawdle", "")),
-        output_schema="k bigint, n bigint, total bigint, files int",
-        uid="tally",
-    )
+    frame = windows(spark, backend, told) if told.get("windows") else tally(spark, backend, told)
     writer = frame.writeStream.option("checkpointLocation", str(root / "checkpoint"))
     if told.get("sink") == "batches":
         function = backend.checked(lambda batch, number: keep(root / "out", batch, number))

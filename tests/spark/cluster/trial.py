@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -21,6 +22,8 @@ import pyarrow.parquet as pq
 FILES = 10
 KEYS = 40
 ROWS = 300
+DELAY_MS = 4000
+WINDOW_MS = 10_000
 _JOB = Path(__file__).with_name("job.py")
 
 
@@ -83,6 +86,41 @@ def kill(pids: list[int], how: int = signal.SIGKILL) -> None:
             os.kill(pid, how)
 
 
+def timed_truth(
+    initial: list[dict[str, Any]], files: list[list[dict[str, Any]]], epochs: list[list[int]]
+) -> list[tuple[Any, ...]]:
+    """What the job with time gives out, made in plain Python from its input alone.
+
+    Args:
+        initial: rows of the initial state. files: rows of each file.
+        epochs: the numbers of the files that each epoch took in.
+    """
+    totals: Counter[int] = Counter()
+    timers: dict[tuple[int, int], int] = {}  # (time, key): rows in the window
+    for row in initial:
+        totals[row["k"]] += row["v"]
+        timers[row["at_ms"], row["k"]] = 0
+    out = []
+    watermark_ms, late_ms, largest_ms = 0, 0, 0
+    for epoch, numbers in enumerate(epochs):
+        late_ms, watermark_ms = watermark_ms, max(watermark_ms, largest_ms - DELAY_MS)
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for row in (row for number in numbers for row in files[number]):
+            largest_ms = max(largest_ms, row["at_ms"])
+            if row["at_ms"] > late_ms:
+                rows.setdefault(row["k"], []).append(row)
+        for k, own in rows.items():
+            totals[k] += sum(row["v"] for row in own)
+            for row in own:
+                due = row["at_ms"] // WINDOW_MS * WINDOW_MS + WINDOW_MS, k
+                timers[due] = timers.get(due, 0) + 1
+            taken = tuple(sorted({row["file"] for row in own}))
+            out.append((epoch, "rows", k, 0, len(own), totals[k], taken))
+        for at_ms, k in sorted(due for due in timers if due[0] <= watermark_ms):
+            out.append((epoch, "timer", k, at_ms, timers.pop((at_ms, k)), totals[k], ()))
+    return out
+
+
 @dataclass
 class Trial:
     """One job in a directory of its own: its input, its drivers, and the truth."""
@@ -110,6 +148,38 @@ class Trial:
             path = folder / f"{number:03}.json"
             path.write_text("\n".join(map(json.dumps, rows)))
             os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def write_timed_input(self, *, flag_in_file: int = -1) -> dict[str, Any]:
+        """Rows with event times, some of them late, and an initial state.
+
+        Returns:
+            what to tell the driver.
+        """
+        rng = random.Random(11)
+        base_ms = 1_767_225_600_000
+        folder = self.root / "in"
+        folder.mkdir(parents=True)
+        for number in range(FILES):
+            rows = []
+            for i in range(ROWS):
+                late = 40 if i % 9 == 0 else 0
+                at_ms = base_ms + 1000 * (60 + number * 7 - late + rng.randrange(9))
+                moment = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
+                row = {"k": rng.randrange(KEYS), "v": rng.randrange(1000), "file": number}
+                row |= {"at": moment.strftime("%Y-%m-%d %H:%M:%S"), "at_ms": at_ms}
+                rows.append(row | {"flag": number == flag_in_file and i == 1})
+            path = folder / f"{number:03}.json"
+            path.write_text("\n".join(map(json.dumps, rows)))
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        # Every other key of the stream, and keys that it never has.
+        keys = [*range(0, KEYS, 2), *range(KEYS, KEYS + 10)]
+        initial = [
+            {"k": k, "v": 10_000 * k, "at_ms": base_ms + 60_001 + 2290 * i}
+            for i, k in enumerate(keys)
+        ]
+        path = self.root / "initial.json"
+        path.write_text("\n".join(map(json.dumps, initial)))
+        return {"windows": {"delay_ms": DELAY_MS, "initial": str(path)}}
 
     def start(self, name: str, **told: Any) -> subprocess.Popen[bytes]:
         """Start a driver."""
@@ -194,6 +264,39 @@ class Trial:
             return
         assert sorted(found) == sorted(expected)
         assert self.committed() == FILES - 1
+
+    def timed_input(self) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+        """The initial state, and the rows of each file."""
+        paths = [self.root / "initial.json", *sorted((self.root / "in").iterdir())]
+        initial, *files = [list(map(json.loads, p.read_text().splitlines())) for p in paths]
+        return initial, files
+
+    def last_timer_ms(self) -> int:
+        """The last timer that fires, in the batch without data after all files."""
+        epochs = [[number] for number in range(FILES)]
+        return max(row[3] for row in timed_truth(*self.timed_input(), [*epochs, []]))
+
+    def check_timed(self, *, recut: bool = False) -> None:
+        """Compare the sink of the job with time with what its input must give.
+
+        Args:
+            recut: as in :meth:`check`: which files an epoch took in is read from the output then.
+        """
+        found = [
+            (*(row[n] for n in ("epoch", "kind", "k", "at_ms", "n", "total")), tuple(row["files"]))
+            for row in self._output()
+        ]
+        epochs = [[number] for number in range(FILES)]
+        if recut:
+            taken: dict[int, set[int]] = {}
+            for row in found:
+                taken.setdefault(row[0], set()).update(row[-1])
+            epochs = [sorted(taken.get(n, ())) for n in range(self.committed())]
+            assert sorted(n for numbers in epochs for n in numbers) == list(range(FILES))
+        # At the end comes one batch without data, by the watermark of the last file.
+        truth = timed_truth(*self.timed_input(), [*epochs, []])
+        assert sorted(found) == sorted(truth)
+        assert self.committed() == len(epochs)
 
     def _output(self) -> list[dict[str, Any]]:
         batches = sorted((self.root / "out").glob("*.json"))

@@ -6,12 +6,13 @@ import contextlib
 import shutil
 import threading
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
-from pyspark.sql.types import NullType, StringType, StructField, StructType
+from pyspark.sql.types import NullType, Row, StringType, StructField, StructType
 
 from statebackend import StateBackend
 from statebackend.errors import (
@@ -470,6 +471,72 @@ def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world
     assert "SB1005" in text
     assert "Field 'n' is bigint and cannot hold a value of type str" in text
     assert user_line("the user's misfit") in text
+
+
+# --- in the processor ----------------------------------------------------------------------------
+# What is said of each mistake: tests/api/test_mistakes.py. Here: that Spark passes it on, with the
+# user's line, and that the batch leaves no trace.
+
+
+class _Late(Ledger):
+    def close(self) -> None:
+        self.state.get()  # a look at no key
+
+
+class _Timeless(Ledger):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        self.handle.registerTimer(5)  # in no time mode
+
+
+class _Scalars(Ledger):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        list(super().handleInputRows(key, rows, timerValues))
+        return len(key)
+
+
+class _Hasty(Ledger):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.registerTimer(5)  # before there is a key
+
+
+def _line(mark: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
+    return f"{__file__}:{number} in "
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        (_Late, ["SB1015", "State 'acc' was used outside", _line("a look at no key") + "close"]),
+        (_Timeless, ["SB1013", "time_mode=", _line("in no time mode") + "handleInputRows"]),
+        (_Scalars, ["SB1014", "returned what is no iterable of rows ('int'"]),
+    ],
+)
+def test_a_mistake_in_a_processor_is_told_with_its_line_and_leaves_no_trace(
+    world: World, processor: type[Ledger], said: list[str]
+) -> None:
+    world.input.add_batches(1)
+    world.run_ledger()
+    world.input.add_batches(1)
+    backend = world.backend()
+    text = world.fail(backend, world.ledger(backend, processor=processor()))
+    for one in said:
+        assert one in text
+    world.check(world.run_ledger())
+
+
+def test_a_timer_in_init_is_refused_at_the_call_with_its_line(old: World, df: DataFrame) -> None:
+    for given in ({}, {"time_mode": "processing"}):
+        with pytest.raises(UnsupportedQueryError) as caught:
+            _frame(old.backend(), df, _Hasty(), **given)
+        assert _line("before there is a key") + "init" in str(caught.value)
 
 
 # --- places --------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""When the heartbeat asks for a batch: the decision by itself, without Spark."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+from statebackend.spark.heartbeat import HeartbeatFile, wanted_epoch
+
+NEVER = -2
+
+
+def said(epoch: int, *, event: bool = False, at_ms: int | None = None) -> bytes:
+    text = {"epoch": epoch, "event_due": event, "processing_due_ms": at_ms}
+    return json.dumps(text).encode()
+
+
+def test_nothing_is_asked_for_before_anything_was_said() -> None:
+    assert wanted_epoch(b"", 3, NEVER, 0) == (3, NEVER)
+    assert wanted_epoch(b"{", 3, NEVER, 0) == (3, NEVER)
+
+
+def test_nothing_is_asked_for_when_nothing_is_due() -> None:
+    assert wanted_epoch(said(4), 3, NEVER, 10) == (3, NEVER)
+    assert wanted_epoch(said(4, at_ms=11), 3, NEVER, 10) == (3, NEVER)
+
+
+def test_the_next_epoch_is_asked_for_when_a_timer_is_due() -> None:
+    assert wanted_epoch(said(4, event=True), 3, NEVER, 10) == (5, 4)
+    assert wanted_epoch(said(4, at_ms=10), 3, NEVER, 10) == (5, 4)
+    assert wanted_epoch(said(-1, event=True), -1, NEVER, 10) == (0, -1)
+
+
+def test_one_epoch_is_answered_once() -> None:
+    """Or a file that nobody writes any more would make batches without end."""
+    wanted, answered = wanted_epoch(said(4, event=True), 3, NEVER, 10)
+    assert wanted_epoch(said(4, event=True), wanted, answered, 20) == (wanted, answered)
+    assert wanted_epoch(said(5, event=True), wanted, answered, 20) == (6, 5)
+
+
+def test_an_offset_that_lies_ahead_still_moves() -> None:
+    """As in a checkpoint location that was restored from a copy."""
+    assert wanted_epoch(said(4, event=True), 8, NEVER, 10) == (9, 4)
+
+
+def test_the_file_lives_as_long_as_the_object_and_survives_a_cleaner() -> None:
+    file = HeartbeatFile()
+    file.say(0, event_due=True, processing_due_ms=None)
+    path = Path(file.path)
+    assert json.loads(path.read_text()) == {
+        "epoch": 0,
+        "event_due": True,
+        "processing_due_ms": None,
+    }
+    path.unlink()
+    path.parent.rmdir()
+    file.say(1, event_due=False, processing_due_ms=5)
+    assert json.loads(path.read_text())["epoch"] == 1
+    assert path.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
+    file.remove()
+    file.remove()
+    assert not path.exists()
+    del file
+    gc.collect()
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("event", [True, False])
+def test_both_kinds_of_time_are_looked_at(event: bool) -> None:
+    text = said(7, event=event, at_ms=None if event else 99)
+    assert wanted_epoch(text, 7, NEVER, 99)[0] == 8
