@@ -21,7 +21,6 @@ from statebackend.errors import ProcessorError, UsageError, ValueMismatchError
 from statebackend.ops.declared import Declarations, EpochState
 from statebackend.ops.operator import call_once
 from statebackend.ops.rowconv import columns_to_python, make_rows, row_type
-from statebackend.ops.tws import copied
 
 if TYPE_CHECKING:
     from statebackend.ops.epoch import Calls, OperatorPlan
@@ -42,18 +41,17 @@ _SIDES: Final = {
 
 
 def record_keyed_states(processor: Any, uid: str, *, time_mode: str = "none") -> Declarations:
-    """What states a processor's ``open`` asks for; the processor itself is left untouched.
+    """What states a processor's ``open`` asks for; give it a copy, which is used up.
 
     Raises:
-        ProcessorError: it cannot be pickled, ``open`` raised, or a method takes other arguments.
+        ProcessorError: ``open`` raised, or a method takes other arguments.
         SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
         UsageError: no processor of ours, or a use that can only fail later.
     """
     _check_shape(processor, uid)
     declarations = Declarations(uid)
     ctx = RecordingContext(declarations, uid, time_mode)
-    copy = copied(processor, uid)
-    call_once(uid, "open", lambda: copy.open(ctx))
+    call_once(uid, "open", lambda: processor.open(ctx))
     return declarations
 
 

@@ -162,7 +162,7 @@ class Harness:
     ) -> None:
         self.keys, self._check = keys, check
         self._original = copied(processor, UID)
-        found = as_raised(lambda: record(self._original, UID, time_mode=time_mode))
+        found = as_raised(lambda: record(copied(self._original, UID), UID, time_mode=time_mode))
         self.states = found.declared
         self.ids = {name: number for number, name in enumerate(found.declared, start=1)}
         self._dropped = [name for name in found.dropped if name in self.ids]

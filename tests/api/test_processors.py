@@ -67,12 +67,6 @@ def test_the_driver_learns_every_state_from_open() -> None:
     assert all(one.time_to_live is None for one in found.values())
 
 
-def test_recording_leaves_the_processor_as_it_was() -> None:
-    processor = Totals()
-    record_keyed_states(processor, "totals")
-    assert vars(processor) == {}
-
-
 def test_a_ttl_is_recorded_in_every_time_mode() -> None:
     def opening(self: Made, ctx: ProcessorContext) -> None:
         ctx.list_state("kept", "n bigint", ttl=TTL(5000, update="read"))
@@ -148,7 +142,7 @@ def test_a_processor_that_cannot_be_pickled_is_refused() -> None:
     processor = Totals()
     processor.rows = (row for row in ())  # type: ignore[attr-defined]
     with pytest.raises(ProcessorError, match="cannot be shipped"):
-        record_keyed_states(processor, "totals")
+        ProcessorTester(processor)
 
 
 def test_a_method_with_other_arguments_is_refused_on_the_driver() -> None:
