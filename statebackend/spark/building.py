@@ -21,12 +21,12 @@ from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
-from statebackend.spark.heartbeat import HeartbeatFile, beating
+from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
 from statebackend.spark.initial import InitialState
 from statebackend.spark.job import Job
 from statebackend.spark.plan import Anchor, anchored, quoted
 from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.sources import check_sources
+from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
@@ -94,7 +94,7 @@ class FrameBuilder:
         operator = self._operator(uid, df, names, declared=declared, when=when, initial=initial)
         plan = self._plan(operator, df, names, output=output, flavour=flavour, sides=sides)
         task = SubtaskTask(self._spec(operator, plan), self._shipped(packed), self.token())
-        beat = self._new_heartbeat(when)
+        beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
         result = self._anchored(df, names, operator).mapInArrow(task, output)
         self.operators[uid] = operator
@@ -178,11 +178,15 @@ class FrameBuilder:
         anchor = self._anchored_at(operator.parallelism)
         return anchored(df, names, anchor, operator.max_parallelism)
 
-    def _new_heartbeat(self, when: TimePlan) -> HeartbeatFile | None:
-        """What the first operator with a time mode brings along."""
-        if when.mode == "none" or self.heartbeat is not None or not self._settings.heartbeat:
+    def _heartbeat_of(self, df: DataFrame, when: TimePlan) -> HeartbeatFile | None:
+        """What an operator with a time mode brings along, unless one before it has.
+
+        So where it stands among Spark's sources follows from the query, and not from the order in
+        which its frames were made: Spark's offsets go by place.
+        """
+        if when.mode == "none" or not self._settings.heartbeat or SOURCE_NAME in source_names(df):
             return None
-        return HeartbeatFile()
+        return self.heartbeat or HeartbeatFile()
 
     def _conf(self, key: str, default: str) -> str:
         return self._spark.sparkContext.getConf().get(key, default) or default

@@ -226,6 +226,7 @@ class Launch:
             self._operators,
             {m.operator: m for m in manifests if m.operator in live},
             allow_dropped_state=self._allow_dropped_state,
+            heartbeat=bool(self._settings.heartbeat),
         )
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:

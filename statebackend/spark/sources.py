@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.heartbeat import SOURCE_NAME
 
-__all__ = ["REPEATABLE_SOURCES", "check_sink", "check_sources"]
+__all__ = ["REPEATABLE_SOURCES", "check_sink", "check_sources", "source_names"]
 
 # By the name given to readStream.format(). Files only where they are left in place.
 REPEATABLE_SOURCES: Final = frozenset(
@@ -29,6 +29,17 @@ REPEATABLE_SOURCES: Final = frozenset(
 )
 _SKIPPING_SINKS: Final = ("FileStreamSink", "DeltaSink")
 _TODO: Final = 'Use commit="sync" (the default) for this query.'
+
+
+def source_names(df: DataFrame) -> set[str]:
+    """The streaming sources of a frame that have a name of their own (data sources, version 2)."""
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    names = set()
+    while leaves.hasNext():
+        leaf: Any = leaves.next()
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            names.add(str(leaf.sourceName()))
+    return names
 
 
 def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:

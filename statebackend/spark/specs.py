@@ -51,11 +51,13 @@ def operator_specs(
     newest: Mapping[str, Manifest],
     *,
     allow_dropped_state: bool,
+    heartbeat: bool,
 ) -> dict[str, OperatorSpec]:
     """What the coordinator is told of each operator.
 
     Args:
         newest: the last record of each operator that the checkpoint holds.
+        heartbeat: operators with a time mode bring a source of their own along.
 
     Raises:
         MissingUidError: an operator of the checkpoint is not there any more.
@@ -72,7 +74,7 @@ def operator_specs(
         )
     specs = {}
     for uid, operator in operators.items():
-        _check_time_mode(operator, newest.get(uid))
+        _check_time_mode(operator, newest.get(uid), heartbeat)
         ids = _state_ids(operator, newest.get(uid), allow_dropped_state)
         specs[uid] = OperatorSpec(
             uid=uid,
@@ -89,10 +91,18 @@ def operator_specs(
     return specs
 
 
-def _check_time_mode(operator: Operator, known: Manifest | None) -> None:
+def _check_time_mode(operator: Operator, known: Manifest | None, heartbeat: bool) -> None:
     before = known.time_mode if known else ""
-    if before in ("", "none", operator.time.mode):
+    if before in ("", operator.time.mode) or (before == "none" and not heartbeat):
         return
+    if before == "none":
+        raise StateMismatchError(
+            f"Operator {operator.uid!r} was started with time_mode={operator.time.mode!r}, but the "
+            f"checkpoint has it without one; its heartbeat would be one more source, which Spark "
+            f"refuses in a checkpoint location that is in use.",
+            todo="Set heartbeat=0 (timers then wait for the next batch with data), or start the "
+            "job anew.",
+        )
     raise StateMismatchError(
         f"Operator {operator.uid!r} was started with time_mode={operator.time.mode!r}, but the "
         f"checkpoint has timers in mode {before!r}.",

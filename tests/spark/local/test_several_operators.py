@@ -16,6 +16,7 @@ from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import functions as F
 
 from statebackend import CoProcessor, KeyedProcessor
+from statebackend.errors import StateMismatchError
 from tests.spark.local.processors import Ledger
 from tests.spark.local.world import Input, check_ledger_output, durable_state, setting, until
 
@@ -378,28 +379,20 @@ def test_with_a_trigger_by_time_the_last_timers_need_no_data(world: World) -> No
     assert world.committed() == [0, 1, 2, 3]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The heartbeat is one more source, and Spark refuses a checkpoint location with another "
-    "number of sources: an AssertionError in the query, without a code. The same where the setting "
-    "heartbeat is changed, and where a time mode is given up with allow_dropped_state.",
-)
-def test_an_operator_may_be_given_a_time_mode_later(world: World) -> None:
+def test_an_operator_is_given_a_time_mode_later_without_a_heartbeat_only(world: World) -> None:
     _fill(world.input, _files(1))
     backend = world.backend()
     world.run(backend, _passing(world, backend).drop("at"))
     _fill(world.input, _files(1, shift=7))
     backend = world.backend()
+    frame = _passing(world, backend, time_mode="processing").drop("at")
+    with pytest.raises(StateMismatchError, match="one more source"):
+        world.run(backend, frame)
+    backend = world.backend(settings={"heartbeat": 0})
     world.run(backend, _passing(world, backend, time_mode="processing").drop("at"))
     assert world.committed() == [0, 1]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The heartbeat goes to the operator that is built first, so the order of Spark's "
-    "sources depends on the order of the user's lines; another one gives sources each other's "
-    "offsets: 'No usable value for logOffset', without a code.",
-)
 def test_the_order_in_which_frames_are_built_may_change_if_the_query_is_the_same(
     world: World,
 ) -> None:
