@@ -18,6 +18,7 @@ def _kill_driver(cluster: Trial, driver: Any) -> None:
     until(lambda: not executors(cluster.token), "the executors' end")
 
 
+@pytest.mark.slow
 def test_a_driver_killed_in_the_first_epoch_and_an_executor_later_change_no_result(
     local_cluster: Trial,
 ):
@@ -57,6 +58,7 @@ def test_a_driver_killed_while_the_last_timers_fire_fires_them_once(local_cluste
     local_cluster.check_timed()
 
 
+@pytest.mark.slow
 def test_asynchronous_commits_lose_no_timer_of_a_killed_driver(local_cluster: Trial):
     told = local_cluster.write_timed_input() | {"commit": "async", "sink": "batches"}
     driver = local_cluster.start("a", **told)
