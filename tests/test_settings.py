@@ -23,7 +23,8 @@ def resolve(
 
 def other_value(name: str) -> Any:
     """A value that the setting takes and that is not its default."""
-    return {"commit": "async", "s3_sse": "AES256"}.get(name, OTHER[SETTINGS[name].kind])
+    special = {"commit": "async", "s3_sse": "AES256", "heartbeat": 0, "quick_frames": 0}
+    return special.get(name, OTHER[SETTINGS[name].kind])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
