@@ -19,7 +19,7 @@ from statebackend.api.context import RecordingContext, WorkerContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
 from statebackend.errors import ProcessorError, UsageError, ValueMismatchError
 from statebackend.ops.declared import Declarations, EpochState
-from statebackend.ops.operator import call_once
+from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import columns_to_python, make_rows, row_type
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from statebackend.errors import KeyContextError, SchemaError, StateMismatchError
 from statebackend.ops.zoned import zoned, zoned_keys
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
+from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
@@ -254,17 +255,13 @@ class EpochState:
 
 @functools.lru_cache(256)
 def _codec(schema: str, timezone: str) -> Any:
-    parsed = _schema(schema)
+    parsed = schema_from_json(schema)
     codec = codec_for(parsed)  # a third of a millisecond, in every task
     return zoned(codec, parsed, timezone) if timezone else codec
 
 
 @functools.lru_cache(256)
 def _key_codec(schema: str, timezone: str) -> Any:
-    parsed = _schema(schema)
+    parsed = schema_from_json(schema)
     codec = KeyCodec(parsed, allow_all_null=True)  # of a map: as in Spark
     return zoned_keys(codec, parsed, timezone) if timezone else codec
-
-
-def _schema(text: str) -> StructType:
-    return StructType.fromJson(msgspec.json.decode(text))

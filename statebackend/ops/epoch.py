@@ -7,6 +7,7 @@ tester) brings the table and takes the delta.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -55,9 +56,9 @@ class OperatorPlan:
     initial_key_positions: tuple[int, ...] = ()
     sides: tuple[StructType, StructType] | None = None
 
-    @property
+    @functools.cached_property
     def key_codec(self) -> KeyCodec:
-        """Of the operator's key."""
+        """Of the operator's key; a third of a millisecond to make."""
         return KeyCodec(StructType([self.input_schema[i] for i in self.key_positions]))
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import StateBackendError, UsageError
-from statebackend.ops.failures import call_once, failure
+from statebackend.ops.failures import failure
 from statebackend.ops.grouping import Groups
 from statebackend.state.cells import KeyCursor
 from statebackend.state.timers import DueTimers
 
-__all__ = ["InputReader", "KeyCall", "KeyOperator", "OutputWriter", "TimerCall", "call_once"]
+__all__ = ["InputReader", "KeyCall", "KeyOperator", "OutputWriter", "TimerCall"]
 
 # Keys whose point states are read with one multi-get.
 _CHUNK_KEYS = 1024

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.ops.operator import KeyOperator, call_once
+from statebackend.ops.operator import KeyOperator
 from statebackend.ops.rowconv import RowWriter, columns_to_python, make_rows, row_type
 from statebackend.state.cells import KeyCursor
 
-__all__ = ["RowOperator", "RowReader", "call_once"]
+__all__ = ["RowOperator", "RowReader"]
 
 
 class RowReader:

@@ -25,7 +25,7 @@ from pyspark.sql.types import Row, StructType
 
 from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
 from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound, parse_schema
-from statebackend.ops.operator import call_once
+from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
@@ -58,25 +58,10 @@ class TwsTtlListState(TtlListCell, ListState):
     appendList = TtlListCell.extend
 
 
-class TwsMapState(MapCell, MapState):
-    """Spark's MapState."""
+class _NamedValues:
+    """A map cell's getter that gives Rows with names: in Spark this getter alone does so."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._row = row_type(args[-1].schema.names)
-
-    def getValue(self, key: tuple[Any, ...]) -> Row | None:
-        """As ``get_value``, with the fields' names: in Spark this getter alone gives them."""
-        found = self.get_value(key)
-        return None if found is None else _named(self._row, found)
-
-    containsKey = MapCell.contains_key
-    updateValue = MapCell.update_value
-    removeKey = MapCell.remove_key
-
-
-class TwsTtlMapState(TtlMapCell, MapState):
-    """Spark's MapState with a TTL."""
+    get_value: Any
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -86,6 +71,18 @@ class TwsTtlMapState(TtlMapCell, MapState):
         """As ``get_value``, with the fields' names."""
         found = self.get_value(key)
         return None if found is None else _named(self._row, found)
+
+
+class TwsMapState(_NamedValues, MapCell, MapState):
+    """Spark's MapState."""
+
+    containsKey = MapCell.contains_key
+    updateValue = MapCell.update_value
+    removeKey = MapCell.remove_key
+
+
+class TwsTtlMapState(_NamedValues, TtlMapCell, MapState):
+    """Spark's MapState with a TTL."""
 
     containsKey = TtlMapCell.contains_key
     updateValue = TtlMapCell.update_value

@@ -163,8 +163,9 @@ class FrameBuilder:
         )
 
     def _frame_rows(self) -> int:
-        rows = self._spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
-        return int(rows or 0) if int(rows or 0) > 0 else 1 << 31
+        key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+        rows = int(self._spark.conf.get(key, "10000") or 0)
+        return rows if rows > 0 else 1 << 31  # as Spark: no limit
 
     def _shipped(self, packed: PackedProcessor) -> ShippedProcessor:
         context = self._spark.sparkContext

@@ -1,4 +1,4 @@
-"""Batches without data: a source that has something new whenever a timer is due.
+"""Batches without data: a source that has something new when time has moved without any.
 
 Spark runs a batch when a source has new data. Timers are due without any, so a query with timers
 has one source more, which never gives a row: its offset is the epoch that it asks for. Whether one
@@ -39,7 +39,7 @@ def wanted_epoch(text: bytes, start: int, answered: int, now_ms: int) -> tuple[i
     """The epoch that is asked for now (or ``start``), and the one that was answered last.
 
     Args:
-        text: what the file says: ``epoch`` (the last one that is over), ``event_due``, and
+        text: what the file says: ``epoch`` (the last one that is over), ``watermark_moves``, and
             ``processing_due_ms`` or null.
         start: the epoch that was asked for last. It may lie ahead of what the file says, in a
             checkpoint location that was restored from a copy.
@@ -48,7 +48,7 @@ def wanted_epoch(text: bytes, start: int, answered: int, now_ms: int) -> tuple[i
     try:
         said = json.loads(text)
         epoch, due_ms = int(said["epoch"]), said["processing_due_ms"]
-        due = bool(said["event_due"]) or (due_ms is not None and due_ms <= now_ms)
+        due = bool(said["watermark_moves"]) or (due_ms is not None and due_ms <= now_ms)
     except (ValueError, KeyError, TypeError):
         return start, answered  # not written yet
     if not due or epoch <= answered:
@@ -66,13 +66,17 @@ class HeartbeatFile:
         self._folder = system.temporary_folder(self)
         self.path = os.path.join(self._folder, "heartbeat.json")
 
-    def say(self, epoch: int, *, event_due: bool, processing_due_ms: int | None) -> None:
-        """``epoch`` is over, and this is due next.
+    def say(self, epoch: int, *, watermark_moves: bool, processing_due_ms: int | None) -> None:
+        """``epoch`` is over; a moved watermark, or a timer's time, wants one more.
 
         Raises:
             OSError: the driver's temporary directory cannot be written.
         """
-        said = {"epoch": epoch, "event_due": event_due, "processing_due_ms": processing_due_ms}
+        said = {
+            "epoch": epoch,
+            "watermark_moves": watermark_moves,
+            "processing_due_ms": processing_due_ms,
+        }
         # A cleaner of /tmp may have been there.
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         draft = f"{self.path}.{system.new_id()}"

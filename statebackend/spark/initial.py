@@ -16,7 +16,7 @@ import pyarrow as pa
 from blake3 import blake3
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from recovery.fetch import fetch_file
 from recovery.workspace import Workspace
@@ -43,8 +43,8 @@ _WRITTEN: Final = StructType(
         StructField("subtask", IntegerType()),
         StructField("name", StringType()),
         StructField("digest", StringType()),
-        StructField("size_bytes", StringType()),
-        StructField("rows", StringType()),
+        StructField("size_bytes", LongType()),
+        StructField("rows", LongType()),
     ]
 )
 
@@ -127,7 +127,7 @@ class _Writer:
             store.put_file(name, path)
             size_bytes = path.stat().st_size
             path.unlink()
-            out.append((subtask, name, hasher.hexdigest(), str(size_bytes), str(count[0])))
+            out.append((subtask, name, hasher.hexdigest(), size_bytes, count[0]))
         columns = list(zip(*out, strict=True)) if out else [()] * len(_WRITTEN.fields)
         arrays = [
             pa.array(list(values), type=field.type)
@@ -159,7 +159,7 @@ def write_initial(
     written = routed.mapInArrow(writer, _WRITTEN).collect()
     return {
         row.subtask: SlicePart(
-            digest=row.digest, size_bytes=int(row.size_bytes), rows=int(row.rows), name=row.name
+            digest=row.digest, size_bytes=row.size_bytes, rows=row.rows, name=row.name
         )
         for row in written
     }

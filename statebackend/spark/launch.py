@@ -169,7 +169,7 @@ class Launch:
             # A timer that a handler sets in the past waits: it would make batches without end.
             self._heartbeat.say(
                 due.epoch,
-                event_due=due.watermark_moves,
+                watermark_moves=due.watermark_moves,
                 processing_due_ms=due.processing_due_ms,
             )
 
@@ -183,7 +183,7 @@ class Launch:
         if not wanted:
             return
         # The generation that the claim after the start takes; if another driver takes it first,
-        # that claim is refused.
+        # this start is refused.
         generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
         for uid, state in wanted.items():
             spec = self._specs[uid]

@@ -41,19 +41,7 @@ _SAMPLED_KEYS: Final = 16
 class TtlValueCell(TtlCell):
     """One row per key that expires; the face of ``ValueCell``."""
 
-    def __init__(
-        self,
-        cursor: KeyCursor,
-        table: StateTable,
-        name: str,
-        state_id: int,
-        codec: RowCodecLike,
-        *,
-        ttl: TTL,
-        now_ms: int,
-    ) -> None:
-        super().__init__(cursor, table, name, state_id, codec, ttl, now_ms)
-        self._current: list[bytes | None] = []
+    _current: list[bytes | None]  # of the chunk that is loaded
 
     def _load(self) -> None:
         super()._load()

@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from statebackend.errors import ValueMismatchError
-from statebackend.state.cells import KeyCursor, RowCodecLike
 from statebackend.state.expiry import (
     INDEX_BYTES,
     LIST,
     TIME_BYTES,
-    TTL,
     ListHead,
     TtlCell,
     index_key,
     list_items,
 )
-from statebackend.state.table import StateTable
 
 __all__ = ["TtlListCell"]
 
@@ -28,19 +25,7 @@ _LOOK_AT: Final = 24  # in a head
 class TtlListCell(TtlCell):
     """Rows per key that expire one by one; the face of ``ListCell``. Appends take constant time."""
 
-    def __init__(
-        self,
-        cursor: KeyCursor,
-        table: StateTable,
-        name: str,
-        state_id: int,
-        codec: RowCodecLike,
-        *,
-        ttl: TTL,
-        now_ms: int,
-    ) -> None:
-        super().__init__(cursor, table, name, state_id, codec, ttl, now_ms)
-        self._heads: list[bytes | None] = []
+    _heads: list[bytes | None]  # of the chunk that is loaded
 
     def _load(self) -> None:
         super()._load()

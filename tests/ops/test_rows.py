@@ -16,8 +16,9 @@ from statebackend.errors import (
     StoreUnreachableError,
     ValueMismatchError,
 )
+from statebackend.ops.failures import call_once
 from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.rows import RowOperator, call_once
+from statebackend.ops.rows import RowOperator
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor, ValueCell

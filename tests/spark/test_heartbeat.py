@@ -14,7 +14,7 @@ NEVER = -2
 
 
 def said(epoch: int, *, event: bool = False, at_ms: int | None = None) -> bytes:
-    text = {"epoch": epoch, "event_due": event, "processing_due_ms": at_ms}
+    text = {"epoch": epoch, "watermark_moves": event, "processing_due_ms": at_ms}
     return json.dumps(text).encode()
 
 
@@ -48,16 +48,16 @@ def test_an_offset_that_lies_ahead_still_moves() -> None:
 
 def test_the_file_lives_as_long_as_the_object_and_survives_a_cleaner() -> None:
     file = HeartbeatFile()
-    file.say(0, event_due=True, processing_due_ms=None)
+    file.say(0, watermark_moves=True, processing_due_ms=None)
     path = Path(file.path)
     assert json.loads(path.read_text()) == {
         "epoch": 0,
-        "event_due": True,
+        "watermark_moves": True,
         "processing_due_ms": None,
     }
     path.unlink()
     path.parent.rmdir()
-    file.say(1, event_due=False, processing_due_ms=5)
+    file.say(1, watermark_moves=False, processing_due_ms=5)
     assert json.loads(path.read_text())["epoch"] == 1
     assert path.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
     file.remove()
