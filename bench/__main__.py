@@ -14,10 +14,14 @@ from typing import Any
 
 from bench.machine import ROOT, busy_share, describe
 from bench.sizes import FULL, QUICK, Sizes
-from bench.works import WORKS
+from bench.works import AGGREGATES, WORKS
 
 _BENCHMARKS = (
     "throughput",
+    "aggregate",
+    "growth",
+    "rmw",
+    "scan",
     "epochs",
     "takeover",
     "handover",
@@ -27,6 +31,7 @@ _BENCHMARKS = (
     "large",
     "memory",
 )
+_VECTORS = ("aggregate", "growth", "rmw", "scan")
 _NOISY = 0.15
 
 
@@ -67,13 +72,15 @@ def _run(
 
         found = throughput(
             sizes,
-            names=arguments.works,
+            names=[work for work in arguments.works if work not in AGGREGATES],
             work=work,
             floor=arguments.floor,
             s3=arguments.s3,
             progress=_say,
         )
         text = throughput_text(found, layers=arguments.profile)
+    elif name in _VECTORS:
+        found, text = _run_vectors(name, sizes, work, arguments)
     elif name == "epochs":
         from bench.epochs import epochs, epochs_text
 
@@ -94,6 +101,38 @@ def _run(
         found, text = _run_store(name, sizes, work, arguments)
     results[name] = found
     return text
+
+
+def _run_vectors(
+    name: str, sizes: Sizes, work: Path, arguments: argparse.Namespace
+) -> tuple[Any, str]:
+    """The benchmarks of the vectorised path."""
+    folder = work / name
+    folder.mkdir()
+    if name == "scan":
+        from bench.scan import scan, scan_text
+
+        found = scan(keys=sizes.scan_keys, sizes=(10, 100), repeats=2, work=folder, progress=_say)
+        return found, scan_text(found)
+    if name == "rmw":
+        from bench.rmw import rmw, rmw_text
+
+        found = rmw(keys=sizes.rmw_keys, repeats=sizes.repeats, work=folder, progress=_say)
+        return found, rmw_text(found)
+    from bench.aggregate import aggregate, aggregate_text, growth, growth_text, plot
+
+    sides = arguments.sides
+    if name == "growth":
+        sides = [side for side in sides if side != "flink"]
+        found = growth(sizes, sides=sides, work=folder, progress=_say)
+        if arguments.plot:
+            plot(found, Path(arguments.plot))
+        return found, growth_text(found)
+    works = [work for work in arguments.works if work in AGGREGATES] or AGGREGATES
+    found = aggregate(
+        sizes, sides=sides, works=works, flink=arguments.flink, work=folder, progress=_say
+    )
+    return found, aggregate_text(found, layers=arguments.profile)
 
 
 def _run_store(
@@ -144,8 +183,17 @@ def _arguments() -> argparse.Namespace:
         choices=tuple(WORKS),
         default=["counter"],
         dest="works",
-        help="what `throughput` compares (default: counter)",
+        help="what `throughput` compares (default: counter), or `aggregate` (default: all counts)",
     )
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        choices=("spark", "ours", "flink"),
+        default=["spark", "ours", "flink"],
+        help="of `aggregate` and `growth`",
+    )
+    parser.add_argument("--flink", help="`aggregate`: the folder of Flink's jars, or for them")
+    parser.add_argument("--plot", help="`growth`: where the curve goes as a PNG")
     parser.add_argument("--s3", action="store_true", help="`throughput`: our store is on S3")
     parser.add_argument("--map-keys", type=int, help="keys of the work with maps, 100 entries each")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")

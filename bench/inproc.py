@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
@@ -57,21 +56,25 @@ _CONTROL = [
     pa.field(CONTROL_COLUMNS[1], pa.int32()),
     pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
 ]
-_SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), *_CONTROL])
 
 
-def spark_batches(keys: np.ndarray, epoch: int, subtask: int = 0) -> list[pa.RecordBatch]:
+def spark_batches(
+    keys: np.ndarray, epoch: int, subtask: int = 0, *, values: np.ndarray | None = None
+) -> list[pa.RecordBatch]:
     """``keys`` as the operator gets them from Spark: our control columns, the barrier last."""
-    values = np.arange(len(keys), dtype=np.int64) + epoch
+    if values is None:
+        values = np.arange(len(keys), dtype=np.int64) + epoch
+    data = [("k", pa.array(keys)), ("v", pa.array(values))]
+    schema = pa.schema([*(pa.field(name, of.type) for name, of in data), *_CONTROL])
     groups = key_groups([pa.array(keys)], MAX_PARALLELISM).astype(np.int32)
     owner = np.full(len(keys), subtask, dtype=np.int32)
     stamps = pa.nulls(len(keys), _CONTROL[2].type)
-    columns = [pa.array(keys), pa.array(values), pa.array(groups), pa.array(owner), stamps]
-    rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    columns = [*(of for _, of in data), pa.array(groups), pa.array(owner), stamps]
+    rows = pa.RecordBatch.from_arrays(columns, schema=schema)
     barrier = [[None], [None], [None], [~subtask], [1_700_000_000_000_000 + epoch * 1_000_000]]
     last = pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(barrier, _SCHEMA, strict=True)],
-        schema=_SCHEMA,
+        [pa.array(column, field.type) for column, field in zip(barrier, schema, strict=True)],
+        schema=schema,
     )
     whole = pa.Table.from_batches([rows, last]).combine_chunks()
     return whole.to_batches(max_chunksize=_ARROW_ROWS)
@@ -107,6 +110,7 @@ class Harness:
         folder: for the local copy, and for the store where there is no ``uri``.
         keys: how many keys there are; each epoch brings each once, in another order.
         processor: what runs over them. state: of its one value state, ``count``.
+        flavour, columns, output: of the operator; ``columns`` are its input.
         overrides: settings by name.
         uri, options: of the durable store.
     """
@@ -116,8 +120,11 @@ class Harness:
         folder: Path,
         *,
         keys: int,
-        processor: StatefulProcessor | None = None,
+        processor: Any = None,
         state: StructType = STATE,
+        flavour: str = "rows",
+        columns: StructType = INPUT,
+        output: StructType = OUTPUT,
         overrides: dict[str, Any] | None = None,
         uri: str = "",
         options: StoreOptions | None = None,
@@ -132,10 +139,10 @@ class Harness:
             local_name="bench",
             plan=OperatorPlan(
                 uid=UID,
-                flavour="rows",
-                input_schema=INPUT,
+                flavour=flavour,
+                input_schema=columns,
                 key_positions=(0,),
-                output_schema=OUTPUT,
+                output_schema=output,
                 states={"count": self.declared},
             ),
             time=NO_TIME,
@@ -214,8 +221,8 @@ class Harness:
         self._random.shuffle(self._keys)
         return spark_batches(self._keys.copy(), self.epoch)
 
-    def run(self, batches: list[pa.RecordBatch]) -> int:
-        """One epoch, begin to ack; how many rows came out."""
+    def run(self, batches: list[pa.RecordBatch], *, take: Any = None) -> int:
+        """One epoch, begin to ack; how many rows came out. ``take`` is called with each batch."""
         context = EpochContext(
             epoch=self.epoch,
             query_id="query",
@@ -228,7 +235,11 @@ class Harness:
             mock.patch.object(task_module, "EpochContext", current),
             mock.patch.object(task_module, "client_for", return_value=client),
         ):
-            out = sum(batch.num_rows for batch in self._through(iter(batches)))
+            out = 0
+            for batch in self._through(iter(batches)):
+                out += batch.num_rows
+                if take is not None:
+                    take(batch)
         self.epoch += 1
         return out
 

@@ -70,6 +70,8 @@ def _passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _spark_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
     work, grouped = WORKS[task["name"]], frame.groupBy("k")
+    if work.flavour == "aggregate":
+        return grouped.count().withColumnRenamed("count", "n"), None
     pandas = work.flavour == "pandas"
     operator = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
     result = operator(
@@ -93,6 +95,9 @@ def _our_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
         parallelism=task["partitions"],
         settings=task.get("settings"),
     )
+    if work.flavour == "aggregate":
+        counts = {"n": "count"}
+        return backend.aggregate(frame, keys="k", aggregations=counts, uid=work.name), backend
     result = backend.transform_with_state(
         frame,
         keys="k",

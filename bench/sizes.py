@@ -12,11 +12,16 @@ __all__ = ["FULL", "QUICK", "Sizes"]
 class Sizes:
     """Counts, not durations. ``partitions``: one configuration of the comparison each.
 
+    ``growth_keys_per_row``: keys of `growth`, as multiples of ``aggregate_rows``. ``rmw_keys``,
+    ``scan_keys``: of a subtask, one case each.
+
     ``map_keys``: of the work with maps, whose state has 100 entries for each. ``pandas_rows``: keys
     and rows of the work in pandas. ``pandas_spark_batches``: its warm and counted batches on
     Spark's side, which takes a minute for 100,000 rows. ``quick_side_batches``: warm and counted
     batches of the other sides: these take a tenth of the time, and a JVM is warm after so many
-    seconds, not after so many batches.
+    seconds, not after so many batches. ``aggregate_rows``: of a batch of an aggregate;
+    ``aggregate_batches``, ``growth_batches``: its warm and counted batches on all sides, which take
+    seconds on each; the warm ones bring all keys.
     """
 
     name: str
@@ -29,6 +34,12 @@ class Sizes:
     pandas_rows: int
     pandas_spark_batches: tuple[int, int]
     quick_side_batches: tuple[int, int]
+    aggregate_rows: int
+    aggregate_batches: tuple[int, int]
+    growth_batches: tuple[int, int]
+    growth_keys_per_row: tuple[float, ...]
+    rmw_keys: tuple[int, ...]
+    scan_keys: tuple[int, ...]
     partitions: tuple[int, ...]
     changed_keys: int
     empty_warm_batches: int
@@ -56,6 +67,12 @@ FULL = Sizes(
     pandas_rows=100_000,
     pandas_spark_batches=(1, 1),
     quick_side_batches=(30, 15),
+    aggregate_rows=1_000_000,
+    aggregate_batches=(24, 12),
+    growth_batches=(16, 8),
+    growth_keys_per_row=(0.01, 0.1, 1.0, 10.0),
+    rmw_keys=(100_000, 1_000_000),
+    scan_keys=(100_000, 1_000_000, 5_000_000),
     partitions=(2, 4),
     changed_keys=50_000,
     empty_warm_batches=8,
@@ -74,6 +91,12 @@ QUICK = Sizes(
     pandas_rows=3_000,
     pandas_spark_batches=(1, 1),
     quick_side_batches=(1, 2),
+    aggregate_rows=100_000,
+    aggregate_batches=(4, 3),
+    growth_batches=(11, 3),
+    growth_keys_per_row=(0.01, 0.1, 1.0, 10.0),
+    rmw_keys=(10_000, 50_000),
+    scan_keys=(20_000,),
     partitions=(2,),
     changed_keys=5_000,
     empty_warm_batches=3,

@@ -21,7 +21,7 @@ from bench.runner import batch_stats, check_output, run_side
 from bench.sizes import Sizes
 from bench.works import WORKS, Prepared, Shape, Work
 
-__all__ = ["FLOOR", "throughput"]
+__all__ = ["FLOOR", "Comparison", "throughput"]
 
 _TIMEOUT_S = 3600.0
 FLOOR = ("stateless", "anchored")
@@ -49,7 +49,7 @@ def throughput(
     sides = ("spark", "ours", *FLOOR) if floor else ("spark", "ours")
     found: dict[str, Any] = {"store": "s3" if s3 else "file", "works": {}}
     for name in names:
-        one = _Comparison(WORKS[name], sizes, work / name, s3)
+        one = Comparison(WORKS[name], sizes, work / name, s3)
         configurations = [_rounds(one, sides, n, progress) for n in sizes.partitions]
         found["works"][name] = {
             "what": one.what(sides),
@@ -61,8 +61,8 @@ def throughput(
 
 
 @dataclass
-class _Comparison:
-    """One work: its input, written once for each shape, and runs of it."""
+class Comparison:
+    """One work: its input, written once for each shape, and runs of it, each checked."""
 
     work: Work
     sizes: Sizes
@@ -123,7 +123,7 @@ class _Comparison:
 
 
 def _rounds(
-    one: _Comparison, sides: tuple[str, ...], partitions: int, progress: Any
+    one: Comparison, sides: tuple[str, ...], partitions: int, progress: Any
 ) -> dict[str, Any]:
     rounds: list[dict[str, Any]] = []
     for number in range(one.sizes.rounds):

@@ -16,7 +16,7 @@ import numpy as np
 from bench.data import shuffled, write_batch
 from bench.sizes import Sizes
 
-__all__ = ["ENTRIES", "START_MS", "WORKS", "Prepared", "Shape", "Work"]
+__all__ = ["AGGREGATES", "ENTRIES", "START_MS", "WORKS", "Prepared", "Shape", "Work"]
 
 ENTRIES: Final = 100
 """Entries of a key's map."""
@@ -31,7 +31,7 @@ Truth = dict[str, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """How much of a work a side runs. ``rows``: a batch; a multiple of ``keys``."""
+    """How much of a work a side runs. ``rows``: a batch; a multiple of ``keys``, or a divisor."""
 
     keys: int
     rows: int
@@ -53,9 +53,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Work:
-    """One work; its processor is in `bench.processor`.
+    """One work; its processor is in `bench.processor`, but for those of flavour ``aggregate``.
 
-    ``wanted``: how many times as fast as Spark's operator the issue wants it.
+    ``wanted``: how many times as fast as Spark's operator the issue wants it. ``keys_per_row``: of
+    an aggregate, its keys as a multiple of a batch's rows.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Work:
     flavour: str = "rows"
     event_time: bool = False
     fills: bool = False
+    keys_per_row: float = 0.0
 
     def shape(self, sizes: Sizes, side: str) -> Shape:
         """How much ``side`` runs of it."""
@@ -72,6 +74,9 @@ class Work:
         warm, counted = sizes.warm_batches, sizes.counted_batches
         if side != "spark":
             warm, counted = sizes.quick_side_batches
+        if self.flavour == "aggregate":
+            rows = sizes.aggregate_rows
+            return Shape(round(self.keys_per_row * rows), rows, *sizes.aggregate_batches)
         if self.flavour == "pandas":
             keys = rows = sizes.pandas_rows
             if side == "spark":
@@ -110,6 +115,24 @@ def _counts(shape: Shape) -> Iterator[tuple[Numbers, Numbers, Truth]]:
         seen += np.bincount(keys, minlength=shape.keys)
         touched = np.unique(keys)
         values = np.arange(len(keys), dtype=np.int64) + batch
+        yield keys, values, _truth(keys, touched, seen[touched])
+
+
+def _picks(shape: Shape) -> Iterator[tuple[Numbers, Numbers, Truth]]:
+    """First each key once (at least), then any key at random."""
+    random = np.random.default_rng(_SEED)
+    order = shuffled(random, shape.keys, max(shape.keys, shape.rows))
+    filling = order.reshape(-1, shape.rows)
+    seen = np.zeros(shape.keys, dtype=np.int64)
+    for batch in range(shape.full):
+        if batch < len(filling):
+            keys = filling[batch]
+        else:
+            keys = random.integers(0, shape.keys, shape.rows, dtype=np.int64)
+        touches = np.bincount(keys, minlength=shape.keys)
+        seen += touches
+        touched = np.flatnonzero(touches)
+        values = np.arange(len(keys), dtype=np.int64)
         yield keys, values, _truth(keys, touched, seen[touched])
 
 
@@ -170,5 +193,23 @@ WORKS: Final = _named(
             _alarms,
             event_time=True,
         ),
+        Work(
+            "count",
+            "count by key, a tenth as many keys as a batch has rows",
+            1.5,
+            _picks,
+            flavour="aggregate",
+            keys_per_row=0.1,
+        ),
+        Work(
+            "count-1m",
+            "count by key, as many keys as a batch has rows",
+            1.5,
+            _picks,
+            flavour="aggregate",
+            keys_per_row=1.0,
+        ),
     ]
 )
+AGGREGATES: Final = tuple(name for name, work in WORKS.items() if work.flavour == "aggregate")
+"""Works of `bench.aggregate`; the others are of `bench.throughput`."""

@@ -38,6 +38,7 @@ __all__ = [
     "chain",
     "chain_start",
     "decode_delta",
+    "encode_columns",
     "encode_delta",
     "write_stream",
 ]
@@ -93,6 +94,12 @@ def encode_delta(keys: Sequence[bytes], values: Sequence[bytes | None], *, level
     if len(keys) != len(values):
         raise SettingError(f"A delta was given {len(keys)} keys but {len(values)} values.")
     columns = binary_array(keys, COLUMN_LIMIT_BYTES), binary_array(values, COLUMN_LIMIT_BYTES)
+    return encode_columns(*columns, level=level)
+
+
+def encode_columns(keys: pa.BinaryArray, values: pa.BinaryArray, *, level: int = 1) -> Delta:
+    """As :func:`encode_delta`, from columns; a null value is a deletion."""
+    columns = keys, values
     sink = pa.BufferOutputStream()
     write_stream(sink, [columns], len(keys), level=level)
     data = sink.getvalue().to_pybytes()

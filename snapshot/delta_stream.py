@@ -23,6 +23,7 @@ from snapshot.delta import (
     check_schema,
     damaged,
     delta_sizes,
+    encode_columns,
     encode_delta,
     write_stream,
 )
@@ -71,10 +72,10 @@ def encode_frozen(
     """
     if frozen.spilled:
         return encode_stream(frozen.merged(), len(frozen), path(), level=level)
-    keys, values = frozen.sorted()
-    if not keys:
+    if not len(frozen):
         return EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
-    delta = encode_delta(keys, values, level=level)
+    encode = encode_delta if frozen.columns is None else encode_columns
+    delta = encode(*(frozen.columns or frozen.sorted()), level=level)
     return EncodedDelta(delta.data, None, delta.digest, len(delta.data), delta.rows)
 
 

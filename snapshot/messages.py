@@ -132,7 +132,8 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     ``watermark_ms`` is in force in this epoch; rows whose event time is at or before
     ``late_watermark_ms`` (the one of the epoch before) are late. ``initial``: objects with the
     operator's initial state, in its first epoch only. ``dropped``: ids of states whose entries
-    must be deleted in this epoch.
+    must be deleted in this epoch. ``versions``: the value schemas (JSON, oldest first) of states
+    that have had more than one, by name.
     """
 
     job_id: str
@@ -156,6 +157,7 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     late_watermark_ms: int = 0
     initial: list[SlicePart] = []
     dropped: list[int] = []
+    versions: dict[str, list[str]] = {}
 
 
 class SlicePart(msgspec.Struct, frozen=True, kw_only=True):

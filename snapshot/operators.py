@@ -46,6 +46,7 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
         initial: its initial state by subtask, for its first epoch: objects that are durable,
             named by `snapshot.names.data_name` with the generation and the epoch that begin.
         dropped: those of ``states`` that were deleted by name (see `snapshot.stateids`).
+        versions: value schemas (JSON, oldest first) of states that have had more than one, by name.
     """
 
     uid: str
@@ -58,6 +59,7 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     two_inputs: bool = False
     initial: dict[int, SlicePart] = {}
     dropped: dict[str, int] = {}
+    versions: dict[str, list[str]] = {}
 
     def time(
         self,

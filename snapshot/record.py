@@ -126,7 +126,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         dropped_ids: states that were deleted; nothing of them is left after the epoch.
         parallelism, max_parallelism: of the operator; 0 = not said.
         first_epoch: the first epoch that the operator ever ran.
-        schemas: state schemas by name, in records where they changed.
+        schemas: what is declared of each state, by name, with the value schemas it had before; the
+            key's schema under "".
         states: state ids (part of every key) by name.
         slices: this record's own slices.
         settings: those that must stay as they are for the job to be restored.

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapshot.messages import RestoreReport as RestoreReport
     from snapshot.progress import CheckpointProgress as CheckpointProgress
+    from statebackend.api.arrow import ArrowContext as ArrowContext
+    from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
     from statebackend.api.context import ProcessorContext as ProcessorContext
     from statebackend.api.processors import CoProcessor as CoProcessor
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
@@ -25,6 +27,8 @@ __version__ = "0.1.0"
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {
     "TTL": "statebackend.state.ttl",
+    "ArrowContext": "statebackend.api.arrow",
+    "ArrowProcessor": "statebackend.api.arrow",
     "CheckpointProgress": "snapshot.progress",
     "CoProcessor": "statebackend.api.processors",
     "KeyedProcessor": "statebackend.api.processors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from types import GeneratorType
@@ -25,7 +25,14 @@ from statebackend.ops.rowconv import columns_to_python, make_rows, row_type
 if TYPE_CHECKING:
     from statebackend.ops.epoch import Calls, OperatorPlan
 
-__all__ = ["SideReader", "Sides", "has_initial", "processor_calls", "record_keyed_states"]
+__all__ = [
+    "SideReader",
+    "Sides",
+    "check_shape",
+    "has_initial",
+    "processor_calls",
+    "record_keyed_states",
+]
 
 Key = tuple[Any, ...]
 Processor = KeyedProcessor | CoProcessor
@@ -62,18 +69,37 @@ def has_initial(processor: Processor) -> bool:
 
 
 def _check_shape(processor: Any, uid: str) -> None:
+    methods = _SIDES if isinstance(processor, CoProcessor) else _KEYED
+    check_shape(
+        processor,
+        uid,
+        methods,
+        KeyedProcessor | CoProcessor,
+        todo="Subclass KeyedProcessor (or CoProcessor for two inputs); a StatefulProcessor goes to "
+        "transform_with_state().",
+    )
+
+
+def check_shape(
+    processor: Any, uid: str, methods: Mapping[str, int], kinds: Any, *, todo: str
+) -> None:
+    """Refuse what is no processor of these kinds, and methods that cannot be called.
+
+    Args:
+        methods: how many arguments each is called with.
+
+    Raises:
+        UsageError: another object, or a class. ProcessorError: a method takes other arguments.
+    """
     if isinstance(processor, type):
         raise UsageError(
             f"Operator {uid!r} was given the class {processor.__name__}, not a processor.",
             todo=f"Give an object: {processor.__name__}(...).",
         )
-    if not isinstance(processor, KeyedProcessor | CoProcessor):
+    if not isinstance(processor, kinds):
         raise UsageError(
-            f"Operator {uid!r} was given a {type(processor).__name__} as its processor.",
-            todo="Subclass KeyedProcessor (or CoProcessor for two inputs); a StatefulProcessor "
-            "goes to transform_with_state().",
+            f"Operator {uid!r} was given a {type(processor).__name__} as its processor.", todo=todo
         )
-    methods = _KEYED if isinstance(processor, KeyedProcessor) else _SIDES
     for name, count in methods.items():
         try:
             signature = inspect.signature(getattr(processor, name))

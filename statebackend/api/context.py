@@ -190,6 +190,16 @@ class RecordingContext(ProcessorContext):
         ttl: TTL | None,
         fold: tuple[Any, ...] = (),
     ) -> Any:
+        return self.record(kind, name, schema, key_schema, ttl=ttl)
+
+    def record(
+        self, kind: str, name: str, schema: Any, key_schema: Any = None, *, ttl: TTL | None
+    ) -> Any:
+        """Note a state; what stands for it can be kept, not used.
+
+        Raises:
+            SettingError, UsageError, StateMismatchError, SchemaError: a wrong declaration.
+        """
         if ttl is not None and not isinstance(ttl, TTL):
             raise SettingError(
                 f"State {name!r} of operator {self._uid!r} was given ttl={ttl!r}.",

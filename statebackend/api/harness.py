@@ -21,12 +21,14 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.api.testkeys import KeySpace
+from statebackend.api.teststates import StatesUnderTest
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
 from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
 from statebackend.ops.declared import Declarations, EpochState, EpochTimes
 from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator
+from statebackend.ops.redeclared import versions_of
 from statebackend.ops.tws import copied
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.cells import KeyCursor, ValueCell
@@ -143,12 +145,14 @@ class Harness:
 
     Args:
         processor: used as it is until the first :meth:`restart` or :meth:`rescale`.
-        flavour: rows, keyed or sides.
+        flavour: rows, keyed, sides or arrow.
         time_mode: none, processing or event.
         record: what states a processor asks for (see ``record_states``).
         keys: of the operator.
         check: is given the output of an epoch before the epoch counts; gives what is returned.
     """
+
+    epoch_type: type[Any] = _Epoch
 
     def __init__(
         self,
@@ -162,10 +166,8 @@ class Harness:
     ) -> None:
         self.keys, self._check = keys, check
         self._original = copied(processor, UID)
-        found = as_raised(lambda: record(copied(self._original, UID), UID, time_mode=time_mode))
-        self.states = found.declared
-        self.ids = {name: number for number, name in enumerate(found.declared, start=1)}
-        self._dropped = [name for name in found.dropped if name in self.ids]
+        self._time_mode, self._record = time_mode, record
+        self._states = StatesUnderTest.first(self._recorded())
         self._due_drops: set[int] = set()
         self._plan = OperatorPlan(
             uid=UID,
@@ -173,7 +175,7 @@ class Harness:
             input_schema=keys.schema,
             key_positions=(),
             output_schema=StructType(),
-            states=dict(found.declared),
+            states=dict(self._states.declared),
             time_mode=time_mode,
         )
         self.processors = [processor]
@@ -200,14 +202,36 @@ class Harness:
     def _open(self, parallelism: int) -> None:
         subtasks = self._subtasks
         subtasks.stores[:] = [RocksStore.open(subtasks.path(i)) for i in range(parallelism)]
-        self._due_drops = set(range(parallelism)) if self._dropped else set()
+        self._due_drops = set(range(parallelism)) if self._states.dropped else set()
 
-    def restart(self) -> None:
-        """Close the stores, open them again; processors are made anew from the pickled original."""
+    def restart(self, processor: Any = None) -> None:
+        """Close the stores, open them again; processors are made anew from the pickled original.
+
+        Args:
+            processor: takes the place of the one before, with its states.
+
+        Raises:
+            StateMismatchError: it cannot go on with them.
+        """
         parallelism = self.parallelism
+        if processor is not None:
+            self._replace(processor)
         self._subtasks.close()
         self._open(parallelism)
         self.processors = [copied(self._original, UID) for _ in range(parallelism)]
+
+    def _recorded(self) -> Declarations:
+        processor = copied(self._original, UID)
+        return as_raised(lambda: self._record(processor, UID, time_mode=self._time_mode))
+
+    def _replace(self, processor: Any) -> None:
+        before, self._original = self._original, copied(processor, UID)
+        try:
+            self._states = self._states.followed_by(self._recorded(), UID)
+        except BaseException:
+            self._original = before
+            raise
+        self._plan = replace(self._plan, states=dict(self._states.declared))
 
     def rescale(self, parallelism: int) -> None:
         """Split the state over other subtasks, by key group; otherwise as :meth:`restart`.
@@ -276,30 +300,35 @@ class Harness:
         part: Groups | None,
         first: Groups | None,
     ) -> list[Any]:
-        schema = self.keys.schema
-        plan = replace(
-            self._plan,
-            input_schema=schema,
-            key_positions=tuple(range(len(schema.fields))),
-            initial_schema=None if first is None else schema,
-        )
+        plan = self._planned(initial=first is not None)
         owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
-        dropped = [self.ids[n] for n in self._dropped] if subtask in self._due_drops else []
+        dropped = self._states.dropped if subtask in self._due_drops else []
 
         def run() -> list[Any]:
-            epoch = _Epoch(
+            epoch = self.epoch_type(
                 plan,
                 self.processors[subtask],
                 table=table,
-                state_ids=self.ids,
+                state_ids=self._states.ids,
                 times=times,
                 key_groups=range(owned.start, owned.end + 1),
+                versions=versions_of(self._states.declared),
             )
-            return epoch.outputs(
+            output: list[Any] = epoch.outputs(
                 [] if part is None else [part], [] if first is None else [first], dropped
             )
+            return output
 
         return self._check(as_raised(run))
+
+    def _planned(self, *, initial: bool) -> OperatorPlan:
+        schema = self.keys.schema
+        return replace(
+            self._plan,
+            input_schema=schema,
+            key_positions=tuple(range(len(schema.fields))),
+            initial_schema=schema if initial else None,
+        )
 
     def _parts(self, items: Sequence[Item], subtasks: int) -> dict[int, Groups]:
         """The input of each subtask that has some, in the order of its keys."""
@@ -341,15 +370,23 @@ class Harness:
         Raises:
             TesterUseError: the processor has no such state.
         """
-        found = self.states.get(name)
+        declared = self._states.declared
+        found = declared.get(name)
         if found is None or found.kind not in kinds:
-            has = ", ".join(f"{one.name!r} ({one.kind})" for one in self.states.values()) or "none"
+            has = ", ".join(f"{one.name!r} ({one.kind})" for one in declared.values()) or "none"
             raise TesterUseError(
                 f"State {name} has not been initialized as one of kind {' or '.join(kinds)}.",
                 todo=f"The processor's states are: {has}.",
             )
         with self._at(key, write=write) as (cursor, table):
-            state = EpochState(cursor, table, declared=self.states, ids=self.ids, times=times)
+            state = EpochState(
+                cursor,
+                table,
+                declared=declared,
+                ids=self._states.ids,
+                times=times,
+                versions=versions_of(declared),
+            )
             raw = {"classes": _RAW} if (found.kind, False) in _RAW else {}
             cell = state.cell(name, found.kind, **raw)
             self._load(cursor, key)

@@ -6,28 +6,31 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row, StructType
 
-from statebackend.api.calls import Sides, has_initial, record_keyed_states
-from statebackend.api.harness import Harness, TesterUseError
+from statebackend.api.arrow import ArrowProcessor
+from statebackend.api.calls import Sides, record_keyed_states
+from statebackend.api.harness import Harness
 from statebackend.api.processors import CoProcessor, KeyedProcessor
+from statebackend.api.testargs import (
+    check_forward,
+    check_kind,
+    flavour_of,
+    initial_items,
+    mode_of,
+    refuse_flavour,
+)
+from statebackend.api.testbatches import BatchHarness
 from statebackend.api.testkeys import KeySpace
 from statebackend.api.testout import OutputCheck
-from statebackend.errors import SettingError, UnsupportedQueryError, UsageError
+from statebackend.errors import UnsupportedQueryError, UsageError, ValueMismatchError
 from statebackend.ops.declared import EpochTimes, parse_schema
 from statebackend.ops.tws import record_states
 
 __all__ = ["ProcessorTester"]
 
-_MODES: Final = {
-    "none": "none",
-    "processingtime": "processing",
-    "processing": "processing",
-    "eventtime": "event",
-    "event": "event",
-}
-_OUTPUT_MODES: Final = ("append", "update", "complete")
 _VALUES: Final = ("value", "reducing", "aggregating")
 
 
@@ -36,8 +39,9 @@ class ProcessorTester:
 
     The processor runs in the code that runs it in a query, over RocksDB in a temporary directory,
     with no SparkSession and no JVM. It may be a ``StatefulProcessor`` (rows or pandas), a
-    ``KeyedProcessor`` or a ``CoProcessor``. Beyond ``TwsTester`` there are time to live,
-    :meth:`restart`, :meth:`rescale`, :meth:`testSides` and :meth:`peekTimers`. Use it in a
+    ``KeyedProcessor``, a ``CoProcessor`` or an ``ArrowProcessor`` (with :meth:`testBatch`, and
+    both schemas given). Beyond ``TwsTester`` there are time to live, :meth:`restart`,
+    :meth:`rescale`, :meth:`testSides`, :meth:`testBatch` and :meth:`peekTimers`. Use it in a
     ``with`` statement, or call :meth:`close`; otherwise the directory goes with the object.
 
     Each call of :meth:`test` is a micro-batch of its own, with the data of one key: ``init``, the
@@ -77,6 +81,8 @@ class ProcessorTester:
         outputSchema: a StructType or DDL. With it output is checked and converted as in a query;
             without it, it is returned as the processor gave it.
         maxParallelism: key groups.
+        eventTime: of an ArrowProcessor, which takes no extractor: the name of a timestamp column.
+        initialStateBatch: of an ArrowProcessor, rows for ``on_initial``.
 
     Raises:
         UsageError: arguments that do not belong together, and the processor's declarations.
@@ -85,7 +91,7 @@ class ProcessorTester:
 
     def __init__(
         self,
-        processor: StatefulProcessor | KeyedProcessor | CoProcessor,
+        processor: StatefulProcessor | KeyedProcessor | CoProcessor | ArrowProcessor,
         initialStateRow: Sequence[tuple[Any, Row]] | None = None,
         initialStatePandas: Sequence[tuple[Any, Any]] | None = None,
         timeMode: str = "None",
@@ -95,33 +101,39 @@ class ProcessorTester:
         keySchema: StructType | str | None = None,
         outputSchema: StructType | str | None = None,
         maxParallelism: int = 128,
+        eventTime: str | None = None,
+        initialStateBatch: pa.RecordBatch | pa.Table | None = None,
     ) -> None:
-        self._mode = _MODES.get(str(timeMode).lower(), "")
-        if not self._mode or str(outputMode).lower() not in _OUTPUT_MODES:
-            raise SettingError(
-                f"timeMode={timeMode!r}, outputMode={outputMode!r} are no modes of Spark's.",
-                todo="Give timeMode None, ProcessingTime or EventTime.",
-            )
-        if self._mode == "event" and eventTimeExtractor is None:
-            raise SettingError(
-                "eventTimeExtractor is missing in event time.",
-                todo="Give a function from a row to its event time in milliseconds.",
-            )
+        self._mode = mode_of(timeMode, outputMode)
+        self._flavour = flavour_of(processor)
+        rows_only = (eventTimeExtractor, initialStateRow, initialStatePandas)
+        check_kind(self._flavour, self._mode, rows_only, (eventTime, initialStateBatch))
         self._event_time = eventTimeExtractor
-        self._flavour = _flavour(processor)
         self._pandas = initialStatePandas is not None
         self._now_ms = self._watermark_ms = 0
         schema = None if outputSchema is None else parse_schema(outputSchema, "the output")
         self._check = OutputCheck(schema, rows_only=self._flavour != "rows")
-        initial = _initial(processor, initialStateRow, initialStatePandas)
-        self._harness = Harness(
-            processor,
-            flavour=self._flavour,
-            time_mode=self._mode,
-            record=record_states if self._flavour == "rows" else record_keyed_states,
-            keys=KeySpace(keySchema, maxParallelism),
-            check=lambda output: self._check(output, pandas=self._pandas),
-        )
+        initial: Any = initial_items(processor, initialStateRow, initialStatePandas)
+        self._harness: Harness
+        if self._flavour == "arrow":
+            self._harness = BatchHarness(
+                processor,
+                time_mode=self._mode,
+                key_schema=keySchema,
+                output_schema=schema,
+                event_time=eventTime,
+                max_parallelism=maxParallelism,
+            )
+            initial = initialStateBatch
+        else:
+            self._harness = Harness(
+                processor,
+                flavour=self._flavour,
+                time_mode=self._mode,
+                record=record_states if self._flavour == "rows" else record_keyed_states,
+                keys=KeySpace(keySchema, maxParallelism),
+                check=lambda output: self._check(output, pandas=self._pandas),
+            )
         try:
             self._harness.run(self._times(), initial=initial, everywhere=True)
         except BaseException:
@@ -160,10 +172,8 @@ class ProcessorTester:
             Exception: what the processor raised.
             StateBackendError: a mistake that it made.
         """
-        if self._flavour == "sides":
-            raise UsageError(
-                "A CoProcessor has two inputs.", todo="Call testSides(key, left=..., right=...)."
-            )
+        if self._flavour in ("sides", "arrow"):
+            raise refuse_flavour(self.processor)
         self._pandas = False
         rows = list(input)
         kept = self._in_time(rows)
@@ -173,10 +183,7 @@ class ProcessorTester:
     def testInPandas(self, key: Any, input: Any) -> Any:
         """As :meth:`test`, from DataFrame to DataFrame, for pandas processors."""
         if self._flavour != "rows":
-            raise UsageError(
-                f"A {type(self.processor).__bases__[0].__name__} takes rows, not DataFrames.",
-                todo="Call test(key, rows).",
-            )
+            raise refuse_flavour(self.processor)
         self._pandas = True
         kept = input
         if self._event_time is not None and self._mode == "event":
@@ -191,9 +198,33 @@ class ProcessorTester:
     ) -> list[Any]:
         """As :meth:`test`, for a :class:`CoProcessor`."""
         if self._flavour != "sides":
-            raise UsageError("The processor has one input.", todo="Call test(key, rows).")
+            raise refuse_flavour(self.processor)
         sides = Sides(self._in_time(left), self._in_time(right))
         return self._harness.run(self._times(), [(key, sides)] if any(sides) else [])
+
+    def testBatch(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
+        """A micro-batch for an :class:`ArrowProcessor`: rows of any keys, in any order.
+
+        They are spread over the subtasks and grouped as in a query; late ones are dropped first.
+
+        Args:
+            batch: with the columns of ``keySchema``; the input schema is the batch's.
+
+        Returns:
+            all that the processor gave, in the output schema's types.
+
+        Raises:
+            Exception: what the processor raised.
+            StateBackendError: a mistake that it made, or a batch without a key column.
+        """
+        if self._flavour != "arrow":
+            raise refuse_flavour(self.processor)
+        if not isinstance(batch, pa.RecordBatch | pa.Table):
+            raise ValueMismatchError(
+                f"testBatch() was given a {type(batch).__name__}.",
+                todo="Give a pyarrow.RecordBatch or a pyarrow.Table.",
+            )
+        return self._returned(self._harness.run(self._times(), batch))
 
     def _in_time(self, rows: Iterable[Row]) -> list[Row]:
         late_ms, when = self._watermark_ms, self._event_time
@@ -209,7 +240,7 @@ class ProcessorTester:
         In every time mode for processors of our own, whose states may have a TTL in each.
 
         Returns:
-            what the timers gave: rows, or a DataFrame after DataFrames came in.
+            what the timers gave: rows, a DataFrame after DataFrames came in, or a Table.
 
         Raises:
             UnsupportedQueryError: Spark has no processing time in this mode.
@@ -220,7 +251,7 @@ class ProcessorTester:
                 "setProcessingTime was called in another time mode.",
                 todo="Give timeMode='ProcessingTime'.",
             )
-        _check_forward("Processing time", self._now_ms, currentTimeMs)
+        check_forward("Processing time", self._now_ms, currentTimeMs)
         self._now_ms = currentTimeMs
         return self._returned(self._harness.run(self._times(), everywhere=True))
 
@@ -233,7 +264,7 @@ class ProcessorTester:
             raise UnsupportedQueryError(
                 "setWatermark was called in another time mode.", todo="Give timeMode='EventTime'."
             )
-        _check_forward("Watermark", self._watermark_ms, currentWatermarkMs)
+        check_forward("Watermark", self._watermark_ms, currentWatermarkMs)
         late_ms, self._watermark_ms = self._watermark_ms, currentWatermarkMs
         return self._returned(self._harness.run(self._times(late_ms), everywhere=True))
 
@@ -245,6 +276,8 @@ class ProcessorTester:
         )
 
     def _returned(self, output: list[Any]) -> Any:
+        if isinstance(self._harness, BatchHarness):
+            return self._harness.table(output)
         if not self._pandas:
             return output
         import pandas as pd
@@ -253,9 +286,27 @@ class ProcessorTester:
 
     # --- failures and other sizes
 
-    def restart(self) -> None:
-        """As after a failure: nothing survives but state (with timers), and the times set here."""
-        self._harness.restart()
+    def restart(
+        self,
+        processor: StatefulProcessor | KeyedProcessor | CoProcessor | ArrowProcessor | None = None,
+    ) -> None:
+        """As after a failure: nothing survives but state (with timers), and the times set here.
+
+        Args:
+            processor: of the same kind, takes the place of the one before, as when a query is
+                started anew with other code: its states go on from those of the one before.
+
+        Raises:
+            StateMismatchError: they cannot. The tester goes on with the processor that it has.
+            UsageError: a processor of another kind.
+        """
+        if processor is not None and flavour_of(processor) != self._flavour:
+            raise UsageError(
+                f"A {type(processor).__bases__[0].__name__} cannot take the place of a "
+                f"{type(self.processor).__bases__[0].__name__} here.",
+                todo="Give a processor of the same base class.",
+            )
+        self._harness.restart(processor)
 
     def rescale(self, parallelism: int) -> None:
         """Restart with other subtasks, over which keys, state and timers are spread.
@@ -323,42 +374,3 @@ class ProcessorTester:
 
     def _cell(self, name: str, kinds: Sequence[str], key: Any, *, write: bool = False) -> Any:
         return self._harness.cell(name, kinds, key, self._times(), write=write)
-
-
-def _flavour(processor: Any) -> str:
-    if isinstance(processor, StatefulProcessor):
-        return "rows"
-    return "sides" if isinstance(processor, CoProcessor) else "keyed"
-
-
-def _initial(
-    processor: Any,
-    rows: Sequence[tuple[Any, Row]] | None,
-    frames: Sequence[tuple[Any, Any]] | None,
-) -> list[tuple[Any, Any]]:
-    if rows is not None and frames is not None:
-        raise TesterUseError(
-            "Cannot specify both Row and Pandas initial states.", todo="Give one of them."
-        )
-    keyed = isinstance(processor, KeyedProcessor | CoProcessor)
-    if frames is not None and keyed:
-        raise SettingError(
-            "initialStatePandas was given for a processor of rows.", todo="Give initialStateRow."
-        )
-    if (rows or frames) and keyed and not has_initial(processor):
-        raise UsageError(
-            f"There is an initial state, but {type(processor).__name__} has no on_initial().",
-            todo="Define on_initial(self, key, rows, ctx).",
-        )
-    by_key: dict[Any, list[Any]] = {}
-    for key, what in [*(rows or ()), *(frames or ())]:
-        by_key.setdefault(key, []).append(what)
-    return [(key, iter(some)) for key, some in by_key.items()]
-
-
-def _check_forward(what: str, now_ms: int, next_ms: int) -> None:
-    if next_ms <= now_ms:
-        raise SettingError(
-            f"{what} must move forward: it is {now_ms} ms, and was set to {next_ms} ms.",
-            todo="Give a later time.",
-        )

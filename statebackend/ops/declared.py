@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql.types import StructType
 
-from statebackend.errors import KeyContextError, SchemaError, StateMismatchError
+from statebackend.errors import (
+    CorruptionError,
+    KeyContextError,
+    SchemaError,
+    StateMismatchError,
+)
 from statebackend.ops.zoned import zoned, zoned_keys
-from statebackend.schema.codec import codec_for
+from statebackend.schema.codec import RowCodec, codec_for
+from statebackend.schema.defaults import check_defaults
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import schema_from_json
+from statebackend.schema.versions import codec_of_versions
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
@@ -30,11 +38,15 @@ __all__ = [
 ]
 
 
+_DEFAULT: Final = re.compile(r"\bdefault\b", re.IGNORECASE)
+
+
 class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """A state as it was declared: its kind (value, list, map) and schemas as JSON.
 
     ``ttl``: its entries carry the time when they expire. Times and rules of the TTL may change from
-    run to run, whether there is one may not.
+    run to run, whether there is one may not. ``earlier``: the value schemas that it had before, the
+    oldest first; a row's version is its schema's place in the row of them.
     """
 
     name: str
@@ -45,6 +57,27 @@ class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | msgspec.UnsetType = msgspec.UNSET
     ttl_update: str | msgspec.UnsetType = msgspec.UNSET
     ttl_expired: str | msgspec.UnsetType = msgspec.UNSET
+    earlier: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def from_json(cls, text: str) -> StateDeclaration:
+        """As a checkpoint has it.
+
+        Raises:
+            CorruptionError: it is no declaration.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                f"The checkpoint declares a state as {text[:80]!r}: {error}.",
+                todo="Restore the commit log from a copy, or start a new job.",
+            ) from error
+
+    @property
+    def versions(self) -> list[str]:
+        """Its value schemas, the oldest first and the one in force last."""
+        return [*(() if self.earlier is msgspec.UNSET else self.earlier), self.value_schema]
 
     def to_json(self) -> str:
         """As kept in the checkpoint."""
@@ -72,10 +105,11 @@ class EpochTimes:
     late_watermark_ms: int = 0
 
 
-def parse_schema(schema: Any, what: str) -> StructType:
+def parse_schema(schema: Any, what: str, *, defaults: bool = False) -> StructType:
     """A StructType from a StructType or a DDL string.
 
-    Spark's own parser reads it where there is a session, else ours.
+    Spark's own parser reads it where there is a session, else ours. ``defaults``: fields may have
+    one, which Spark's parser does not know.
 
     Raises:
         SchemaError: it does not parse, naming ``what``.
@@ -86,7 +120,7 @@ def parse_schema(schema: Any, what: str) -> StructType:
     if not isinstance(schema, str):
         raise SchemaError(f"The schema of {what} is a {type(schema).__name__}.", todo=todo)
     try:
-        parsed = _parse_ddl(schema)
+        parsed = _parse_ddl(schema, defaults=defaults and bool(_DEFAULT.search(schema)))
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise SchemaError(
@@ -95,15 +129,15 @@ def parse_schema(schema: Any, what: str) -> StructType:
     return parsed if isinstance(parsed, StructType) else StructType().add("value", parsed)
 
 
-def _parse_ddl(text: str) -> Any:
+def _parse_ddl(text: str, *, defaults: bool) -> Any:
     from pyspark import SparkContext
     from pyspark.sql.types import DataType
 
-    if SparkContext._active_spark_context is not None:
+    if SparkContext._active_spark_context is not None and not defaults:
         return DataType.fromDDL(text)
     from statebackend.schema.ddl import parse_ddl
 
-    return parse_ddl(text)
+    return parse_ddl(text, defaults=defaults)
 
 
 class Declarations:
@@ -137,8 +171,11 @@ class Declarations:
                 f"State {name!r} of operator {self._uid!r} is declared twice.",
                 todo="Give each state a name of its own.",
             )
-        value = parse_schema(value_schema, f"state {name!r} of operator {self._uid!r}")
+        value = parse_schema(
+            value_schema, f"state {name!r} of operator {self._uid!r}", defaults=True
+        )
         codec_for(value)  # refuses types that cannot be stored, here and not in a worker
+        check_defaults(value)
         key_json = ""
         if key_schema is not None:
             key = parse_schema(key_schema, f"the map key of state {name!r}")
@@ -202,6 +239,7 @@ class EpochState:
         table: holds all keys. declared, ids: the states, and their numbers in the keys.
         times: of the epoch. timers: None without a time mode.
         timezone: in which cells show timestamps; without one they do so as Spark's.
+        versions: of states whose rows may be of several schemas: those (JSON), the oldest first.
     """
 
     def __init__(
@@ -214,18 +252,20 @@ class EpochState:
         times: EpochTimes,
         timers: TimerIndex | None = None,
         timezone: str = "",
+        versions: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.cursor, self.table = cursor, table
         self.declared, self._ids = declared, ids
         self.times, self.timers = times, timers
-        self._timezone = timezone
+        self._timezone, self._versions = timezone, versions or {}
+        self._claimed: set[str] = set()
         self.cells: dict[str, Any] = {}
 
-    def cell(self, name: str, kind: str, classes: Mapping[tuple[str, bool], Any] = _CELLS) -> Any:
-        """The cell of a declared state; ``classes`` by (kind, with a TTL).
+    def claimed(self, name: str, kind: str) -> tuple[StateDeclaration, int]:
+        """A declared state, for the first who asks, and its number.
 
         Raises:
-            StateMismatchError: the driver knows no such state.
+            StateMismatchError: the driver knows no such state, or it was asked for before.
         """
         found = self.declared.get(name)
         if found is None or found.kind != kind or name not in self._ids:
@@ -234,17 +274,27 @@ class EpochState:
                 f"driver.",
                 todo="Declare the same states wherever init() or open() runs.",
             )
-        if name in self.cells:
+        if name in self._claimed:
             raise StateMismatchError(
                 f"State {name!r} was asked for twice in the worker, but once on the driver.",
                 todo="Ask for it once, in init() or open(), and keep what you get.",
             )
+        self._claimed.add(name)
+        return found, self._ids[name]
+
+    def cell(self, name: str, kind: str, classes: Mapping[tuple[str, bool], Any] = _CELLS) -> Any:
+        """The cell of a declared state; ``classes`` by (kind, with a TTL).
+
+        Raises:
+            StateMismatchError: the driver knows no such state.
+        """
+        found, state_id = self.claimed(name, kind)
         ttl = found.time_to_live
         make: Callable[..., Any] = classes[kind, ttl is not None]
-        args: tuple[Any, ...] = (self.cursor, self.table, name, self._ids[name])
+        args: tuple[Any, ...] = (self.cursor, self.table, name, state_id)
         if found.key_schema:
             args += (_key_codec(found.key_schema, self._timezone),)
-        args += (_codec(found.value_schema, self._timezone),)
+        args += (_codec(self._schemas(name), self._timezone),)
         if ttl is None:
             cell = make(*args)
         else:
@@ -252,12 +302,23 @@ class EpochState:
         self.cells[name] = cell
         return cell
 
+    def codec(self, name: str) -> RowCodec:
+        """The codec of a declared state's rows: it writes the newest version and reads all.
+
+        Timestamps are shown as Spark's. Kept from epoch to epoch.
+        """
+        codec: RowCodec = _codec(self._schemas(name), "")
+        return codec
+
+    def _schemas(self, name: str) -> tuple[str, ...]:
+        return tuple(self._versions.get(name, ())) or (self.declared[name].value_schema,)
+
 
 @functools.lru_cache(256)
-def _codec(schema: str, timezone: str) -> Any:
-    parsed = schema_from_json(schema)
-    codec = codec_for(parsed)  # a third of a millisecond, in every task
-    return zoned(codec, parsed, timezone) if timezone else codec
+def _codec(schemas: tuple[str, ...], timezone: str) -> Any:
+    parsed = [schema_from_json(schema) for schema in schemas]
+    codec = codec_of_versions(parsed)  # a third of a millisecond, in every task
+    return zoned(codec, parsed[-1], timezone) if timezone else codec
 
 
 @functools.lru_cache(256)

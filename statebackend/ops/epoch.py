@@ -8,7 +8,7 @@ tester) brings the table and takes the delta.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -36,7 +36,7 @@ _DELETED_KEYS: Final = 4_096  # between two looks at the overlay's size
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """An operator, as its code sees it. ``flavour``: rows, pandas, keyed or sides.
+    """An operator, as its code sees it. ``flavour``: rows, pandas, keyed, sides or arrow.
 
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
     ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
@@ -64,11 +64,16 @@ class OperatorPlan:
 
 @dataclass
 class EpochFigures:
-    """What an epoch did. ``next_timer_ms``: the earliest timer that is left."""
+    """What an epoch did.
+
+    ``next_timer_ms``: the earliest timer that is left. ``late_rows``: those that the processor
+    itself left out as too late.
+    """
 
     timers_fired: int = 0
     expired: int = 0
     next_timer_ms: int | None = None
+    late_rows: int = 0
 
 
 class Calls(Protocol):
@@ -77,6 +82,17 @@ class Calls(Protocol):
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
     def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None: ...
     def timer(self, key: tuple[Any, ...], at_ms: int) -> Iterable[Any] | None: ...
+    def close(self) -> None: ...
+
+
+class BatchCalls(Protocol):
+    """One epoch of a vectorised processor."""
+
+    @property
+    def late_rows(self) -> int: ...
+    def initial(self, parts: Iterable[Groups]) -> Iterator[pa.RecordBatch]: ...
+    def input(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]: ...
+    def timers(self, now_ms: int, figures: EpochFigures) -> Iterator[pa.RecordBatch]: ...
     def close(self) -> None: ...
 
 
@@ -90,6 +106,7 @@ class StatefulEpoch:
         state_ids: the states' numbers, by name.
         times: of the epoch.
         key_groups: the subtask's.
+        versions: the schemas of states that have had several, by name (see `EpochState`).
 
     Raises:
         ProcessorError: ``init`` raised.
@@ -105,6 +122,7 @@ class StatefulEpoch:
         state_ids: dict[str, int],
         times: EpochTimes,
         key_groups: range,
+        versions: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._plan, self._table, self._times = plan, table, times
         self._key_groups = key_groups
@@ -119,7 +137,14 @@ class StatefulEpoch:
             times=times,
             timers=self.timers,
             timezone=plan.timezone if plan.flavour in ("keyed", "sides") else "",
+            versions=versions,
         )
+        self._batches: BatchCalls | None = None
+        if plan.flavour == "arrow":
+            from statebackend.api.arrowcalls import ArrowEpochCalls
+
+            self._batches = ArrowEpochCalls(plan, processor, self.state, key_groups)
+            return
         self._calls = _calls(plan, processor, self.state)
         self._writer = _writer(plan, processor)
 
@@ -142,6 +167,9 @@ class StatefulEpoch:
         """
         for state_id in dropped:
             self._delete_state(state_id)
+        if self._batches is not None:
+            yield from self._run_batches(self._batches, parts, initial)
+            return
         if self._plan.initial_schema is not None:
             yield from self._initial(iter(initial))
         reader = _reader(
@@ -152,6 +180,24 @@ class StatefulEpoch:
             yield from self._timers(self._operator(reader), self.timers)
         self._clean()
         self._calls.close()
+
+    def _run_batches(
+        self, calls: BatchCalls, parts: Iterator[Groups], initial: Iterable[Groups]
+    ) -> Iterator[pa.RecordBatch]:
+        if self._plan.initial_schema is not None:
+            yield from calls.initial(initial)
+        yield from calls.input(parts)
+        if self.timers is not None:
+            yield from calls.timers(self._now_ms, self.figures)
+        self._clean()
+        self.figures.late_rows = calls.late_rows
+        calls.close()
+
+    @property
+    def _now_ms(self) -> int:
+        """By which timers are due."""
+        times = self._times
+        return times.watermark_ms if self._plan.time_mode == "event" else times.processing_time_ms
 
     def _operator(self, reader: InputReader) -> KeyOperator:
         return KeyOperator(
@@ -164,12 +210,10 @@ class StatefulEpoch:
         yield from self._operator(reader).run_parts(parts, self._calls.initial)
 
     def _timers(self, operator: KeyOperator, timers: TimerIndex) -> Iterator[pa.RecordBatch]:
-        times, calls = self._times, self._calls
-        now_ms = times.watermark_ms if self._plan.time_mode == "event" else times.processing_time_ms
         yield from operator.run_timers(
-            timers.due_chunks(self._key_groups, now_ms),
+            timers.due_chunks(self._key_groups, self._now_ms),
             self._keys_of,
-            calls.timer,
+            self._calls.timer,
             timers,
         )
         self.figures.timers_fired = operator.timers_fired

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
 
-__all__ = ["call_once", "described", "failure"]
+__all__ = ["batch_failure", "call_once", "described", "failure"]
 
 _OWN_CODE: Final = str(Path(__file__).parents[1]) + os.sep
-_STATE_CODE: Final = str(Path(__file__).parents[1] / "state") + os.sep
+_STATE_CODE: Final = tuple(
+    str(Path(__file__).parents[1] / room) + os.sep for room in ("state", "vector")
+)
 _COMPILED: Final = (".pyx", ".pxi")
 _FRAMES_SHOWN: Final = 6
 _KEY_SHOWN: Final = 200  # characters
@@ -44,6 +46,18 @@ def failure(uid: str, key: Key, error: Exception, writer: str) -> UsageError:
         )
     return ProcessorError(
         f"The processor of operator {uid!r} raised {_said(error)} for key {_shown(key)}"
+        f"{_where(error)}.",
+        todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
+        "checkpoint.",
+    )
+
+
+def batch_failure(uid: str, count: int, error: Exception) -> UsageError:
+    """As :func:`failure`, for the call for a batch of ``count`` keys."""
+    if isinstance(error, UsageError):
+        return _located(error)
+    return ProcessorError(
+        f"The processor of operator {uid!r} raised {_said(error)} in a batch of {count} keys"
         f"{_where(error)}.",
         todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
         "checkpoint.",

@@ -13,12 +13,24 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from statebackend.ops.lateness import LateRows
 from statebackend.ops.staging import Part, StagedRows
+from statebackend.state.columns import (
+    fixed_column,
+    indices_of,
+    joined,
+    order_of,
+    rows_in_order,
+    take,
+)
 
 __all__ = ["Groups", "group_part", "group_rows"]
+
+Encode = Callable[[Sequence[pa.Array]], pa.Array]
+"""From key columns to encoded keys (see ``KeyCodec.encode_arrow``)."""
 
 _GROUP_BYTES: Final = 2
 _LOOKED_THROUGH_BYTES: Final = 4 << 20
@@ -66,27 +78,43 @@ def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> 
         encoded: binary, n encoded keys.
         key_groups: uint16, the key group of each row.
     """
-    if table.num_rows == 0:
-        return Groups(table, pa.array([], pa.binary()), np.zeros(1, dtype=np.int64))
     coded = _full_keys(encoded, key_groups).dictionary_encode()
-    distinct = coded.dictionary
-    order = pc.sort_indices(distinct)
+    return _grouped(table, coded.dictionary, indices_of(coded.indices))
+
+
+def _group_by_column(
+    table: pa.Table, column: pa.Array, encode: Encode, key_groups: NDArray[Any]
+) -> Groups:
+    """As :func:`group_rows`, by one column whose equal values are equal keys, none of them null.
+
+    Only distinct keys are encoded.
+    """
+    coded = column.dictionary_encode()
+    codes = indices_of(coded.indices)
+    # The key group of each distinct key: that of any of its rows.
+    groups = np.empty(len(coded.dictionary), key_groups.dtype)
+    groups[codes] = key_groups
+    return _grouped(table, _full_keys(encode([coded.dictionary]), groups), codes)
+
+
+def _grouped(table: pa.Table, distinct: pa.BinaryArray, codes: NDArray[np.int32]) -> Groups:
+    """Args: distinct: full keys, in any order. codes: which of them each row has."""
+    order = order_of(distinct)
     rank = np.empty(len(distinct), dtype=np.int32)
-    rank[order.to_numpy()] = np.arange(len(distinct), dtype=np.int32)
-    codes = rank[coded.indices.to_numpy()]
-    row_order = np.argsort(codes, kind="stable")
+    rank[order] = np.arange(len(distinct), dtype=np.int32)
+    codes = rank[codes]
     starts = np.zeros(len(distinct) + 1, dtype=np.int64)
     np.cumsum(np.bincount(codes, minlength=len(distinct)), out=starts[1:])
     return Groups(
-        rows=table.take(pa.array(row_order)),
-        full=distinct.take(order),
+        rows=take(table.combine_chunks(), rows_in_order(codes, len(distinct))),
+        full=take(distinct, order),
         starts=starts,
     )
 
 
 def group_part(
     part: Part,
-    encode: Callable[[Sequence[pa.Array]], pa.Array],
+    encode: Encode,
     key_positions: Sequence[int],
     late: LateRows | None = None,
 ) -> Groups | None:
@@ -113,7 +141,19 @@ def group_part(
         rows, key_groups = rows.filter(mask), key_groups[mask.to_numpy()]
         if not rows.num_rows:
             return None
+    if not rows.num_rows:
+        return group_rows(rows, encoded(rows), key_groups)
+    if len(key_positions) == 1:
+        column = rows.column(key_positions[0]).combine_chunks()
+        if _plain(column.type) and not column.null_count:
+            return _group_by_column(rows, column, encode, key_groups)
     return group_rows(rows, encoded(rows), key_groups)
+
+
+def _plain(kind: pa.DataType) -> bool:
+    """Whether values of a type are equal just where their keys are; of floats some are not."""
+    tests = (pt.is_integer, pt.is_string, pt.is_binary, pt.is_date, pt.is_timestamp, pt.is_decimal)
+    return any(test(kind) for test in tests)
 
 
 def _on_disk(rows: StagedRows, full: pa.BinaryArray, late: LateRows | None) -> Groups | None:
@@ -136,10 +176,9 @@ def _step_of(rows: StagedRows) -> int:
 
 
 def _full_keys(encoded: pa.Array, key_groups: NDArray[Any]) -> pa.BinaryArray:
-    group_bytes = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(_GROUP_BYTES), len(key_groups), [None, pa.py_buffer(key_groups.astype(">u2"))]
-    ).cast(pa.binary())
-    return pc.binary_join_element_wise(group_bytes, encoded, pa.scalar(b"", pa.binary()))
+    if not len(encoded):
+        return encoded
+    return joined([fixed_column(key_groups.astype(">u2")), encoded])
 
 
 def _only_key(rows: StagedRows, encoded: Callable[[pa.Table], pa.Array]) -> pa.Array | None:

@@ -6,6 +6,8 @@ a map a list of pairs, a timestamp an aware datetime in the session's time zone.
 
 from __future__ import annotations
 
+import functools
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -133,8 +135,36 @@ def collected_rows(table: pa.Table, schema: StructType) -> list[Row]:
 
 
 def row_type(names: Sequence[str]) -> type[Row]:
-    """A pyspark Row with these fields, which its class knows: no dictionary per row."""
-    return type("Row", (Row,), {"__slots__": (), "__fields__": list(names)})
+    """A pyspark Row with these fields, which its class knows: no dictionary per row.
+
+    What pyspark's `__getattr__` and `__getitem__` do in Python, 0.6 and 0.2 us an access, gives the
+    same here in a tenth and a third of that.
+    """
+    members: dict[str, Any] = {
+        # As in Spark, what every Row has (`count`) comes before a field of that name, and of
+        # fields of one name the first one wins.
+        name: getter
+        for name, getter in zip(reversed(names), reversed(_getters(len(names))), strict=True)
+        if not name.startswith("__") and not hasattr(Row, name)
+    }
+    members.update(__slots__=(), __fields__=list(names), __getitem__=_item)
+    return type("Row", (Row,), members)
+
+
+@functools.cache
+def _getters(count: int) -> list[Any]:
+    """Descriptors for the places of a tuple; a named tuple's are written in C."""
+    names = [f"at_{place}" for place in range(count)]
+    fields = vars(namedtuple("fields", names))
+    return [fields[name] for name in names]
+
+
+_tuple_item: Final = tuple.__getitem__
+_row_item: Final = Row.__getitem__
+
+
+def _item(row: Row, item: Any) -> Any:
+    return _tuple_item(row, item) if type(item) is int else _row_item(row, item)
 
 
 def make_rows(columns: Sequence[Sequence[Any]], row: type[Row]) -> list[Row]:

@@ -7,6 +7,9 @@ Spark's that a schema can use, and recorded answers of Spark hold the two togeth
 * columns: ``a INT NOT NULL COMMENT 'x', `odd ``name``` array<string>``; also ``a: int``
 * or a bare type, ``map<string, bigint>``, which becomes the only field, `value`
 
+For schemas of state there is more than Spark reads: ``n int DEFAULT 0``, a literal after the type
+(see `statebackend.schema.defaults`).
+
 Words are case-insensitive, names are kept as written. `timestamp` is the one with local time zone
 (Spark's `spark.sql.timestampType` is not looked at).
 """
@@ -21,7 +24,7 @@ from pyspark.sql import types as T
 from statebackend.errors import SchemaError
 from statebackend.schema.ddltokens import Token, Unparsed, collation_name, tokens_of, unescaped
 
-__all__ = ["parse_ddl", "parse_ddl_type"]
+__all__ = ["parse_ddl", "parse_ddl_default", "parse_ddl_type"]
 
 _SIMPLE: Final[dict[str, Callable[[], T.DataType]]] = {
     "boolean": T.BooleanType,
@@ -41,25 +44,45 @@ _DAY_TIME: Final = ("day", "hour", "minute", "second")
 _YEAR_MONTH: Final = ("year", "month")
 # Far below what Python's stack allows, and above what anyone means.
 _DEPTH_MAX: Final = 100
+# `DATE '2026-01-31'`: the field's type says it already.
+_TYPED_TEXTS: Final = ("date", "time", "timestamp", "timestamp_ntz", "timestamp_ltz", "x")
 
 
-def parse_ddl(text: str) -> T.StructType:
+def parse_ddl(text: str, *, defaults: bool = False) -> T.StructType:
     """A table schema, or a bare type as the only field `value`.
 
     Args:
         text: for example ``"n BIGINT, at TIMESTAMP"`` or ``"array<int>"``.
+        defaults: fields may have one, ``n INT DEFAULT 0``; it goes into their metadata.
 
     Raises:
         SchemaError: it does not parse; says at which position.
     """
-    parsed = parse_ddl_type(text)
+    parsed = parse_ddl_type(text, defaults=defaults)
     if isinstance(parsed, T.StructType):
         return parsed
     return T.StructType([T.StructField("value", parsed)])
 
 
-def parse_ddl_type(text: str) -> T.DataType:
+def parse_ddl_default(text: object) -> bool | int | str | None:
+    """A literal as `statebackend.schema.defaults` keeps it; None for NULL.
+
+    Raises:
+        SchemaError: no literal.
+    """
+    try:
+        parser = _Parser(tokens_of(str(text), values=True), defaults=True)
+        literal = parser.literal()
+        parser.end()
+    except Unparsed as found:
+        raise _error(str(text), found) from None
+    return literal
+
+
+def parse_ddl_type(text: str, *, defaults: bool = False) -> T.DataType:
     """What `DataType.fromDDL` gives: a `StructType` for columns, else the type itself.
+
+    ``defaults``: as for :func:`parse_ddl`.
 
     Raises:
         SchemaError: it does not parse; says at which position.
@@ -70,13 +93,13 @@ def parse_ddl_type(text: str) -> T.DataType:
             todo="Write Spark DDL, such as 'n BIGINT, at TIMESTAMP', or pass a StructType.",
         )
     try:
-        tokens = tokens_of(text)
+        tokens = tokens_of(text, values=defaults)
     except Unparsed as found:
         raise _error(text, found) from None
     furthest = Unparsed(-1, "")
     # Spark's order: `interval int` is a column, `interval day` a type.
     for reading in (_Parser.columns, _Parser.bare_type, _Parser.fields):
-        parser = _Parser(tokens)
+        parser = _Parser(tokens, defaults=defaults)
         try:
             found_type = reading(parser)
             parser.end()
@@ -99,8 +122,9 @@ def _error(text: str, found: Unparsed) -> SchemaError:
 class _Parser:
     """One reading of the tokens, by recursive descent."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Token], *, defaults: bool = False) -> None:
         self._tokens = tokens
+        self._defaults = defaults
         self._next = 0
         self._depth = 0
 
@@ -176,24 +200,55 @@ class _Parser:
         if colon:
             self._take(":")
         dtype = self.bare_type()
-        nullable = True
-        if self._take("not"):
-            self._need("null")
-            nullable = False
+        nullable = self._nullable()
+        metadata: dict[str, bool | int | str] = {}
+        if self._defaults and self._take("default"):
+            literal = self.literal()
+            if literal is not None:
+                metadata["default"] = literal
+            nullable = self._nullable() and nullable
         if self._is("default", "generated"):
             self._fail(f"{self._token.text.upper()} has no meaning in a schema of state")
-        metadata = {}
         if self._take("comment"):
             if self._token.kind != "text":
                 self._fail("the comment was expected, in quotes")
-            metadata["comment"] = ""
-            while self._token.kind == "text":
-                try:
-                    metadata["comment"] += unescaped(self._token.text)
-                except (ValueError, OverflowError):
-                    self._fail("an escape here is no character of Unicode")
-                self._next += 1
+            metadata["comment"] = self._text()
         return T.StructField(name, dtype, nullable, metadata)
+
+    def _nullable(self) -> bool:
+        if not self._take("not"):
+            return True
+        self._need("null")
+        return False
+
+    def _text(self) -> str:
+        """Literals of text; several in a row are one."""
+        content = ""
+        while self._token.kind == "text":
+            try:
+                content += unescaped(self._token.text)
+            except (ValueError, OverflowError):
+                self._fail("an escape here is no character of Unicode")
+            self._next += 1
+        return content
+
+    def literal(self) -> bool | int | str | None:
+        """A number, text, boolean or null. What is no whole number stays text."""
+        if self._is(*_TYPED_TEXTS) and self._tokens[self._next + 1].kind == "text":
+            self._next += 1
+        token = self._token
+        if token.kind == "text":
+            return self._text()
+        word = token.text.lower()
+        if token.kind not in ("number", "value") and word not in ("true", "false", "null"):
+            self._fail("a literal was expected (a number, a text in quotes, TRUE, FALSE or NULL)")
+        self._next += 1
+        if token.kind == "word":
+            return {"true": True, "false": False, "null": None}[word]
+        try:
+            return int(word)
+        except ValueError:  # with a point, an exponent or thousands of digits
+            return word
 
     # --- types ---
 

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 __all__ = ["Token", "Unparsed", "collation_name", "tokens_of", "unescaped"]
 
-# `kind` is the token's group: name (in backquotes), text (in quotes), number, word or mark.
+# `kind` is the token's group: name (in backquotes), text (in quotes), number, value,
+# word or mark.
 _TOKENS: Final = re.compile(
     r"""
     (?P<space>[\s\u00a0\u1680\u2000-\u200a\u2028\u202f\u205f\u3000]+ | --[^\r\n]*)
@@ -19,6 +20,12 @@ _TOKENS: Final = re.compile(
   | (?P<mark>[<>(),:])
     """,
     re.VERBOSE | re.IGNORECASE | re.DOTALL | re.ASCII,
+)
+# Besides, where defaults may stand: numbers with a sign, a point or an exponent.
+_VALUES: Final = re.compile(
+    r"(?P<value>(?:[-+](?=[0-9.])[0-9]*|[0-9]+(?=\.)|(?=\.[0-9]))(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?"
+    r"|[0-9]+e[-+]?[0-9]+)(?!\w)",
+    re.IGNORECASE | re.ASCII,
 )
 _COLLATION: Final = re.compile(
     r"(?P<utf8>utf8_(?:binary|lcase))(?P<trim>_rtrim)?"
@@ -60,8 +67,11 @@ class Unparsed(Exception):
         self.wanted = wanted
 
 
-def tokens_of(text: str) -> list[Token]:
+def tokens_of(text: str, *, values: bool = False) -> list[Token]:
     """The words of a text, without spaces and comments.
+
+    Args:
+        values: numbers with a sign, a point or an exponent are words of kind `value`.
 
     Raises:
         Unparsed: a character that begins no word, or a comment without an end.
@@ -72,7 +82,7 @@ def tokens_of(text: str) -> list[Token]:
         if text.startswith("/*", at):
             at = _comment_end(text, at)
             continue
-        match = _TOKENS.match(text, at)
+        match = (_VALUES.match(text, at) if values else None) or _TOKENS.match(text, at)
         if match is None:
             raise Unparsed(at, "this character has no place in a schema")
         kind = str(match.lastgroup)

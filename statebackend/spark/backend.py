@@ -20,6 +20,9 @@ from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
 from statebackend import system
+from statebackend.aggregate.functions import Window
+from statebackend.api.arrow import ArrowProcessor
+from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.api.calls import record_keyed_states
 from statebackend.errors import (
     SettingError,
@@ -29,6 +32,7 @@ from statebackend.errors import (
 )
 from statebackend.ops.tws import record_states
 from statebackend.settings import Settings
+from statebackend.spark.aggregating import aggregated
 from statebackend.spark.building import FrameBuilder, key_names, united_sides
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job, store_options
@@ -204,6 +208,93 @@ class StateBackend:
             flavour="keyed",
             time=_time(time_mode, event_time, watermark_delay),
             initial_state=initial_state,
+        )
+
+    def transform_arrow(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: ArrowProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """A :class:`statebackend.ArrowProcessor` on ``df``: whole batches, columns of state.
+
+        Arguments as above.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        return self._builder.build(
+            df,
+            names=key_names(df, keys),
+            processor=processor,
+            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="arrow",
+            time=_time(time_mode, event_time, watermark_delay),
+            initial_state=initial_state,
+        )
+
+    def aggregate(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        aggregations: Mapping[str, Any],
+        uid: str,
+        window: Window | None = None,
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        emit: str = "updates",
+    ) -> DataFrame:
+        """Aggregates by key, in whole columns; before the shuffle too, where it can be.
+
+        Args:
+            aggregations: from the name of an output column to what is in it: ``"count"``,
+                ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
+                last, count_distinct or approx_count_distinct, or one of the functions of
+                :mod:`statebackend.aggregate.functions`, such as ``top_k("page", 10)``. Nulls and
+                types are as in Spark SQL.
+            window: ``tumbling("10 minutes")``, ``sliding("10 minutes", "5 minutes")`` or
+                ``session("30 minutes")`` of event time.
+            event_time, watermark_delay: as above; a window is closed by the watermark. A row is
+                late if its window has been closed.
+            emit: ``"updates"``: a row for each key (and window) that an epoch touched.
+                ``"closed"``: one for each window, once it is closed.
+
+        Returns:
+            the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments.
+            StorageError: the store at ``uri`` cannot be reached or written.
+        """
+        names = key_names(df, keys)
+        made = aggregated(
+            df,
+            keys=names,
+            aggregations=aggregations,
+            window=window,
+            event_time=event_time,
+            watermark_delay=watermark_delay,
+            emit=emit,
+        )
+        return self._builder.build(
+            made.frame,
+            names=names,
+            processor=made.processor,
+            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            output_schema=made.output_schema,
+            uid=uid,
+            flavour="arrow",
+            time=made.time,
         )
 
     def connect(

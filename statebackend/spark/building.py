@@ -61,7 +61,7 @@ class FrameBuilder:
         output_schema: StructType | str,
         uid: str,
         flavour: str,
-        time: dict[str, Any],
+        time: dict[str, Any] | TimePlan,
         initial_state: Any = None,
         initial_names: list[str] | None = None,
         sides: tuple[StructType, StructType] | None = None,
@@ -70,7 +70,8 @@ class FrameBuilder:
 
         Args:
             names: of the key columns. record: what a processor declares in a time mode.
-            time: the arguments of :func:`time_plan`. sides: of a connected operator.
+            time: the arguments of :func:`time_plan`, or what it gave.
+            sides: of a connected operator.
             initial_names: of the initial state's key columns, where they are others.
 
         Raises:
@@ -84,7 +85,7 @@ class FrameBuilder:
         output = parse_schema(output_schema, f"the output of operator {uid!r}")
         arrow_schema(output)
         arrow_schema(df.schema)
-        when = time_plan(df, **time)
+        when = time if isinstance(time, TimePlan) else time_plan(df, **time)
         initial = None
         if initial_state is not None:
             key_schema = key_schema_of(df, names)

@@ -33,6 +33,7 @@ from statebackend.errors import (
     JobRunningError,
     RewindError,
     StateBackendError,
+    StateMismatchError,
     UnsupportedQueryError,
 )
 from statebackend.settings import Settings
@@ -43,7 +44,7 @@ from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.sources import check_sink
-from statebackend.spark.specs import Operator, operator_specs
+from statebackend.spark.specs import Operator, log_changes, operator_specs
 from statebackend.spark.wire import Server
 
 __all__ = ["Launch", "Operator"]
@@ -220,7 +221,13 @@ class Launch:
         session.drain(self._settings.commit_timeout_s)
 
     def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
-        live = self._lineages = live_lineages(manifests)
+        self._lineages = live = live_lineages(manifests)
+        specs = self._specs_by(manifests)
+        log_changes(specs, {m.operator: m for m in manifests if m.operator in live})
+        return specs
+
+    def _specs_by(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
+        live = live_lineages(manifests)
         return operator_specs(
             self._job.name,
             self._operators,
@@ -228,6 +235,17 @@ class Launch:
             allow_dropped_state=self._allow_dropped_state,
             heartbeat=bool(self._settings.heartbeat),
         )
+
+    def _check_unchanged(self, manifests: list[Manifest]) -> None:
+        """Refuse a start whose state ids or schema versions another driver has given meanwhile."""
+        for uid, now in self._specs_by(manifests).items():
+            checked = self._specs[uid]
+            if (now.states, now.schemas) != (checked.states, checked.schemas):
+                raise StateMismatchError(
+                    f"Another driver of job {self._job.name!r} changed the states of operator "
+                    f"{uid!r} while this one was started.",
+                    todo="Stop the other driver, and start this query again.",
+                )
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
@@ -327,6 +345,7 @@ class Launch:
         # Read again: what another driver had committed before the claim is part of the truth.
         manifests = self._log.manifests(tenure.listed)
         before = [m for m in manifests if m.sequence < tenure.sequence]
+        self._check_unchanged(before)
         parallelism = max(o.parallelism for o in self._operators.values())
         coordinator = Coordinator(
             job=self._job.name,

@@ -35,6 +35,7 @@ def begin_reply(
     durable_chain: str,
     key_groups: KeyGroupRange,
     states: dict[str, int],
+    versions: dict[str, list[str]],
     inline_budget_bytes: int,
     grant: BaseGrant | None,
 ) -> BeginReply:
@@ -61,6 +62,7 @@ def begin_reply(
         late_watermark_ms=admitted.time.late_watermark_ms,
         initial=[admitted.initial] if admitted.initial is not None else [],
         dropped=list(admitted.dropped),
+        versions=versions,
     )
 
 

@@ -234,6 +234,7 @@ class RunSession:
             durable_chain=durable_chain,
             key_groups=lineage.key_groups,
             states=spec.states,
+            versions=spec.versions,
             inline_budget_bytes=coordinator.inline_budget_bytes,
             grant=grant,
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -14,15 +13,14 @@ from snapshot.record import Manifest
 from snapshot.stateids import StateIds, assign_ids
 from statebackend.errors import MissingUidError, SettingError, StateMismatchError
 from statebackend.ops.declared import StateDeclaration
+from statebackend.ops.redeclared import check_operator_key, redeclared, versions_of
+from statebackend.schema.types import schema_from_json
 from statebackend.spark.initial import InitialState
 from statebackend.spark.timeplan import NO_TIME, TimePlan
 
-__all__ = ["Operator", "check_watermark", "operator_specs"]
+__all__ = ["Operator", "check_watermark", "log_changes", "operator_specs"]
 
-_NOT_STORED = (
-    *("nullable", "containsNull", "valueContainsNull", "metadata"),
-    *("ttl_ms", "ttl_update", "ttl_expired"),
-)
+_log = logging.getLogger("statebackend.spark")
 _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
 
 
@@ -38,11 +36,6 @@ class Operator:
     deleted: tuple[str, ...] = ()
     time: TimePlan = NO_TIME
     initial: InitialState | None = None
-
-    def schemas(self) -> dict[str, str]:
-        """What the checkpoint keeps of its types."""
-        kept = {name: d.to_json() for name, d in self.states.items()}
-        return {_KEY_STATE: self.key_schema.json(), **kept}
 
 
 def operator_specs(
@@ -75,20 +68,41 @@ def operator_specs(
     specs = {}
     for uid, operator in operators.items():
         _check_time_mode(operator, newest.get(uid), heartbeat)
-        ids = _state_ids(operator, newest.get(uid), allow_dropped_state)
+        states = _states(operator, newest.get(uid), allow_dropped_state)
+        ids = _state_ids(operator, newest.get(uid))
         specs[uid] = OperatorSpec(
             uid=uid,
             parallelism=operator.parallelism,
             max_parallelism=operator.max_parallelism,
             states=ids.states,
             dropped=ids.dropped,
-            schemas=operator.schemas(),
+            schemas={
+                _KEY_STATE: operator.key_schema.json(),
+                **{name: declared.to_json() for name, declared in states.items()},
+            },
+            versions=versions_of(states),
             time_mode=operator.time.mode,
             watermark_delay_ms=operator.time.delay_ms,
             two_inputs=operator.time.side_position is not None,
         )
     check_watermark(job, operators)
     return specs
+
+
+def log_changes(specs: Mapping[str, OperatorSpec], newest: Mapping[str, Manifest]) -> None:
+    """Say which states go on under another schema: a field that is renamed by mistake is dropped.
+
+    Args:
+        newest: as for :func:`operator_specs`.
+    """
+    for uid, spec in specs.items():
+        known = newest[uid].schemas if uid in newest else {}
+        for name, versions in spec.versions.items():
+            if name in known and len(StateDeclaration.from_json(known[name]).versions) < len(
+                versions
+            ):
+                was, now = (schema_from_json(one).simpleString() for one in versions[-2:])
+                _log.warning("state %r of operator %r was %s, is %s now", name, uid, was, now)
 
 
 def _check_time_mode(operator: Operator, known: Manifest | None, heartbeat: bool) -> None:
@@ -127,45 +141,33 @@ def check_watermark(job: str, operators: Mapping[str, Operator]) -> None:
         )
 
 
-def _state_ids(operator: Operator, known: Manifest | None, allow_dropped_state: bool) -> StateIds:
-    if known is not None:
-        declared = operator.schemas()
-        for name, schema in known.schemas.items():
-            if name in operator.deleted:
-                continue
-            if name in declared and _shape(declared[name]) == _shape(schema):
-                continue
-            if name not in declared and allow_dropped_state:
-                continue
-            what = "the key" if name == _KEY_STATE else f"state {name!r}"
+def _states(
+    operator: Operator, known: Manifest | None, allow_dropped_state: bool
+) -> dict[str, StateDeclaration]:
+    """The operator's states as they go on from what the checkpoint has of them."""
+    states = dict(operator.states)
+    for name, schema in (known.schemas if known else {}).items():
+        if name == _KEY_STATE:
+            check_operator_key(operator.uid, schema, operator.key_schema.json())
+        elif name in operator.deleted:
+            continue
+        elif name in states:
+            before = StateDeclaration.from_json(schema)
+            states[name] = redeclared(operator.uid, before, operator.states[name])
+        elif not allow_dropped_state:
             raise StateMismatchError(
-                f"Operator {operator.uid!r} was started with {what} as "
-                f"{declared.get(name, 'nothing')}, but the checkpoint has it as {schema}.",
-                todo="Declare it as it was (a new state may be added under a new name), call "
-                "deleteIfExists() in init(), or pass allow_dropped_state=True where a state "
-                "is gone for good.",
+                f"The checkpoint holds state {name!r} of operator {operator.uid!r}, which the "
+                f"processor does not declare any more.",
+                todo="Declare it as it was, call deleteIfExists() in init(), or pass "
+                "allow_dropped_state=True where it is gone for good.",
             )
+    return states
+
+
+def _state_ids(operator: Operator, known: Manifest | None) -> StateIds:
     return assign_ids(
         operator.uid,
         known.states if known else {},
         declared=list(operator.states),
         deleted=operator.deleted,
     )
-
-
-def _shape(schema: str) -> Any:
-    """A schema as far as stored bytes depend on it: without nullability and metadata."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: bare(v) for k, v in value.items() if k not in _NOT_STORED}
-        if isinstance(value, list):
-            return [bare(v) for v in value]
-        if isinstance(value, str) and value.startswith("{"):
-            try:
-                return bare(json.loads(value))
-            except ValueError:  # a name
-                return value
-        return value
-
-    return bare(json.loads(schema))

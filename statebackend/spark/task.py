@@ -188,9 +188,10 @@ class SubtaskEpoch:
                 late_watermark_ms=reply.late_watermark_ms,
             ),
             key_groups=range(reply.key_group_start, reply.key_group_end + 1),
+            versions=reply.versions,
         )
         late, position = None, spec.time.event_position
-        if position is not None:
+        if position is not None and spec.time.drops_late:
             late = LateRows(position, reply.late_watermark_ms)
         parts = taken.groups(spec.plan.key_codec, late)
         with contextlib.ExitStack() as stack:
@@ -204,8 +205,9 @@ class SubtaskEpoch:
         self._next_timer_ms = epoch.figures.next_timer_ms
         if spec.time.mode != "none":
             self._counted["timers_fired"] = epoch.figures.timers_fired
-        if late is not None and late.dropped:
-            self._counted["late_rows"] = late.dropped
+        late_rows = epoch.figures.late_rows if late is None else late.dropped
+        if late_rows:
+            self._counted["late_rows"] = late_rows
         if epoch.figures.expired:
             self._counted["expired_entries"] = epoch.figures.expired
 

@@ -25,13 +25,15 @@ class TimePlan:
 
     ``event_position``: of the event-time column, None without one. ``side_position``: of the column
     that says which of two measured inputs a row is of. ``delay_ms``: None where the
-    operator takes the job's watermark and adds nothing to it.
+    operator takes the job's watermark and adds nothing to it. ``drops_late``: whether late rows are
+    left out by their own event time; else the operator looks to it.
     """
 
     mode: str = "none"
     event_position: int | None = None
     delay_ms: int | None = None
     side_position: int | None = None
+    drops_late: bool = True
 
 
 NO_TIME: Final = TimePlan()

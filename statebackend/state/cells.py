@@ -30,6 +30,7 @@ _COUNT_BYTES = 8
 _SAMPLED_KEYS = 16
 _MANY_ROWS = 24  # below, to decode them by the column costs more
 _UNREAD: Final[Any] = object()
+_NO_INDEX: Final = -2  # -1 is the cursor's, where no key is current
 _NO_KEY: Final[Any] = object()  # None may be given for a key, and is refused
 # Values that nobody can change: one that was decoded may be given out again.
 _FLAT = (
@@ -285,20 +286,42 @@ class MapCell(_Cell):
         self._last_key: object = _NO_KEY
         self._last_encoded = b""
         # The last entry that was read or written: to look there again would cost a microsecond.
+        # It is that of `_last_key` under the key at `_last_index`, unless this is _NO_INDEX.
+        self._last_index = _NO_INDEX
         self._last_full = b""
         self._last_data: bytes | None = None
 
     def _load(self) -> None:
         super()._load()
-        self._last_full = b""
+        self._last_index, self._last_full = _NO_INDEX, b""
 
-    def _look_up(self, key: Row) -> bytes | None:
-        prefix = self._key()
-        full = prefix + (self._last_encoded if key is self._last_key else self._encode_key(key))
-        if full != self._last_full:
-            self._last_data = self._table.get(full)
-            self._last_full = full
-        return self._last_data
+    def _full(self, index: int, key: Row) -> tuple[bytes, bytes]:
+        """The full key of an entry, and its part behind the prefix."""
+        if index < 0:
+            self._cursor.outside(self._name)
+        encoded = self._last_encoded if key is self._last_key else self._encode_key(key)
+        return self._keys[index] + encoded, encoded
+
+    def _note(self, index: int, key: Row, encoded: bytes, full: bytes, data: bytes | None) -> None:
+        self._last_full, self._last_data = full, data
+        if self._flat_keys and type(key) is tuple:
+            self._last_key, self._last_encoded, self._last_index = key, encoded, index
+        else:
+            self._last_index = _NO_INDEX
+
+    def _look_up(self, index: int, key: Row) -> bytes | None:
+        # As _full and _note, without the calls.
+        if index < 0:
+            self._cursor.outside(self._name)
+        encoded = self._last_encoded if key is self._last_key else self._encode_key(key)
+        full = self._keys[index] + encoded
+        data = self._last_data if full == self._last_full else self._table.get(full)
+        self._last_full, self._last_data = full, data
+        if self._flat_keys and type(key) is tuple:
+            self._last_key, self._last_encoded, self._last_index = key, encoded, index
+        else:
+            self._last_index = _NO_INDEX
+        return data
 
     def exists(self) -> bool:
         """Whether the current key's map has an entry."""
@@ -306,37 +329,37 @@ class MapCell(_Cell):
 
     def get_value(self, key: Row) -> Row | None:
         """The row under ``key``, or None."""
-        # As _look_up, without the calls; notes the key, which is often written next.
         index = self._cursor.index
-        if index < 0:
-            self._cursor.outside(self._name)
-        if key is self._last_key:
-            encoded = self._last_encoded
-        else:
-            encoded = self._encode_key(key)
-            if self._flat_keys and type(key) is tuple:
-                self._last_key, self._last_encoded = key, encoded
-        full = self._keys[index] + encoded
-        if full == self._last_full:
+        if key is self._last_key and index == self._last_index:
             data = self._last_data
         else:
-            self._last_data = data = self._table.get(full)
-            self._last_full = full
+            data = self._look_up(index, key)
         return None if data is None else self._decode(data)
 
     def contains_key(self, key: Row) -> bool:
         """Whether there is an entry under ``key``."""
-        return self._look_up(key) is not None
+        return self._look_up(self._cursor.index, key) is not None
 
     def update_value(self, key: Row, value: Row) -> None:
         """Set the row under ``key``."""
-        prefix = self._key()
-        encoded = self._last_encoded if key is self._last_key else self._encode_key(key)
-        self._put(prefix, prefix + encoded, self._encode(value))
+        index = self._cursor.index
+        if key is self._last_key and index == self._last_index:
+            full = self._last_full
+            self._last_data = data = self._encode(value)
+        else:
+            full, encoded = self._full(index, key)
+            data = self._encode(value)
+            self._note(index, key, encoded, full, data)
+        # As put_under, without the call.
+        table, prefix = self._table, self._keys[index]
+        table.entries[full] = data
+        first = table.under.setdefault(prefix, full)
+        if first is not full:
+            table.list_under(prefix, first, full)
 
-    def _put(self, prefix: bytes, full: bytes, data: bytes | None) -> None:
-        self._table.put_under(prefix, full, data)
-        self._last_full, self._last_data = full, data
+    def _remove(self, prefix: bytes, full: bytes) -> None:
+        self._table.put_under(prefix, full, None)
+        self._last_index, self._last_full, self._last_data = _NO_INDEX, full, None
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """(map key, row) of each entry, in the order of the encoded map keys."""
@@ -358,11 +381,12 @@ class MapCell(_Cell):
 
     def remove_key(self, key: Row) -> None:
         """Remove the entry under ``key``, if there is one."""
-        if self._look_up(key) is not None:
-            self._put(self._key(), self._last_full, None)
+        index = self._cursor.index
+        if self._look_up(index, key) is not None:
+            self._remove(self._keys[index], self._last_full)
 
     def clear(self) -> None:
         """Remove every entry of the current key's map."""
         prefix = self._key()
         for key, _ in self._table.scan(prefix):
-            self._put(prefix, key, None)
+            self._remove(prefix, key)

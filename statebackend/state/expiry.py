@@ -17,9 +17,11 @@ from statebackend.state.ranges import clamped, set_between
 from statebackend.state.table import StateTable
 
 __all__ = [
+    "BY_EXPIRY",
     "ENTRY",
     "INDEX_BYTES",
     "LIST",
+    "MAP",
     "STAMP_BYTES",
     "TIME_BYTES",
     "TTL",
@@ -30,6 +32,7 @@ __all__ = [
     "index_key",
     "list_items",
     "map_kind",
+    "read_share_ms",
     "stamp_time",
 ]
 
@@ -71,6 +74,11 @@ def stamp_time(data: bytes) -> bytes:
     width = data[TIME_BYTES]
     rounded = -(-int.from_bytes(data[:TIME_BYTES], "big") >> width) << width
     return min(rounded, _LAST_TIME).to_bytes(TIME_BYTES, "big")
+
+
+def read_share_ms(ttl_ms: int) -> int:
+    """So much of a TTL must be gone before a read moves the expiry."""
+    return max(1, ttl_ms // _READ_SHARE)
 
 
 Update = Literal["write", "create", "read"]
@@ -189,7 +197,7 @@ class TtlCell:
         self._hidden = self._now if ttl.expired == "hide" else b""
         expiry_ms = now_ms + ttl.ms
         self._expiry = clamped(expiry_ms)
-        self._stale = clamped(expiry_ms - max(1, ttl.ms // _READ_SHARE))
+        self._stale = clamped(expiry_ms - read_share_ms(ttl.ms))
         self._stamp = expiry_stamp(self._expiry, ttl.ms)
         self._time = stamp_time(self._stamp)
         self._times: dict[bytes, bytes] = {}

@@ -8,6 +8,7 @@ is confirmed.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from bisect import bisect_left
 from collections import OrderedDict
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, binary_array, disk_failed
+from statebackend.state.columns import EMPTY
 
 __all__ = ["ArrowRows", "OverlaySpill", "Run", "count_merged", "merge"]
 
@@ -58,6 +60,7 @@ class Run:
 
     def __init__(self, load: Callable[[int], SortedRows], file: BlockFile | None = None) -> None:
         self.load = load
+        self._held: list[ArrowRows] = []  # of one in memory: what it was made of
         self.first: list[bytes] = []
         self.last: list[bytes] = []
         self.rows: list[int] = []
@@ -66,9 +69,10 @@ class Run:
     @classmethod
     def in_memory(cls, blocks: Iterable[ArrowRows]) -> Run:
         """A run of decoded rows that stay in memory."""
+        given = list(blocks)
         held = [
             SortedRows(block.keys.slice(at, _HELD_ROWS), block.values.slice(at, _HELD_ROWS))
-            for block in blocks
+            for block in given
             for at in range(0, len(block.keys), _HELD_ROWS)
         ]
         last = 0
@@ -83,7 +87,36 @@ class Run:
         run = cls(load)
         for block in held:
             run.add(block)
+        run._held = given
         return run
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading it reads a file."""
+        return self._file is not None
+
+    @functools.cached_property
+    def columns(self) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """Keys and values of a run in memory."""
+        if not self._held:
+            return EMPTY, EMPTY
+        if len(self._held) != 1:
+            keys = [block.keys for block in self._held]
+            values = [block.values for block in self._held]
+            self._held = [SortedRows(pa.concat_arrays(keys), pa.concat_arrays(values))]
+        return self._held[0].keys, self._held[0].values
+
+    def near(self, keys: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """Of a run in memory, the rows from the lowest to the highest of ``keys``."""
+        low, high = (bound.as_py() for bound in pc.min_max(keys).values())
+        return self.between(low, high + b"\0")
+
+    def between(self, start: bytes, end: bytes) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """Of a run in memory, the rows of ``start <= key < end``, deletions included."""
+        rows = SortedRows(*self.columns)
+        low = rows.lower(start)
+        length = rows.lower(end, low) - low
+        return rows.keys.slice(low, length), rows.values.slice(low, length)
 
     def add(self, block: SortedRows) -> None:
         """Note a block that follows all before it."""
@@ -134,6 +167,15 @@ class Run:
             if first > prefix and not first.startswith(prefix):
                 return
             yield from self.load(block).scan(prefix)
+
+    def scan_range(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """The entries of ``start <= key < end``, deletions included, in key order."""
+        for block in range(bisect_left(self.last, start), len(self.last)):
+            if self.first[block] >= end:
+                return
+            rows = self.load(block)
+            for row in range(rows.lower(start), rows.lower(end)):
+                yield rows.key(row), rows.value(row)
 
     def remove(self) -> None:
         """Remove its file; reads fail afterwards."""

@@ -10,23 +10,18 @@ Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | su
 
 from __future__ import annotations
 
-import functools
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from statebackend.state.bases import BaseReads, MemoryBase, ReadableBase
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
-from statebackend.state.spill import (
-    ArrowRows,
-    OverlayGauge,
-    OverlaySpill,
-    Run,
-    count_merged,
-    merge,
-)
+from statebackend.state.columns import indices_of, places_array, take, valid_bits
+from statebackend.state.overlay import FrozenOverlay, Overlay
+from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]
 
@@ -36,104 +31,7 @@ def state_prefix(key_group: int, state_id: int) -> bytes:
     return key_group.to_bytes(2, "big") + state_id.to_bytes(2, "big")
 
 
-_END: tuple[None, None] = (None, None)
-
-
-def _in_order(entries: dict[bytes, bytes | None]) -> tuple[list[bytes], list[bytes | None]]:
-    keys = sorted(entries)
-    return keys, list(map(entries.__getitem__, keys))
-
-
-KeyRange = tuple[bytes, bytes, bytes]
-
-
-class ReadableBase(Protocol):
-    """What a table reads confirmed state from (RocksDB, or a dict in tests)."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None."""
-
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of ``keys``, None where absent."""
-
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All entries under ``prefix``, in key order."""
-
-    def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
-        """The keys of ranges that ascend and do not overlap, in pieces, in key order.
-
-        Of a range (start, end, stop): all keys from ``start`` below ``end``, and the first one
-        after them that is below ``stop``.
-        """
-
-
-@dataclass
-class _Overlay:
-    """One epoch's changes.
-
-    ``entries`` holds every changed key. ``under`` holds, for the states that are read by prefix,
-    which of these keys stand under which prefix: a dict cannot be asked for a range. ``runs`` are
-    the parts that left these dicts, oldest first; a key in ``entries`` beats them.
-    """
-
-    entries: dict[bytes, bytes | None] = field(default_factory=dict)
-    under: dict[bytes, set[bytes]] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-
-    def sources(self) -> Iterator[dict[bytes, bytes | None] | Run]:
-        """What to look a key up in, newest first."""
-        if self.entries:
-            yield self.entries
-        yield from reversed(self.runs)
-
-    def all_runs(self) -> list[Run]:
-        """Everything as runs, oldest first; what is in the dict as one more in memory."""
-        if not self.entries:
-            return self.runs
-        keys, values = _in_order(self.entries)
-        return [*self.runs, Run.in_memory([SortedRows(binary_array(keys), binary_array(values))])]
-
-
-@dataclass(frozen=True)
-class FrozenOverlay:
-    """One epoch's changes after the barrier (or a layer); never written again."""
-
-    epoch: int
-    _overlay: _Overlay
-
-    @property
-    def spilled(self) -> bool:
-        """Whether some of it stands in runs: then :meth:`merged` is the way to read it."""
-        return bool(self._overlay.runs)
-
-    @functools.cached_property
-    def _ordered(self) -> tuple[list[bytes], list[bytes | None]]:
-        return _in_order(self._overlay.entries)  # for the delta, and for the next epoch
-
-    def __len__(self) -> int:
-        if not self.spilled:
-            return len(self._overlay.entries)
-        return count_merged(self._overlay.all_runs())
-
-    def sorted(self) -> tuple[list[bytes], list[bytes | None]]:
-        """Keys in ascending order and their values (None: deleted), as a delta wants them."""
-        if not self.spilled:
-            return self._ordered
-        keys: list[bytes] = []
-        values: list[bytes | None] = []
-        for some_keys, some_values in self.merged():
-            keys += some_keys.to_pylist()
-            values += some_values.to_pylist()
-        return keys, values
-
-    @functools.cached_property
-    def runs(self) -> list[Run]:
-        """All of it as runs, oldest first, to be read by the range."""
-        return self._overlay.all_runs()
-
-    def merged(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
-        """As :meth:`sorted`, in pieces: binary keys and values (null: deleted)."""
-        return merge(self._overlay.all_runs())
+_END: Final = (None, None)
 
 
 class StateTable:
@@ -148,16 +46,20 @@ class StateTable:
 
     def __init__(self, base: ReadableBase, *, spill: OverlaySpill | None = None) -> None:
         self.base = base
-        self._begin(_Overlay())
+        self.read_bytes = 0  # of values that were read by the column
+        self._reads = BaseReads(base)
+        self._begin(Overlay())
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
         self._gauge = OverlayGauge()
 
-    def _begin(self, overlay: _Overlay) -> None:
+    def _begin(self, overlay: Overlay, held_bytes: int = 0) -> None:
         self._overlay = overlay
+        self._held_bytes = held_bytes  # of the runs that are in memory
         # The current overlay's. Point states write to it directly, so it is a plain attribute; it
         # is another dict after each `freeze` and `relieve`: do not keep it.
         self.entries: dict[bytes, bytes | None] = overlay.entries
+        self.under = overlay.under  # likewise
 
     def relieve(self) -> None:
         """Write the overlay to disk if it is over its limit; between two keys' changes, or chunks.
@@ -168,11 +70,83 @@ class StateTable:
         spill, overlay = self._spill, self._overlay
         if spill is None:
             return
-        if self._gauge.look(overlay.entries, bool(overlay.under)) <= spill.limit_bytes:
+        size_bytes = self._gauge.look(overlay.entries, bool(overlay.under)) + self._held_bytes
+        if size_bytes <= spill.limit_bytes:
             return
-        run = spill.write(overlay.entries)
-        self._begin(_Overlay(runs=[*overlay.runs, run]))
+        runs = [run for run in overlay.runs if run.on_disk]
+        held = [run for run in overlay.all_runs() if not run.on_disk]
+        if len(held) == 1 and overlay.entries:
+            runs.append(spill.write(overlay.entries))
+        else:
+            runs.append(spill.write_rows(SortedRows(*piece) for piece in merge(held)))
+        self._begin(Overlay(runs=runs))
         self._gauge = OverlayGauge()
+
+    def put_columns(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        """Set (or, where null, delete) many keys.
+
+        Args:
+            keys: strictly ascending.
+        """
+        if not len(keys):
+            return
+        self.seal()
+        self._overlay.runs.append(Run.in_memory([SortedRows(keys, values)]))
+        self._held_bytes += keys.nbytes + values.nbytes
+
+    def seal(self) -> None:
+        """Make columns of what was written key by key, so that later columns stand over it."""
+        overlay = self._overlay
+        if overlay.entries:
+            added_bytes = int(self._gauge.look(overlay.entries, bool(overlay.under)))
+            self._begin(Overlay(runs=overlay.all_runs()), self._held_bytes + added_bytes)
+            self._gauge = OverlayGauge()
+
+    def get_columns(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The values of ``keys``, null where there is none; quickest where they ascend."""
+        sources = self._sources()
+        if not sources:
+            found = self._of_base(keys)
+        elif any(isinstance(source, dict) or source.on_disk for source in sources):
+            found = binary_array(self.multi_get(keys.to_pylist()))
+        else:
+            found = self._of_columns(keys, [one for one in sources if isinstance(one, Run)])
+        self.read_bytes += found.nbytes
+        return found
+
+    def _of_base(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        return binary_array(self._reads.get(keys))
+
+    def _of_columns(self, keys: pa.BinaryArray, runs: list[Run]) -> pa.BinaryArray:
+        """As :meth:`get_columns`, where all that lies over the base is columns in memory."""
+        wanted = np.arange(len(keys))
+        place = np.empty(len(keys), np.int64)
+        found: list[pa.BinaryArray] = []
+        total = 0
+        for run in runs:
+            if not len(wanted):
+                break
+            run_keys, run_values = run.near(keys)
+            if not len(run_keys):
+                continue
+            some = keys if len(wanted) == len(keys) else take(keys, wanted)
+            at = pc.index_in(some, value_set=run_keys)
+            here = valid_bits(at)
+            if here.any():
+                place[wanted[here]] = total + indices_of(at)[here]
+                found.append(run_values)
+                total += len(run_values)
+                wanted = wanted[~here]
+        if len(wanted):
+            missing = keys if len(wanted) == len(keys) else take(keys, wanted)
+            values = self._of_base(missing)
+            if not found:
+                return values
+            place[wanted] = total + np.arange(len(wanted))
+            found.append(values)
+        elif not found:
+            return self._of_base(keys)
+        return pa.concat_arrays(found).take(places_array(place))
 
     def add_layer(self, epoch: int, rows: ArrowRows | Iterable[ArrowRows]) -> FrozenOverlay:
         """Put the changes of an earlier epoch, not yet in the base, below this one's.
@@ -192,7 +166,7 @@ class StateTable:
             run = Run.in_memory(rows)
         else:
             run = self._spill.keep(rows)
-        layer = FrozenOverlay(epoch, _Overlay(runs=[run]))
+        layer = FrozenOverlay(epoch, Overlay(runs=[run]))
         self._frozen.append(layer)
         return layer
 
@@ -252,7 +226,16 @@ class StateTable:
     def put_under(self, prefix: bytes, key: bytes, value: bytes | None) -> None:
         """As :meth:`put`, for a key that :meth:`scan` must find under ``prefix``."""
         self._overlay.entries[key] = value
-        self._overlay.under.setdefault(prefix, set()).add(key)
+        first = self._overlay.under.setdefault(prefix, key)
+        if first is not key:
+            self.list_under(prefix, first, key)
+
+    def list_under(self, prefix: bytes, found: bytes | set[bytes], key: bytes) -> None:
+        """Note a further key under ``prefix``, where ``found`` stands in ``under``."""
+        if isinstance(found, set):
+            found.add(key)
+        elif found != key:
+            self._overlay.under[prefix] = {found, key}
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """The live entries under ``prefix`` in key order; ``prefix`` as given to ``put_under``."""
@@ -263,7 +246,8 @@ class StateTable:
                 for key, value in run.scan(prefix):
                     merged[key] = value
                     changed = True
-            for key in overlay.under.get(prefix, ()):
+            found = overlay.under.get(prefix, ())
+            for key in (found,) if isinstance(found, bytes) else found:
                 merged[key] = overlay.entries[key]
                 changed = True
         if not changed:
@@ -274,7 +258,7 @@ class StateTable:
         """Close the epoch: constant time. Reads see through it until :meth:`applied`."""
         frozen = FrozenOverlay(epoch, self._overlay)
         self._frozen.append(frozen)
-        self._begin(_Overlay())
+        self._begin(Overlay())
         self._gauge = OverlayGauge()
         return frozen
 
@@ -326,42 +310,3 @@ class StateTable:
             merged.update(overlay.entries)
         for key in sorted(merged):
             yield key, merged[key]
-
-
-class MemoryBase:
-    """A base in memory, for tests and for models."""
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, bytes] = {}
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None."""
-        return self.entries.get(key)
-
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of ``keys``, None where absent."""
-        return [self.entries.get(key) for key in keys]
-
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All entries under ``prefix``, in key order."""
-        for key in sorted(self.entries):
-            if key.startswith(prefix):
-                yield key, self.entries[key]
-
-    def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
-        """As :meth:`ReadableBase.scan_keys`."""
-        keys = sorted(self.entries)
-        for start, end, stop in ranges:
-            low, high = bisect_left(keys, start), bisect_left(keys, end)
-            if high < len(keys) and keys[high] < stop:
-                high += 1
-            if low < high:
-                yield keys[low:high]
-
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Write a delta; None deletes."""
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
-                self.entries.pop(key, None)
-            else:
-                self.entries[key] = value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import pickle
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -253,6 +255,28 @@ def test_rows_are_made_one_by_one_with_their_names() -> None:
     assert (first.n, first.s) == (1, "a")
     assert first == T.Row(n=1, s="a")
     assert [row.asDict() for row in rows] == [{"n": 2, "s": "b"}]
+
+
+@pytest.mark.parametrize("names", [["count", "n", "index", "a b"], ["n", "n", "__x", "asDict"]])
+def test_rows_give_their_fields_exactly_as_those_of_spark_do(names: list[str]) -> None:
+    def found(row: Any, access: Any, what: Any) -> Any:
+        try:
+            value = access(row, what)
+        except Exception as error:
+            return type(error)
+        return value if not callable(value) else value.__name__
+
+    ours = make_rows([[10], [11], [12], [13]], row_type(names))[0]
+    sparks = T.Row(*names)(10, 11, 12, 13)
+    for name in [*names, "none", "mro", "__len__", "__none"]:
+        assert found(ours, getattr, name) == found(sparks, getattr, name)
+    places = [0, 3, -1, 4, True, slice(1, 3), np.int64(1), None, *names, "none"]
+    for place in places:
+        assert found(ours, operator.getitem, place) == found(sparks, operator.getitem, place)
+    with pytest.raises(RuntimeError):
+        ours.n = 5
+    assert pickle.loads(pickle.dumps(ours)) == sparks
+    assert (ours.asDict(), repr(ours), "n" in ours) == (sparks.asDict(), repr(sparks), True)
 
 
 # --- what does not fit ---------------------------------------------------------------------------

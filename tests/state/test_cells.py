@@ -369,6 +369,56 @@ def test_a_map_key_that_is_changed_and_used_again_is_another_one() -> None:
     assert cells.map.get_value(same) == (1,)
 
 
+@pytest.mark.parametrize("last", ["read", "written", "removed", "cleared", "loaded"])
+def test_the_last_map_entry_is_not_mistaken_for_another_one(last: str) -> None:
+    cells = Cells()
+    cells.at("a", "b")
+    same, other = ("x",), ("y",)
+    cells.map.update_value(other, (5,))
+    cells.map.update_value(same, (1,))
+    if last == "read":
+        assert cells.map.get_value(same) == (1,)
+    elif last == "removed":
+        cells.map.remove_key(same)
+    elif last == "cleared":
+        cells.map.clear()
+    elif last == "loaded":
+        cells.at("a", "b")
+    gone = last in ("removed", "cleared")
+    assert cells.map.get_value(same) == (None if gone else (1,))
+    assert cells.map.get_value(other) == (None if last == "cleared" else (5,))
+    assert cells.map.contains_key(same) is not gone
+    cells.cursor.index = 1
+    assert cells.map.get_value(same) is None
+    cells.cursor.index = -1
+    for call in (cells.map.get_value, cells.map.contains_key, cells.map.remove_key):
+        with pytest.raises(KeyContextError):
+            call(same)
+    with pytest.raises(KeyContextError):
+        cells.map.update_value(same, (2,))
+    cells.at("a", "b")  # nothing was read or written of it: it is the last one still
+    cells.cursor.index = -1
+    with pytest.raises(KeyContextError):
+        cells.map.get_value(same)
+    with pytest.raises(KeyContextError):
+        cells.map.update_value(same, (2,))
+
+
+def test_map_entries_are_listed_however_often_they_were_written() -> None:
+    cells = Cells()
+    cells.at("a", "b")
+    for name in "xxyxzy":
+        cells.map.update_value((name,), (1,))
+    cells.map.remove_key(("y",))
+    assert list(cells.map.keys()) == [("x",), ("z",)]
+    cells.cursor.index = 1
+    cells.map.update_value(("only",), (1,))
+    cells.map.update_value(("only",), (2,))
+    assert list(cells.map.iterator()) == [(("only",), (2,))]
+    cells.map.remove_key(("only",))
+    assert not cells.map.exists()
+
+
 def test_keys_come_as_one_column_or_as_two_lists() -> None:
     cells = Cells()
     keys = [NAMES.encode((name,)) for name in ("a", "bc")]

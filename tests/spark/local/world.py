@@ -30,8 +30,8 @@ from statebackend import StateBackend
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import RocksStore
-from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
+from statebackend.schema.versions import codec_of_versions
 from tests.spark.local import processors
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
 
@@ -398,7 +398,8 @@ def _decoded(entries: dict[bytes, bytes], newest: Manifest) -> dict[str, dict[An
         if kind == "list" and end == len(raw):
             lengths[name, key] = int.from_bytes(value, "big")
             continue
-        codec = codec_for(StructType.fromJson(json.loads(kinds[name]["value_schema"])))
+        schemas = [*kinds[name].get("earlier", ()), kinds[name]["value_schema"]]
+        codec = codec_of_versions([StructType.fromJson(json.loads(one)) for one in schemas])
         row = tuple(codec.decode(value))
         if kind == "value":
             assert end == len(raw)

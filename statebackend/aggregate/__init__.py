@@ -1,0 +1,1 @@
+"""Aggregations over keyed state, in columns: what ``backend.aggregate`` runs."""

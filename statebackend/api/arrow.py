@@ -1,0 +1,181 @@
+"""The vectorised processor: whole batches in, whole columns of state out.
+
+The order of calls in each epoch: ``open``, ``on_initial`` (first epoch, if there is an initial
+state), ``process`` once per batch, ``on_timers`` once per batch of due timers, ``close``. An
+executor makes the object anew from its pickled form for each epoch: what is not in state is lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.api.context import Schema
+from statebackend.errors import UnsupportedQueryError, UsageError
+from statebackend.ops.declared import EpochTimes
+from statebackend.state.ttl import TTL
+from statebackend.vector.keys import Keys
+from statebackend.vector.operator import Output
+from statebackend.vector.states import ArrowListState, ArrowMapState, ArrowValueState
+from statebackend.vector.timers import ArrowTimers
+
+__all__ = ["ArrowContext", "ArrowProcessor", "Keys", "StateMaker"]
+
+
+class StateMaker(Protocol):
+    """Where a context gets its states from: the recorder on the driver, the store in a worker."""
+
+    def __call__(
+        self, kind: str, name: str, schema: Schema, key_schema: Schema | None, ttl: TTL | None
+    ) -> Any:
+        """A state that ``open`` asked for."""
+
+
+class ArrowContext:
+    """States, timers, the times of the epoch, and the keys of the batch.
+
+    Attributes:
+        timers: ``register(keys, at_ms)``, ``delete(keys, at_ms)`` and ``list(keys)``.
+        epoch: counts from 0; the same whenever an epoch is repeated.
+        processing_time_ms: the epoch's, the same in all subtasks and whenever it is repeated.
+        watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
+        late_watermark_ms: what rows were late by in this epoch: the watermark before it.
+        late_rows: to be added to, by a processor that leaves late rows out itself; shown in
+            ``backend.progress()``.
+    """
+
+    def __init__(
+        self, uid: str, make: StateMaker, times: EpochTimes, time_mode: str, timers: Any = None
+    ) -> None:
+        self._uid, self._make = uid, make
+        self._keys: Keys | None = None
+        self.timers: ArrowTimers = timers or cast(ArrowTimers, _NoTimers(uid))
+        self.epoch = times.epoch
+        self.processing_time_ms = times.processing_time_ms
+        self.watermark_ms = times.watermark_ms if time_mode == "event" else -1
+        self.late_watermark_ms = times.late_watermark_ms if time_mode == "event" else -1
+        self.late_rows = 0
+
+    @property
+    def keys(self) -> Keys:
+        """The distinct keys of the batch: their columns, and which rows each has.
+
+        Raises:
+            UsageError: no batch is being processed.
+        """
+        if self._keys is None:
+            raise UsageError(
+                f"ctx.keys of operator {self._uid!r} was used outside process() and on_initial().",
+                todo="on_timers() is given its keys; open() and close() have none.",
+            )
+        return self._keys
+
+    def value_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ArrowValueState:
+        """A row per key.
+
+        Args:
+            name: of the state, unique in the operator; it names the state in checkpoints.
+            schema: of the row: a StructType or a DDL string.
+            ttl: how long a row lives, in processing time, whatever the time mode.
+
+        Raises:
+            UsageError: called outside ``open``.
+            StateMismatchError: the name is taken.
+            SchemaError, UnsupportedTypeError: the schema does not parse or cannot be stored.
+        """
+        return cast(ArrowValueState, self._make("value", name, schema, None, ttl))
+
+    def list_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ArrowListState:
+        """Rows per key; each has its own time to live. See :meth:`value_state`."""
+        return cast(ArrowListState, self._make("list", name, schema, None, ttl))
+
+    def map_state(
+        self, name: str, key_schema: Schema, value_schema: Schema, *, ttl: TTL | None = None
+    ) -> ArrowMapState:
+        """A map per key; each entry has its own time to live. See :meth:`value_state`."""
+        return cast(ArrowMapState, self._make("map", name, value_schema, key_schema, ttl))
+
+
+class _BatchProcessor:
+    """What need not be defined."""
+
+    def open(self, ctx: ArrowContext) -> None:
+        """Ask ``ctx`` for states and keep them as attributes; open what cannot be pickled.
+
+        Called in every epoch, and on the driver (on a copy) to learn which states there are:
+        declare the same states wherever it runs.
+        """
+
+    def on_timers(self, keys: Keys, at_ms: NDArray[np.int64], ctx: ArrowContext) -> Output:
+        """Timers are due; they are gone after the call. As ``process`` otherwise.
+
+        Args:
+            keys: of each timer, in the order of their times; a key comes as often as it has one.
+            at_ms: their times.
+        """
+        raise UsageError(
+            f"{type(self).__name__} registered a timer, but has no on_timers().",
+            todo="Define on_timers(self, keys, at_ms, ctx).",
+        )
+
+    def on_initial(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+        """Take in rows of the initial state; gives no output. As ``process`` otherwise."""
+        raise UsageError(
+            f"There is an initial state, but {type(self).__name__} has no on_initial().",
+            todo="Define on_initial(self, batch, ctx), or leave initial_state out.",
+        )
+
+    def close(self) -> None:
+        """Let go of what :meth:`open` opened; after the epoch's last call, if none failed."""
+
+
+class ArrowProcessor(_BatchProcessor, ABC):
+    """Processes record batches; no Python object is made for a row.
+
+    Example::
+
+        class Totals(ArrowProcessor):
+            def open(self, ctx):
+                self.total = ctx.value_state("total", "amount double")
+
+            def process(self, batch, ctx):
+                old = self.total.get(ctx.keys).column("amount").fill_null(0.0)
+                added = np.add.reduceat(batch.column("amount").to_numpy(), ctx.keys.starts[:-1])
+                total = pc.add(old, pa.array(added))
+                self.total.put(ctx.keys, [total])
+                keys = ctx.keys.columns
+                return pa.RecordBatch.from_arrays([*keys.columns, total], ["user", "total"])
+    """
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> Output:
+        """All rows of one or more keys in this epoch; called only if there are any.
+
+        Args:
+            batch: the input's columns. Rows are sorted by key (in the order in which keys are
+                stored); the rows of one key are together, in the order of their arrival.
+            ctx: the keys, times and timers.
+
+        Returns:
+            record batches of the output schema, in any iterable (or from ``yield``); one alone;
+            or None. Columns go by their names if these are the schema's, else by position.
+        """
+
+
+class _NoTimers:
+    """Timers of an operator without a time mode."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UnsupportedQueryError(
+            f"The processor of operator {self._uid!r} uses timers, but has no time mode.",
+            todo="Give time_mode='processing' or 'event' where the operator is made.",
+        )
+
+    register = delete = list = _refuse

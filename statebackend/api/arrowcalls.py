@@ -1,0 +1,168 @@
+"""Vectorised processors in the epoch: what they declare, their states and their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from statebackend.api.arrow import ArrowContext, ArrowProcessor
+from statebackend.api.context import RecordingContext, Schema
+from statebackend.errors import UsageError, ValueMismatchError
+from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound
+from statebackend.ops.failures import call_once
+from statebackend.ops.grouping import Groups
+from statebackend.schema.keys import KeyCodec
+from statebackend.schema.types import schema_from_json
+from statebackend.state.ttl import TTL
+from statebackend.vector.entries import Entries, TtlEntries
+from statebackend.vector.keys import Keys
+from statebackend.vector.operator import Output, VectorOperator
+from statebackend.vector.states import ArrowListState, ArrowMapState, ArrowValueState, StateSite
+from statebackend.vector.timers import ArrowTimers
+from statebackend.vector.ttllist import ArrowTtlListState
+
+if TYPE_CHECKING:
+    from statebackend.ops.epoch import EpochFigures, OperatorPlan
+
+__all__ = ["ARROW_METHODS", "ArrowEpochCalls", "record_arrow_states"]
+
+ARROW_METHODS: Final = {"open": 1, "process": 2, "on_timers": 3, "on_initial": 2, "close": 0}
+"""What a processor defines, and how many arguments each is called with."""
+
+
+def record_arrow_states(processor: Any, uid: str, *, time_mode: str = "none") -> Declarations:
+    """What states a processor's ``open`` asks for; give it a copy, which is used up.
+
+    Raises:
+        ProcessorError: ``open`` raised, or a method takes other arguments.
+        SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
+        UsageError: no processor of this kind, or a use that can only fail later.
+    """
+    from statebackend.api.calls import check_shape
+
+    check_shape(
+        processor,
+        uid,
+        ARROW_METHODS,
+        ArrowProcessor,
+        todo="Subclass ArrowProcessor; a KeyedProcessor goes to process().",
+    )
+    declarations = Declarations(uid)
+    recording = RecordingContext(declarations, uid, time_mode)
+
+    def make(
+        kind: str, name: str, schema: Schema, key_schema: Schema | None, ttl: TTL | None
+    ) -> Any:
+        return recording.record(kind, name, schema, key_schema, ttl=ttl)
+
+    timers = None if time_mode == "none" else Unbound("timers", "open")
+    ctx = ArrowContext(uid, make, EpochTimes(), time_mode, timers)
+    call_once(uid, "open", lambda: processor.open(ctx))
+    return declarations
+
+
+class _States:
+    """Hands out a worker's states, until the processor has opened."""
+
+    def __init__(self, state: EpochState, uid: str, key_codec: KeyCodec, groups: range) -> None:
+        self._state, self._uid = state, uid
+        self._key_codec, self._groups = key_codec, groups
+        self.open = True
+
+    def __call__(
+        self, kind: str, name: str, schema: Schema, key_schema: Schema | None, ttl: TTL | None
+    ) -> Any:
+        if not self.open:
+            raise UsageError(
+                f"State {name!r} of operator {self._uid!r} was asked for outside open().",
+                todo="Ask for states in open(ctx), keep them as attributes, and use those.",
+            )
+        state = self._state
+        found, state_id = state.claimed(name, kind)
+        declared, now_ms = found.time_to_live, state.times.processing_time_ms
+        table = state.table
+        entries = Entries(table) if declared is None else TtlEntries(table, declared, now_ms)
+        site = StateSite(
+            table,
+            entries,
+            name=name,
+            state_id=state_id,
+            key_codec=self._key_codec,
+            key_groups=self._groups,
+        )
+        codec = state.codec(name)
+        if kind == "value":
+            return ArrowValueState(site, codec)
+        if kind == "map":
+            map_codec = KeyCodec(schema_from_json(found.key_schema), allow_all_null=True)
+            return ArrowMapState(site, map_codec, codec)
+        if declared is None:
+            return ArrowListState(site, codec)
+        return ArrowTtlListState(site, codec, declared, now_ms)
+
+
+class ArrowEpochCalls:
+    """One epoch of a vectorised processor.
+
+    Raises:
+        ProcessorError: ``open`` raised.
+        StateMismatchError: it asked for other states than on the driver.
+    """
+
+    def __init__(
+        self, plan: OperatorPlan, processor: Any, state: EpochState, key_groups: range
+    ) -> None:
+        self._plan, self._processor, self._groups = plan, processor, key_groups
+        self._timers = None
+        if state.timers is not None:
+            self._timers = ArrowTimers(state.table, state.timers)
+        states = _States(state, plan.uid, plan.key_codec, key_groups)
+        self._ctx = ctx = ArrowContext(plan.uid, states, state.times, plan.time_mode, self._timers)
+        call_once(plan.uid, "open", lambda: processor.open(ctx))
+        states.open = False
+        self._operator = VectorOperator(plan.uid, state.table, plan.key_codec, plan.output_schema)
+
+    def input(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
+        """The epoch's rows."""
+        yield from self._operator.run_parts(parts, self._plan.key_positions, self._process)
+
+    def initial(self, parts: Iterable[Groups]) -> Iterator[pa.RecordBatch]:
+        """The initial state."""
+        positions = self._plan.initial_key_positions
+        yield from self._operator.run_parts(iter(parts), positions, self._initial)
+
+    def timers(self, now_ms: int, figures: EpochFigures) -> Iterator[pa.RecordBatch]:
+        """The timers that are due."""
+        timers, operator = self._timers, self._operator
+        assert timers is not None
+        yield from operator.run_timers(timers, self._groups, now_ms, self._fire)
+        figures.timers_fired = operator.timers_fired
+        figures.next_timer_ms = timers.next_ms()
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that the processor said it left out."""
+        return self._ctx.late_rows
+
+    def close(self) -> None:
+        """Call the processor's ``close``."""
+        call_once(self._plan.uid, "close", self._processor.close)
+
+    def _process(self, batch: pa.RecordBatch, keys: Keys) -> Output:
+        self._ctx._keys = keys
+        return self._processor.process(batch, self._ctx)
+
+    def _initial(self, batch: pa.RecordBatch, keys: Keys) -> Output:
+        self._ctx._keys = keys
+        if self._processor.on_initial(batch, self._ctx) is not None:
+            raise ValueMismatchError(
+                f"on_initial() of operator {self._plan.uid!r}'s processor returned something.",
+                todo="It gives no output: write to state only, without yield and return.",
+            )
+        return None
+
+    def _fire(self, keys: Keys, at_ms: Any) -> Output:
+        self._ctx._keys = None
+        return self._processor.on_timers(keys, at_ms, self._ctx)

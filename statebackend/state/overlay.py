@@ -1,0 +1,99 @@
+"""One epoch's changes, open and frozen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from statebackend.state.blocks import SortedRows, binary_array
+from statebackend.state.columns import Entries, newest
+from statebackend.state.spill import Run, count_merged, merge
+
+__all__ = ["FrozenOverlay", "Overlay"]
+
+
+def _in_order(entries: dict[bytes, bytes | None]) -> tuple[list[bytes], list[bytes | None]]:
+    keys = sorted(entries)
+    return keys, list(map(entries.__getitem__, keys))
+
+
+@dataclass
+class Overlay:
+    """One epoch's changes.
+
+    ``entries`` holds every changed key. ``under`` holds, for the states that are read by prefix,
+    which of these keys stand under which prefix (a set of them, but the only one as it is): a dict
+    cannot be asked for a range. ``runs`` are the parts that left these dicts, oldest first; a key
+    in ``entries`` beats them.
+    """
+
+    entries: dict[bytes, bytes | None] = field(default_factory=dict)
+    under: dict[bytes, bytes | set[bytes]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+
+    def sources(self) -> Iterator[dict[bytes, bytes | None] | Run]:
+        """What to look a key up in, newest first."""
+        if self.entries:
+            yield self.entries
+        yield from reversed(self.runs)
+
+    def all_runs(self) -> list[Run]:
+        """Everything as runs, oldest first; what is in the dict as one more in memory."""
+        if not self.entries:
+            return list(self.runs)
+        keys, values = _in_order(self.entries)
+        return [*self.runs, Run.in_memory([SortedRows(binary_array(keys), binary_array(values))])]
+
+
+@dataclass(frozen=True)
+class FrozenOverlay:
+    """One epoch's changes after the barrier (or a layer); never written again."""
+
+    epoch: int
+    _overlay: Overlay
+
+    @property
+    def spilled(self) -> bool:
+        """Whether some of it is on disk: then :meth:`merged` is the way to read it."""
+        return any(run.on_disk for run in self._overlay.runs)
+
+    @functools.cached_property
+    def _ordered(self) -> tuple[list[bytes], list[bytes | None]]:
+        return _in_order(self._overlay.entries)  # for the delta, and for the next epoch
+
+    @functools.cached_property
+    def columns(self) -> Entries | None:
+        """All of it as columns, if it was written as such and is in memory."""
+        if not self._overlay.runs or self.spilled:
+            return None
+        return newest([run.columns for run in self._overlay.all_runs()])
+
+    def __len__(self) -> int:
+        if self.spilled:
+            return count_merged(self._overlay.all_runs())
+        return len(self._overlay.entries) if self.columns is None else len(self.columns[0])
+
+    def sorted(self) -> tuple[list[bytes], list[bytes | None]]:
+        """Keys in ascending order and their values (None: deleted), as a delta wants them."""
+        if self.columns is not None:
+            return self.columns[0].to_pylist(), self.columns[1].to_pylist()
+        if not self.spilled:
+            return self._ordered
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        for some_keys, some_values in self.merged():
+            keys += some_keys.to_pylist()
+            values += some_values.to_pylist()
+        return keys, values
+
+    @functools.cached_property
+    def runs(self) -> list[Run]:
+        """All of it as runs, oldest first, to be read by the range."""
+        return self._overlay.all_runs()
+
+    def merged(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+        """As :meth:`sorted`, in pieces: binary keys and values (null: deleted)."""
+        return merge(self._overlay.all_runs())

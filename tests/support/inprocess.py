@@ -1,0 +1,216 @@
+"""A job of one subtask in this process, without Spark: the driver's checks, and the real task.
+
+The task's context, its rows and the wire to the driver are replaced. What a start checks, the
+coordinator, the commit log, the stores and the task itself are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from recovery.inspect import live_lineages
+from recovery.keeper import KeeperSettings
+from snapshot.bases import BasePolicy
+from snapshot.coordinator import Coordinator
+from snapshot.log import CommitLog
+from snapshot.storage.open import open_store
+from snapshot.storage.options import StoreOptions
+from statebackend import system
+from statebackend.api.calls import record_keyed_states
+from statebackend.api.processors import KeyedProcessor
+from statebackend.hashing import key_groups
+from statebackend.ops.declared import Declarations
+from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.tws import record_states
+from statebackend.rocks.store import RocksSettings
+from statebackend.settings import Settings
+from statebackend.spark import task as task_module
+from statebackend.spark.constants import pack
+from statebackend.spark.context import EpochContext
+from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.session import RunSession
+from statebackend.spark.specs import Operator, operator_specs
+from statebackend.spark.task import SubtaskTask
+from statebackend.spark.taskspec import TaskSpec
+from statebackend.spark.timeplan import TimePlan
+from statebackend.spark.wire import Endpoint
+
+__all__ = ["InProcessJob"]
+
+UID, MAX_PARALLELISM = "op", 128
+STAMP_MS = 1_700_000_000_000  # of epoch 0; a second more for each
+INPUT = StructType([StructField("k", LongType()), StructField("v", LongType())])
+OUTPUT = StructType([StructField("k", LongType()), StructField("seen", StringType())])
+_SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64()),
+        pa.field("v", pa.int64()),
+        pa.field(CONTROL_COLUMNS[0], pa.int32()),
+        pa.field(CONTROL_COLUMNS[1], pa.int32()),
+        pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+class InProcessJob:
+    """A job whose input has a key `k` and a value `v`, both bigint.
+
+    Args:
+        folder: the job's log and data lie in its `store`; local copies in its `local`.
+        name: of the job. time_mode: none or processing. overrides: settings by name.
+    """
+
+    def __init__(
+        self, folder: Path, *, name: str = "job", time_mode: str = "none", **overrides: Any
+    ) -> None:
+        self.name = name
+        self._settings = Settings.resolve(overrides, lambda key: None)
+        self._uri, self._local = f"file://{folder}/store", folder / "local"
+        self._time = TimePlan(time_mode)
+        self.epoch = 0
+
+    def start(self, processor: Any, *, allow_dropped_state: bool = False) -> None:
+        """What starting a query does: check the states, claim the log, run a coordinator.
+
+        Raises:
+            StateMismatchError: the processor's states do not go on from the checkpoint's.
+        """
+        flavour, record = _flavour(processor)
+        packed = pack(processor, uid=UID, limit_bytes=0)
+        found = record(packed.rehearsal(), UID, time_mode=self._time.mode)
+        store = open_store(self._uri, new_id=system.new_id, options=StoreOptions())
+        log = CommitLog(store, job=self.name, writer="test", new_id=system.new_id)
+        operator = Operator(
+            uid=UID,
+            parallelism=1,
+            max_parallelism=MAX_PARALLELISM,
+            key_schema=StructType(INPUT.fields[:1]),
+            states=found.declared,
+            deleted=tuple(found.dropped),
+            time=self._time,
+        )
+        manifests = log.manifests()
+        lineages = live_lineages(manifests)
+        self.specs = operator_specs(
+            self.name,
+            {UID: operator},
+            {one.operator: one for one in manifests if one.operator in lineages},
+            allow_dropped_state=allow_dropped_state,
+            heartbeat=False,
+        )
+        tenure = log.claim(query_id="query", run=system.new_id())
+        self._session = RunSession(store=store, log=log, gate_timeout_s=10.0)
+        self._id, self.log = tenure.job_id, log
+        self.epoch = lineages[UID].last_epoch + 1 if UID in lineages else 0
+        coordinator = Coordinator(
+            job=self.name,
+            job_id=tenure.job_id,
+            run="run",
+            query_id="query",
+            operators=self.specs,
+            lineages=lineages,
+            inline_budget_bytes=self._settings.inline_budget_bytes(1),
+            bases=BasePolicy(every_epochs=self._settings.base_every_epochs),
+            now_s=system.monotonic_s,
+            new_id=system.new_id,
+        )
+        self._session.open(coordinator, tenure)
+        plan = OperatorPlan(
+            uid=UID,
+            flavour=flavour,
+            input_schema=INPUT,
+            key_positions=(0,),
+            output_schema=OUTPUT,
+            states=found.declared,
+            time_mode=self._time.mode,
+        )
+        token: Any = SimpleNamespace(value="")
+        self._task = SubtaskTask(self._spec(plan), packed.ship(_no_broadcast), token)
+
+    def _spec(self, plan: OperatorPlan) -> TaskSpec:
+        settings = self._settings
+        return TaskSpec(
+            job=self.name,
+            local_name=self.name,
+            plan=plan,
+            time=self._time,
+            parallelism=1,
+            max_parallelism=MAX_PARALLELISM,
+            uri=self._uri,
+            local_dir=str(self._local),
+            lease_timeout_s=settings.lease_timeout_s,
+            begin_timeout_s=10.0,
+            commit_timeout_s=settings.commit_timeout_s,
+            input_budget_bytes=settings.input_budget_bytes,
+            overlay_budget_bytes=settings.overlay_budget_bytes,
+            base_bytes_per_s=settings.base_bytes_per_s,
+            rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
+            keeper=KeeperSettings(0, settings.idle_close_s),  # every store is closed at once
+            store_options=StoreOptions(),
+        )
+
+    def run(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, str]]:
+        """One epoch, begin to durable: (key, value) rows in, the output out."""
+        context = EpochContext(
+            epoch=self.epoch,
+            query_id="query",
+            attempt=self.epoch,
+            endpoint=Endpoint(location="", session=f"{self._id}/run", token=""),
+        )
+        current = SimpleNamespace(current=lambda uid, token: context)
+        with (
+            mock.patch.object(task_module, "EpochContext", current),
+            mock.patch.object(task_module, "client_for", return_value=_Client(self._session)),
+        ):
+            out = list(self._task(iter(_batches(list(rows), self.epoch))))
+        self.epoch += 1
+        return [(row["k"], row["seen"]) for batch in out for row in batch.to_pylist()]
+
+
+def _flavour(processor: Any) -> tuple[str, Callable[..., Declarations]]:
+    if isinstance(processor, StatefulProcessor):
+        return "rows", record_states
+    if isinstance(processor, KeyedProcessor):
+        return "keyed", record_keyed_states
+    from statebackend.api.arrowcalls import record_arrow_states  # not in older trees
+
+    return "arrow", record_arrow_states
+
+
+class _Client:
+    """The door to the driver, without a wire."""
+
+    def __init__(self, session: RunSession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        answer = getattr(self._session, name)
+        return lambda endpoint, request, *, timeout_s: answer(request)
+
+
+def _batches(rows: list[tuple[int, int]], epoch: int) -> list[pa.RecordBatch]:
+    """Rows as Spark brings them: our control columns, the barrier last."""
+    keys = pa.array([key for key, _ in rows], pa.int64())
+    columns = [
+        keys,
+        pa.array([value for _, value in rows], pa.int64()),
+        pa.array(key_groups([keys], MAX_PARALLELISM), pa.int32()),
+        pa.array([0] * len(rows), pa.int32()),
+        pa.nulls(len(rows), _SCHEMA.field(4).type),
+    ]
+    stamp_us = (STAMP_MS + 1000 * epoch) * 1000
+    barrier = [[None], [None], [None], [~0], [stamp_us]]
+    last = [pa.array(one, field.type) for one, field in zip(barrier, _SCHEMA, strict=True)]
+    return [pa.RecordBatch.from_arrays(one, schema=_SCHEMA) for one in (columns, last)]
+
+
+def _no_broadcast(value: Any) -> Any:
+    raise AssertionError("nothing is large enough")

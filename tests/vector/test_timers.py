@@ -1,0 +1,394 @@
+"""Timers by the column: when they fire, in which order, and what else happens meanwhile."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statebackend.api.arrow import ArrowContext, ArrowProcessor
+from statebackend.api.tester import ProcessorTester
+from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from statebackend.state.table import MemoryBase, StateTable
+from statebackend.state.timers import TimerIndex
+from statebackend.vector.keys import Keys
+from tests.vector.sides import KEYS, Operator, places
+
+Timer = tuple[str, int]
+OUT = "k string, at bigint"
+
+
+class Alarms(ArrowProcessor):
+    """Sets (or deletes) the timers that come in; says which fire."""
+
+    def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+        keys, at = ctx.keys.take(ctx.keys.index), batch.column("at").to_numpy()
+        deletes = batch.column("deletes").to_numpy(zero_copy_only=False)
+        ctx.timers.register(keys.take(~deletes), at[~deletes])
+        ctx.timers.delete(keys.take(deletes), at[deletes])
+
+    def on_timers(self, keys: Keys, at_ms: Any, ctx: ArrowContext) -> pa.RecordBatch:
+        assert len(keys) == len(at_ms)
+        assert at_ms.dtype == np.int64
+        self.fired(keys, at_ms, ctx)
+        return pa.RecordBatch.from_arrays([keys.columns.column(0), pa.array(at_ms)], ["k", "at"])
+
+    def fired(self, keys: Keys, at_ms: Any, ctx: ArrowContext) -> None:
+        """What else happens."""
+
+
+def alarms(processor: ArrowProcessor | None = None, **options: Any) -> ProcessorTester:
+    options = {"timeMode": "ProcessingTime", "keySchema": "k string", **options}
+    return ProcessorTester(processor or Alarms(), outputSchema=OUT, **options)
+
+
+def timers(some: Sequence[Timer], deletes: bool = False) -> pa.RecordBatch:
+    kinds = pa.schema([("k", pa.string()), ("at", pa.int64()), ("deletes", pa.bool_())])
+    rows = [{"k": k, "at": at, "deletes": deletes} for k, at in some]
+    return pa.RecordBatch.from_pylist(rows, kinds)
+
+
+def fired(table: pa.Table) -> list[Timer]:
+    return [(row["k"], row["at"]) for row in table.to_pylist()]
+
+
+def test_timers_fire_in_the_order_of_their_times_and_are_gone() -> None:
+    with alarms() as tester:
+        assert fired(tester.testBatch(timers([("a", 30), ("b", 10), ("a", 20), ("a", 40)]))) == []
+        assert tester.peekTimers("a") == [20, 30, 40]
+        assert fired(tester.setProcessingTime(30)) == [("b", 10), ("a", 20), ("a", 30)]
+        assert tester.peekTimers("a") == [40]
+        assert fired(tester.setProcessingTime(39)) == []
+        assert fired(tester.setProcessingTime(40)) == [("a", 40)]
+        assert tester.peekTimers("a") == []
+
+
+def test_a_timer_in_the_past_fires_in_the_same_batch_and_twice_set_fires_once() -> None:
+    with alarms() as tester:
+        tester.setProcessingTime(100)
+        some = [("a", 50), ("a", 100), ("a", 101), ("a", 50), ("b", -5)]
+        assert fired(tester.testBatch(timers(some))) == [("b", -5), ("a", 50), ("a", 100)]
+        assert tester.peekTimers("a") == [101]
+
+
+def test_a_deleted_timer_does_not_fire() -> None:
+    with alarms() as tester:
+        tester.testBatch(timers([("a", 10), ("a", 20), ("b", 10)]))
+        tester.testBatch(timers([("a", 10), ("b", 99)], deletes=True))
+        assert fired(tester.setProcessingTime(50)) == [("b", 10), ("a", 20)]
+
+
+def test_timers_survive_a_restart_and_go_with_their_keys() -> None:
+    with alarms() as tester:
+        names = [f"key{n}" for n in range(40)]
+        tester.testBatch(timers([(name, 10 + n) for n, name in enumerate(names)]))
+        tester.restart()
+        tester.rescale(5)
+        found = fired(tester.setProcessingTime(29))
+        assert sorted(found) == sorted((name, 10 + n) for n, name in enumerate(names) if n < 20)
+        tester.rescale(1)
+        assert fired(tester.setProcessingTime(100)) == [
+            (name, 10 + n) for n, name in enumerate(names) if n >= 20
+        ]
+
+
+def test_in_event_time_the_watermark_fires_timers() -> None:
+    class Late(Alarms):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            ctx.timers.register(ctx.keys, 1000)
+
+    batch = pa.table({"k": ["a", "b"], "when": pa.array([500_000, 1_500_000], pa.timestamp("us"))})
+    with alarms(Late(), timeMode="EventTime", eventTime="when") as tester:
+        assert fired(tester.testBatch(batch)) == []
+        assert sorted(fired(tester.setWatermark(1000))) == [("a", 1000), ("b", 1000)]
+        # The row of "a" is late now; the timer of "b" is in the past.
+        assert fired(tester.testBatch(batch)) == [("b", 1000)]
+
+
+class Reacts(Alarms):
+    """Does something with the timers that come before 100."""
+
+    def __init__(self, react: Callable[[Keys, ArrowContext], None]) -> None:
+        self.react = react
+
+    def fired(self, keys: Keys, at_ms: Any, ctx: ArrowContext) -> None:
+        first = at_ms < 100
+        if first.any():
+            self.react(keys.take(first), ctx)
+
+
+def test_a_timer_that_is_set_while_timers_fire_waits_for_the_next_batch() -> None:
+    again = Reacts(lambda keys, ctx: ctx.timers.register(keys, 100))
+    with alarms(again) as tester:
+        tester.testBatch(timers([("a", 10), ("b", 500)]))
+        assert fired(tester.setProcessingTime(200)) == [("a", 10)]
+        assert tester.peekTimers("a") == [100]
+        assert fired(tester.setProcessingTime(201)) == [("a", 100)]
+
+
+def test_a_timer_that_is_being_called_for_is_gone_after_the_call() -> None:
+    with alarms(Reacts(lambda keys, ctx: ctx.timers.register(keys, 10))) as tester:
+        tester.testBatch(timers([("a", 10)]))
+        assert fired(tester.setProcessingTime(50)) == [("a", 10)]
+        assert tester.peekTimers("a") == []
+        assert fired(tester.setProcessingTime(51)) == []
+
+
+def test_of_keys_the_timers_are_listed_in_their_order() -> None:
+    seen: list[Any] = []
+
+    class Lists(Alarms):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            super().process(batch, ctx)
+            keys = ctx.keys.take([len(ctx.keys) - 1, 0, len(ctx.keys) - 1])
+            index, at_ms = ctx.timers.list(keys)
+            seen.append((keys.columns.column(0).to_pylist(), index.tolist(), at_ms.tolist()))
+
+    with alarms(Lists(), maxParallelism=1) as tester:
+        (seen,) = ([],)
+        tester.processor.process.__globals__  # the tester's own object is used until a restart
+        tester.testBatch(timers([("a", 30), ("b", 10), ("a", -20), ("a", 40)]))
+        assert tester.peekTimers("a") == [-20, 30, 40]
+
+
+# --- against the row-wise timers ------------------------------------------------------------------
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(["register", "delete"]),
+        st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 12)), max_size=6),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(
+    st.sampled_from(sorted(KEYS)),
+    st.lists(st.tuples(OPS, st.integers(-4, 12), OPS), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_they_are_the_timers_that_rows_have(
+    ddl: str, epochs: list[tuple[Any, int, Any]], applied: bool
+) -> None:
+    operator = Operator(ddl)
+    base, twin_base = MemoryBase(), MemoryBase()
+    table, twin = StateTable(base), StateTable(twin_base)
+    truth: set[tuple[int, int]] = set()
+    everywhere = range(512)
+    for epoch, (ops, now_ms, while_firing) in enumerate(epochs):
+        probe, rows = operator.by_column(table, 0), operator.by_row(table, 0)
+        twins = operator.by_row(twin, 0)
+
+        def change(ops: Any, *, by_row: bool) -> None:
+            for verb, some, _ in ops:
+                some = [(place % len(operator.full), at) for place, at in some]
+                if by_row:
+                    for place, at in some:
+                        rows.current(place)
+                        getattr(rows.timers, verb)(at)
+                else:
+                    keys = operator.all_keys().take(places(*[place for place, _ in some]))
+                    getattr(probe.timers, verb)(keys, places(*[at for _, at in some]))
+                for place, at in some:
+                    twins.current(place)
+                    getattr(twins.timers, verb)(at)
+                    (truth.add if verb == "register" else truth.discard)((place, at))
+
+        for op in ops:
+            change([op], by_row=op[2])
+        index, at_ms = probe.timers.list(operator.all_keys())
+        assert list(zip(index.tolist(), at_ms.tolist(), strict=True)) == sorted(truth)
+
+        expected = sorted((at, place) for place, at in truth if at <= now_ms)
+        got = []
+        for some in probe.timers.due(everywhere, now_ms):
+            owners = [operator.full.index(full) for full in some.owners.to_pylist()]
+            got += list(zip(some.at_ms.tolist(), owners, strict=True))
+            probe.timers.fired(some)
+        twin_got = []
+        for at, group, key in list(twins.timers.due(everywhere, now_ms)):
+            twin_got.append((at, operator.full.index(group + key)))
+            twins.timers.remove(group, key, at)
+        assert got == twin_got == expected
+        truth -= {(place, at) for at, place in expected}
+        change(while_firing, by_row=False)
+        wanted = min((at for _, at in truth), default=None)
+        assert probe.timers.next_ms() == wanted
+        assert list(table.snapshot()) == list(twin.snapshot())
+        frozen, twin_frozen = table.freeze(epoch), twin.freeze(epoch)
+        twin_base.apply(*twin_frozen.sorted())
+        twin.applied(twin_frozen)
+        if applied:
+            base.apply(*frozen.sorted())
+            table.applied(frozen)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=20),
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["register", "delete"]), st.integers(0, 4), st.integers(0, 15)
+        ),
+        max_size=10,
+    ),
+)
+def test_what_is_deleted_while_timers_fire_does_not_fire_later(
+    set_before: list[tuple[int, int]], size: int, changes: list[tuple[str, int, int]]
+) -> None:
+    operator = Operator("k string")
+    table = StateTable(MemoryBase())
+    probe = operator.by_column(table, 0)
+    every = operator.all_keys()
+    owners, times = zip(*set_before, strict=True)
+    probe.timers.register(every.take(places(*owners)), places(*times))
+    left = sorted({(at, place) for place, at in set_before})
+    gone: set[tuple[int, int]] = set()
+    again: set[tuple[int, int]] = set()
+    from statebackend.vector import timers as module
+
+    before, module._CHUNK_ROWS = module._CHUNK_ROWS, size  # type: ignore[misc]
+    try:
+        due = probe.timers.due(range(512), 20)
+        pending = list(changes)
+        while left:
+            chunk, rest = left[:size], left[size:]
+            expected = [timer for timer in chunk if timer not in gone]
+            left = rest
+            if not expected:
+                continue
+            some = next(due)
+            found = [operator.full.index(full) for full in some.owners.to_pylist()]
+            assert list(zip(some.at_ms.tolist(), found, strict=True)) == expected
+            for verb, place, at in pending[:2]:
+                getattr(probe.timers, verb)(every.take(places(place)), at)
+                if verb == "delete":
+                    gone.add((at, place))
+                    again.discard((at, place))
+                else:
+                    again.add((at, place))
+            del pending[:2]
+            probe.timers.fired(some)
+            again -= set(expected)
+        assert list(due) == []
+    finally:
+        module._CHUNK_ROWS = before  # type: ignore[misc]
+    assert probe.timers.next_ms() == min((at for at, _ in again), default=None)
+    index, at_ms = probe.timers.list(every)
+    assert sorted(zip(at_ms.tolist(), index.tolist(), strict=True)) == sorted(again)
+
+
+def test_timers_lie_where_rows_would_look_for_them() -> None:
+    operator = Operator("k bigint")
+    table = StateTable(MemoryBase())
+    probe = operator.by_column(table, 0)
+    probe.timers.register(operator.all_keys(), np.arange(len(operator.full)) * 10)
+    rows = operator.by_row(table, 0)
+    for place in range(len(operator.full)):
+        rows.current(place)
+        assert rows.timers.list() == [place * 10]
+    index = TimerIndex(rows._cursor, table)
+    assert [at for at, _, _ in index.due(range(512), 20)] == [0, 10, 20]
+    assert index.next_ms() == 30
+    assert heapq.nsmallest(1, [30, 40]) == [30]
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_without_a_time_mode_there_are_no_timers() -> None:
+    with (
+        alarms(timeMode="None") as tester,
+        pytest.raises(UnsupportedQueryError, match="no time mode"),
+    ):
+        tester.testBatch(timers([("a", 1)]))
+
+
+def test_a_processor_that_sets_timers_must_have_on_timers() -> None:
+    class Forgets(ArrowProcessor):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            ctx.timers.register(ctx.keys, 5)
+
+    with alarms(Forgets()) as tester, pytest.raises(UsageError, match="no on_timers"):
+        tester.setProcessingTime(1)
+        tester.testBatch(timers([("a", 1)]))
+        tester.setProcessingTime(10)
+
+
+@pytest.mark.parametrize(
+    "at_ms",
+    [
+        1.5,
+        "5",
+        None,
+        True,
+        2**63,
+        2**70,
+        -(2**63) - 1,
+        [1.0],
+        [True],
+        [1, 2],
+        [],
+        [2**63],
+        [[1]],
+        np.array([1.0]),
+        np.array([2**63], np.uint64),
+        pa.array([None], pa.int64()),
+        pa.array([1.0]),
+        pa.array([5], pa.timestamp("us")),
+        object(),
+    ],
+    ids=repr,
+)
+def test_times_that_are_none_are_refused_with_the_users_line(at_ms: Any) -> None:
+    class Bad(Alarms):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            ctx.timers.register(ctx.keys, at_ms)
+
+    with alarms() as tester, pytest.raises(UsageError, match=r"test_timers\.py") as caught:
+        tester._harness.processors[0] = Bad()
+        tester.testBatch(timers([("a", 1)]))
+    assert not isinstance(caught.value, ProcessorError)
+    assert "whole milliseconds" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "at_ms",
+    [
+        7,
+        np.int32(7),
+        np.array(7),
+        [7],
+        np.array([7], np.uint64),
+        pa.array([7], pa.int8()),
+        pa.chunked_array([[7]]),
+        pa.array([0, 7], pa.int64()).slice(1),
+    ],
+    ids=repr,
+)
+def test_times_may_be_one_or_one_for_each_key(at_ms: Any) -> None:
+    class Sets(Alarms):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            ctx.timers.register(ctx.keys, at_ms)
+
+    with alarms() as tester:
+        tester._harness.processors[0] = Sets()
+        tester.testBatch(timers([("a", 1)]))
+        assert tester.peekTimers("a") == [7]
+
+
+@pytest.mark.parametrize("verb", ["register", "delete", "list"])
+def test_timers_are_asked_with_keys(verb: str) -> None:
+    class Bad(Alarms):
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            getattr(ctx.timers, verb)(batch, *([1] if verb != "list" else []))
+
+    with alarms(Bad()) as tester, pytest.raises(UsageError, match=r"RecordBatch.*test_timers\.py"):
+        tester.testBatch(timers([("a", 1)]))
