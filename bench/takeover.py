@@ -34,7 +34,8 @@ from snapshot.messages import BeginReply, LocalCopy, RestoreStep
 from snapshot.storage.memory import MemoryStore
 from statebackend import system
 from statebackend.hashing import key_groups
-from statebackend.rocks.store import _MARKER_KEY, Marker, RocksSettings, _options
+from statebackend.rocks.options import RocksSettings, store_options
+from statebackend.rocks.store import _MARKER_KEY, Marker
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 
@@ -227,7 +228,7 @@ def _raw(prepared: _Prepared, folder: Path) -> dict[str, float]:
     def mark(name: str) -> None:
         marks.append((name, time.perf_counter()))
 
-    db = Rdict(path, _options(RocksSettings()))
+    db = Rdict(path, store_options(RocksSettings()))
     mark("open")
     db.get(_MARKER_KEY)
     batch = WriteBatch(raw_mode=True)

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapshot.messages import RestoreReport as RestoreReport
     from snapshot.progress import CheckpointProgress as CheckpointProgress
+    from statebackend.aggregate.functions import approx_count_distinct as approx_count_distinct
+    from statebackend.aggregate.functions import count_distinct as count_distinct
+    from statebackend.aggregate.functions import first as first
+    from statebackend.aggregate.functions import last as last
+    from statebackend.aggregate.functions import session as session
+    from statebackend.aggregate.functions import sliding as sliding
+    from statebackend.aggregate.functions import top_k as top_k
+    from statebackend.aggregate.functions import tumbling as tumbling
     from statebackend.api.arrow import ArrowContext as ArrowContext
     from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
     from statebackend.api.context import ProcessorContext as ProcessorContext
@@ -37,6 +45,14 @@ _EXPORTS: dict[str, str] = {
     "RestoreReport": "snapshot.messages",
     "StateBackend": "statebackend.spark.backend",
     "StateBackendError": "statebackend.errors",
+    "approx_count_distinct": "statebackend.aggregate.functions",
+    "count_distinct": "statebackend.aggregate.functions",
+    "first": "statebackend.aggregate.functions",
+    "last": "statebackend.aggregate.functions",
+    "session": "statebackend.aggregate.functions",
+    "sliding": "statebackend.aggregate.functions",
+    "top_k": "statebackend.aggregate.functions",
+    "tumbling": "statebackend.aggregate.functions",
 }
 
 __all__ = sorted(_EXPORTS)

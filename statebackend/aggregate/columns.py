@@ -117,16 +117,12 @@ def order_ranks(array: pa.Array) -> Ints:
 
     Strings and binaries are ordered by their bytes, as Spark orders them without a collation.
     """
-    order = indices_of(pc.sort_indices(array)).astype(np.int64)
-    ranks = np.empty(len(array), np.int64)
-    if not len(array):
-        return ranks
-    ordered = take(array, order)
-    differs = pc.not_equal(ordered.slice(1), ordered.slice(0, len(array) - 1)).fill_null(True)
-    steps = np.zeros(len(array), np.int64)
-    np.cumsum(bools_of(differs), out=steps[1:])
-    ranks[order] = steps
-    return ranks
+    coded = array.dictionary_encode(null_encoding="encode")
+    order = indices_of(pc.sort_indices(coded.dictionary))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    found: Ints = ranks[indices_of(coded.indices)]
+    return found
 
 
 def interleaved(first: Sequence[pa.Array], second: Sequence[pa.Array]) -> list[pa.Array]:

@@ -71,8 +71,8 @@ def approx_count_distinct(column: str, *, rsd: float = 0.02) -> Aggregation:
 
     Args:
         column: whose values to count; nulls are left out.
-        rsd: relative standard deviation, 0.0008 to 0.09. The sketch takes up to about
-            ``0.55 / rsd**2`` bytes for each group, fewer while it has seen little.
+        rsd: relative standard deviation, 0.0008 to 0.09. A sketch takes at most
+            ``1.1 / rsd**2`` bytes and a few (2 KiB for 0.02), fewer while it has seen little.
     """
     return Aggregation("approx_count_distinct", (column,), {"rsd": rsd})
 

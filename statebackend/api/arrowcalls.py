@@ -11,7 +11,7 @@ from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.api.context import RecordingContext, Schema
 from statebackend.errors import UsageError, ValueMismatchError
 from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound
-from statebackend.ops.failures import call_once
+from statebackend.ops.failures import call_once, described
 from statebackend.ops.grouping import Groups
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import schema_from_json
@@ -122,11 +122,18 @@ class ArrowEpochCalls:
         self._ctx = ctx = ArrowContext(plan.uid, states, state.times, plan.time_mode, self._timers)
         call_once(plan.uid, "open", lambda: processor.open(ctx))
         states.open = False
-        self._operator = VectorOperator(plan.uid, state.table, plan.key_codec, plan.output_schema)
+        self._operator = VectorOperator(
+            plan.uid,
+            state.table,
+            plan.key_codec,
+            plan.output_schema,
+            lambda: described(plan.uid, processor),
+        )
 
     def input(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
         """The epoch's rows."""
         yield from self._operator.run_parts(parts, self._plan.key_positions, self._process)
+        self._ctx._keys = None  # close() has none
 
     def initial(self, parts: Iterable[Groups]) -> Iterator[pa.RecordBatch]:
         """The initial state."""

@@ -13,28 +13,13 @@ What is handled here so that nobody else has to know it (each was reproduced on 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import resource
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from rocksdict import (
-    BlockBasedIndexType,
-    BlockBasedOptions,
-    Cache,
-    Checkpoint,
-    DBCompressionType,
-    Options,
-    Rdict,
-    WriteBatch,
-    WriteBufferManager,
-    WriteOptions,
-)
+from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
 
 from statebackend.errors import (
     LocalCopyError,
@@ -42,6 +27,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreBusyError,
 )
+from statebackend.rocks.options import RocksSettings, store_options
 
 __all__ = ["Marker", "RocksSettings", "RocksStore"]
 
@@ -52,8 +38,6 @@ META_PREFIX: Final = b"\xff\xff"
 _NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
 # Of the process, not of the store: a copy that cannot be opened for it is a good copy.
 _NO_ROOM: Final = ("Too many open files", "Cannot allocate memory")
-_OPEN_FILES_MAX: Final = 256
-_BUFFERS_PER_PROCESS: Final = 4
 _BATCH_ROWS: Final = 50_000
 _KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
 # Pieces of a scan by ranges: short at first, because often the first key is all that is wanted.
@@ -62,7 +46,6 @@ _KEYS_MAX: Final = 8192
 _PREFIX_BYTES: Final = 4  # key group and state
 _NO_KEY: Final = META_PREFIX  # above every key of a state
 _L0_FILES_BEFORE_COMPACTION: Final = 8
-_FILTER_PART_BYTES: Final = 16 << 10
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,69 +63,6 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     chain: str
     applying: str = ""
-
-
-@dataclass(frozen=True)
-class RocksSettings:
-    """Memory in bytes: the cache of all stores of a process, the write buffer of each."""
-
-    block_cache_bytes: int = 64 << 20
-    write_buffer_bytes: int = 32 << 20
-
-
-@functools.cache
-def _buffers(size_bytes: int) -> Any:
-    """Bounds the write buffers of all stores of the process; over it the largest is flushed."""
-    return WriteBufferManager(size_bytes, False)
-
-
-@functools.cache
-def _open_files() -> int:
-    """Table files that one store may keep open: a worker has many stores, and one limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return max(16, min(_OPEN_FILES_MAX, soft // 64))
-
-
-@functools.cache
-def _cache(size_bytes: int) -> Any:
-    """One for all stores of the process: a worker may keep many open."""
-    # Without locks and in few shards: 5 to 10% of a get less than the LRU cache. The second
-    # argument: it finds out by itself how large an entry is.
-    return Cache.new_hyper_clock_cache(size_bytes, 0)
-
-
-def _options(settings: RocksSettings) -> Any:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(settings.write_buffer_bytes)
-    options.set_write_buffer_manager(_buffers(_BUFFERS_PER_PROCESS * settings.write_buffer_bytes))
-    options.set_compression_type(DBCompressionType.lz4())
-    # A store is opened and closed often: few, small side files.
-    options.set_keep_log_file_num(1)
-    options.set_max_log_file_size(1 << 20)
-    options.set_stats_dump_period_sec(0)
-    options.set_level_zero_file_num_compaction_trigger(4)
-    options.set_max_background_jobs(2)
-    options.set_skip_stats_update_on_db_open(True)
-    options.set_max_open_files(_open_files())
-    table = BlockBasedOptions()
-    table.set_bloom_filter(10, False)
-    table.set_block_cache(_cache(settings.block_cache_bytes))
-    table.set_cache_index_and_filter_blocks(True)
-    # In parts: the filter of a million entries does not fit a shard of the cache, and was read anew
-    # for each get (62 us instead of 4).
-    table.set_index_type(BlockBasedIndexType.two_level_index_search())
-    table.set_partition_filters(True)
-    table.set_pin_top_level_index_and_filter(True)
-    # Fewer, larger parts: 4 to 15% of a get less than at 4 KB, and not more where they do not fit.
-    table.set_metadata_block_size(_FILTER_PART_BYTES)
-    options.set_block_based_table_factory(table)
-    return options
 
 
 def classify(error: Exception, path: str) -> StateBackendError:
@@ -199,7 +119,7 @@ class RocksStore:
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
         try:
-            return cls(Rdict(path, _options(settings or RocksSettings())), path)
+            return cls(Rdict(path, store_options(settings or RocksSettings())), path)
         except Exception as error:
             raise classify(error, path) from error
 

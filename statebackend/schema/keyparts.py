@@ -80,8 +80,10 @@ def valid_mask(array: pa.Array) -> Mask:
     """True where not null; None when nothing is null."""
     if not array.null_count:
         return None
-    valid: NDArray[np.bool_] = pc.is_valid(array).to_numpy(zero_copy_only=False)
-    return valid
+    valid = pc.is_valid(array)
+    # `to_numpy` would import pandas: a second in a new worker.
+    every = np.unpackbits(np.frombuffer(valid.buffers()[1], np.uint8), bitorder="little")
+    return every[valid.offset : valid.offset + len(valid)].view(np.bool_)
 
 
 def values_of(array: pa.Array, kind: str) -> NDArray[Any]:
@@ -130,7 +132,9 @@ def _emit(array: pa.Array, dtype: T.DataType, outer: Mask, parts: list[Part]) ->
 def _emit_body(lengths: NDArray[Any], body: pa.Array, valid: Mask, parts: list[Part]) -> None:
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
-        body = pc.if_else(pa.array(valid), body, pa.scalar(b"", pa.binary()))
+        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))  # `pa.array` imports pandas, too
+        there = pa.Array.from_buffers(pa.bool_(), len(valid), [None, bits])
+        body = pc.if_else(there, body, pa.scalar(b"", pa.binary()))
     parts += [(">u4", lengths), body]
 
 

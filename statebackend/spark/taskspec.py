@@ -83,5 +83,6 @@ def task_spec(
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,
             write_buffer_bytes=settings.write_buffer_bytes,
+            for_maps=any(state.kind == "map" for state in operator.states.values()),
         ),
     )

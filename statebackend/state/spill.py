@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, binary_array, disk_failed
-from statebackend.state.columns import EMPTY
+from statebackend.state.columns import EMPTY, bools_of, places_array
 
 __all__ = ["ArrowRows", "OverlaySpill", "Run", "count_merged", "merge"]
 
@@ -418,8 +418,8 @@ def merge(runs: Sequence[Run]) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]
         order = pc.sort_indices(keys)  # stable: of equal keys the newest comes last
         in_order = keys.take(order)
         newest = np.ones(len(keys), np.bool_)
-        newest[:-1] = np.asarray(pc.not_equal(in_order[:-1], in_order[1:]))
-        chosen = pa.array(np.flatnonzero(newest))
+        newest[:-1] = bools_of(pc.not_equal(in_order[:-1], in_order[1:]))
+        chosen = places_array(np.flatnonzero(newest))
         yield in_order.take(chosen), values.take(order.take(chosen))
 
 

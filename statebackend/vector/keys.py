@@ -116,16 +116,17 @@ class Keys:
                 which = flags & valid_bits(which) if which.null_count else flags
             elif not which.null_count and pa.types.is_integer(which.type):
                 which = indices_of(which)
-        which = np.asarray(which)
+        try:
+            which = np.asarray(which)
+        except ValueError as error:  # lists within lists
+            raise self._no_places(error) from error
         if which.dtype == np.bool_ and which.shape == (len(self),):
             return np.flatnonzero(which), True
+        # numpy makes an empty list one of floats.
+        if which.ndim != 1 or which.dtype.kind not in ("iu" if len(which) else "iuf"):
+            raise self._no_places(f"{which.shape} items of {which.dtype}")
         if not len(which):
             return np.zeros(0, np.int64), True
-        if which.ndim != 1 or which.dtype.kind not in "iu":
-            raise UsageError(
-                f"{len(self)} keys were asked for {which.shape} items of {which.dtype}.",
-                todo="Give one boolean for each key, or places as integers, without nulls.",
-            )
         places = which.astype(np.int64)
         low, high = int(places.min()), int(places.max())
         if low < 0 or high >= len(self):
@@ -134,6 +135,12 @@ class Keys:
                 todo="Give places from 0 up to the number of keys.",
             )
         return places, bool((places[1:] > places[:-1]).all())
+
+    def _no_places(self, what: object) -> UsageError:
+        return UsageError(
+            f"{len(self)} keys were asked for what are no places ({what}).",
+            todo="Give one boolean for each key, or places as integers, without nulls.",
+        )
 
     def in_state(self, state_id: bytes) -> pa.BinaryArray:
         """The full key of each in a state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -37,14 +37,22 @@ TimerCall = Callable[[Keys, Any], Output]
 class VectorOperator:
     """Feeds batches of whole keys to a processor and checks what it returns.
 
+    Args:
+        who: names the processor, for errors about its output.
+
     Attributes:
         timers_fired: so far.
     """
 
     def __init__(
-        self, uid: str, table: StateTable, key_codec: KeyCodec, output_schema: StructType
+        self,
+        uid: str,
+        table: StateTable,
+        key_codec: KeyCodec,
+        output_schema: StructType,
+        who: Callable[[], str],
     ) -> None:
-        self._uid, self._table = uid, table
+        self._uid, self._table, self._who = uid, table, who
         self._key_codec = key_codec
         self._key_fields = arrow_fields(key_codec.schema)
         self._output_schema = output_schema
@@ -126,6 +134,8 @@ class VectorOperator:
                 return
             if isinstance(output, pa.RecordBatch | pa.Table):
                 output = [output]
+            elif not isinstance(output, Iterable):
+                raise self._no_output(output)
             for batch in output:
                 made = self._checked(batch)
                 if made.num_rows:
@@ -135,15 +145,22 @@ class VectorOperator:
                 raise
             raise batch_failure(self._uid, count, error) from error
 
+    def _no_output(self, given: object) -> ValueMismatchError:
+        return ValueMismatchError(
+            f"{self._who()} gave a {type(given).__name__}.",
+            todo="Yield (or return) pyarrow.RecordBatch objects.",
+        )
+
     def _checked(self, batch: Any) -> pa.RecordBatch:
         """A batch of the output in the types that Spark was told of."""
         if not isinstance(batch, pa.RecordBatch | pa.Table):
+            raise self._no_output(batch)
+        try:
+            arrays = columns_of(batch, self._output_schema, batch.num_rows, "The output")
+        except ValueMismatchError as error:
             raise ValueMismatchError(
-                f"The processor of operator {self._uid!r} gave a {type(batch).__name__}.",
-                todo="Yield (or return) pyarrow.RecordBatch objects.",
-            )
-        what = f"The output of operator {self._uid!r}"
-        arrays = columns_of(batch, self._output_schema, batch.num_rows, what)
+                f"{self._who()} gave what does not fit: {error.what}", todo=error.todo
+            ) from error
         fields = self._output_fields
         if not arrays:
             return pa.RecordBatch.from_arrays([], schema=fields)

@@ -259,6 +259,7 @@ class ArrowListState:
         Raises:
             ValueMismatchError: the columns do not fit the schema, or the index not the keys.
         """
+        self._site.full(keys)  # says so if these are none
         owners = keys.take(index)
         rows = columns_of(values, self._codec.schema, len(owners), f"State {self._name!r}")
         encoded = self._codec.encode_arrow(rows)

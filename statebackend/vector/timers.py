@@ -31,6 +31,7 @@ __all__ = ["ArrowTimers", "Fired"]
 
 _AT_BYTES: Final = 8
 _CHUNK_ROWS: Final = 65_536
+_LAST_MS: Final = np.uint64(2**63 - 1)
 
 AtMs = Any
 """Milliseconds since 1970: an int for all keys, or one integer for each."""
@@ -145,7 +146,8 @@ def _times(at_ms: AtMs, rows: int) -> NDArray[np.int64]:
     if isinstance(at_ms, pa.Array) and pa.types.is_integer(at_ms.type) and not at_ms.null_count:
         at_ms = indices_of(at_ms)
     found = np.asarray(at_ms)
-    if found.dtype.kind not in "iu" or found.shape not in ((), (rows,)):
+    plain = found.dtype.kind == "i" or (found.dtype.kind == "u" and (found <= _LAST_MS).all())
+    if not plain or found.shape not in ((), (rows,)):
         raise ValueMismatchError(
             f"Timers of {rows} keys were set for {found.shape} times of {found.dtype}.",
             todo="Give whole milliseconds since 1970: one int, or an integer for each key.",

@@ -65,6 +65,7 @@ class ArrowTtlListState:
 
     def put(self, keys: Keys, index: NDArray[np.int64], values: Columns) -> None:
         """See ``ArrowListState.put``."""
+        self._site.full(keys)  # says so if these are none
         owners = keys.take(index)
         rows = self._rows(values, len(owners))
         self.delete(keys)

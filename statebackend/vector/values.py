@@ -31,7 +31,14 @@ def columns_of(given: Columns, schema: StructType, rows: int, what: str) -> list
         ValueMismatchError: other fields, another type, nulls where there may be none, or another
             number of rows.
     """
-    arrays = conform_all([as_arrow(column) for column in _listed(given, schema, what)], schema)
+    listed = _listed(given, schema, what)
+    try:
+        arrays = conform_all([as_arrow(column) for column in listed], schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueMismatchError(
+            f"{what} was given a column that is none ({type(error).__name__}: {error}).",
+            todo="Give arrays of pyarrow or numpy, or lists of values of one type.",
+        ) from error
     for array in arrays:
         if len(array) != rows:
             raise ValueMismatchError(
@@ -79,6 +86,8 @@ def as_arrow(column: Any) -> pa.Array | pa.ChunkedArray:
     """A column as Arrow's; numbers of numpy without a copy."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
+    if isinstance(column, str | bytes | set | frozenset):
+        raise TypeError(f"a {type(column).__name__}")  # Arrow would take its characters, or items
     if isinstance(column, np.ndarray) and type(column) is np.ndarray and column.ndim == 1:
         if column.dtype == np.bool_:
             bits = pa.py_buffer(np.packbits(column, bitorder="little"))

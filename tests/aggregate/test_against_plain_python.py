@@ -178,8 +178,8 @@ def test_windows_hold_the_rows_that_came_before_they_closed(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WINDOWS if kind != "session"])
-@given(data=windowed(), tasks=st.integers(1, 3))
-def test_windows_of_rows_aggregated_early_are_the_same(
+@given(data=windowed(), tasks=st.integers(0, 3))
+def test_windows_of_what_can_be_merged_are_the_same_with_and_without_a_stage_before_the_shuffle(
     kind: str, data: tuple[list[list[Row]], list[int]], tasks: int
 ) -> None:
     window = WINDOWS[kind]
@@ -192,3 +192,19 @@ def test_the_truth_knows_that_sessions_meet_at_their_ends() -> None:
     numbers = [{"k": 1.5, "at": s * SECOND_US, "seq": i} for i, s in enumerate([0, 8, 4])]
     model.take(numbers, 0)
     assert list(model.groups) == [(1.5, 0, 12 * SECOND_US)]
+
+
+@pytest.mark.parametrize("asked", [ALL, MERGEABLE], ids=["all", "mergeable"])
+def test_windows_that_overlap_much_are_filled_a_few_rows_at_a_time(
+    asked: ASKED, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statebackend.aggregate.windowed._EXPANDED_ROWS", 30)
+    window = sliding("10 seconds", "1 second")
+    nothing: Row = dict.fromkeys(SCHEMA.names)
+    keys = [1.5, -2.0, 0.0, 1.5, 1.5, -2.0, 1.5] * 2
+    some = [
+        {**nothing, "k": key, "n": i % 3, "s": "a" * (i % 2), "at": i * SECOND_US}
+        for i, key in enumerate(keys)
+    ]
+    job = Job(plan_of(asked, window=window, event_time="at"))
+    check_windows(job, Model(asked, window), numbered([some, some]), [3000, 7000], "updates")

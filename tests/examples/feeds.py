@@ -53,7 +53,9 @@ def flush(table: pa.Table, key: str) -> pa.Table:
     return last
 
 
-def tested(tester: ProcessorTester, tables: Sequence[pa.Table], delay_us: int) -> tuple[Rows, Rows]:
+def through_tester(
+    tester: ProcessorTester, tables: Sequence[pa.Table], delay_us: int
+) -> tuple[Rows, Rows]:
     """Through the tester, the watermark moving as in a query; restarted and rescaled on the way.
 
     Returns:
