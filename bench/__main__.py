@@ -42,6 +42,8 @@ def main() -> int:
         sizes = replace(sizes, partitions=tuple(arguments.partitions))
     if arguments.map_keys:
         sizes = replace(sizes, map_keys=arguments.map_keys)
+    if arguments.rows:
+        sizes = replace(sizes, rows=arguments.rows)
     wanted = _BENCHMARKS if arguments.benchmark == "all" else (arguments.benchmark,)
     machine = describe()
     machine["busy_share_at_start"] = busy = busy_share(2.0)
@@ -196,6 +198,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plot", help="`growth`: where the curve goes as a PNG")
     parser.add_argument("--s3", action="store_true", help="`throughput`: our store is on S3")
     parser.add_argument("--map-keys", type=int, help="keys of the work with maps, 100 entries each")
+    parser.add_argument("--rows", type=int, help="rows of a batch in `throughput`")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
         "--profile", action="store_true", help="layers of our side; cProfile in `profile`"

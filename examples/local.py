@@ -30,6 +30,7 @@ def session() -> SparkSession:
         .config("spark.log.level", "ERROR")
         .config("spark.shuffle.reduceLocality.enabled", "false")  # subtasks stay where they are
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from examples.local import Run
-from statebackend import ArrowContext, ArrowProcessor, StateBackend
-from statebackend.aggregate.functions import last, session
+from statebackend import ArrowContext, ArrowProcessor, StateBackend, last, session
 from statebackend.api.arrow import Keys
 
 CLICKS = "user string, at timestamp, page string"

@@ -2,9 +2,9 @@
 
 `python -m examples.stream_join` runs it on generated files.
 
-Take it for rules of your own about which rows match. Both streams become one frame with a column
-that says which of the two a row is of, so one operator sees both. Its watermark goes by the stream
-that is ahead: the delay must cover how far the other one is behind.
+Take it for rules of your own about which rows match. Both streams become one frame, a column says
+which of the two a row is of. The watermark goes by the stream that is ahead: its delay must cover
+how far the other one is behind.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions
 
 from examples.local import Run
 from statebackend import ArrowContext, ArrowProcessor, StateBackend
 from statebackend.api.arrow import Keys
 
 ROWS = "id bigint, user string, ad string, at timestamp"  # impressions and clicks
-OUTPUT = (
-    "user string, ad string, impression bigint, click bigint, shown timestamp, clicked timestamp"
-)
+OUTPUT = "user string, ad string, impression bigint, click bigint, clicked timestamp"
 BOUND_US = 10 * 60 * 1_000_000
 _NEVER = np.iinfo(np.int64).max
 _UTC = pa.timestamp("us", "UTC")
 
 
-class Side(NamedTuple):
-    """Rows of one stream, sorted by key and time: those in state, and those of this batch."""
-
+class Side(NamedTuple):  # rows of one stream, in state and in this batch, by key and time
     index: np.ndarray  # which of ctx.keys
     id: np.ndarray
     at: np.ndarray  # microseconds
@@ -40,25 +35,25 @@ class Side(NamedTuple):
 
 
 class ClicksOfImpressions(ArrowProcessor):
-    """Gives each pair once: when the later of its rows arrives."""
+    """Gives each pair once. Rows are kept as keys of maps, from which they can go one by one."""
 
     def open(self, ctx: ArrowContext) -> None:
-        self.shown = ctx.list_state("shown", "id bigint, at bigint")
-        self.clicked = ctx.list_state("clicked", "id bigint, at bigint")
+        self.shown = ctx.map_state("shown", "at bigint, id bigint", "yes boolean")
+        self.clicked = ctx.map_state("clicked", "at bigint, id bigint", "yes boolean")
         self.alarm = ctx.value_state("alarm", "at bigint")  # the key's one timer, milliseconds
 
     def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> pa.RecordBatch:
         keys, index = ctx.keys, ctx.keys.index
         ids, at = batch.column("id").to_numpy(), batch.column("at").cast(pa.int64()).to_numpy()
         click = batch.column("click").to_numpy(zero_copy_only=False)
-        shown = _side(self.shown.get(keys), index[~click], ids[~click], at[~click])
-        clicked = _side(self.clicked.get(keys), index[click], ids[click], at[click])
+        shown = _side(self.shown.items(keys), index[~click], ids[~click], at[~click])
+        clicked = _side(self.clicked.items(keys), index[click], ids[click], at[click])
         for state, of in ((self.shown, ~click), (self.clicked, click)):
-            state.append(keys.take(index[of]), {"id": ids[of], "at": at[of]})
+            state.put(keys.take(index[of]), {"at": at[of], "id": ids[of]}, np.ones(of.sum(), bool))
 
         # One timer per key: when the first of its rows is no longer needed.
         last_us = np.where(click, at, at + BOUND_US)
-        due = _up_to_ms(np.minimum.reduceat(last_us, keys.starts[:-1]))
+        due = -(-np.minimum.reduceat(last_us, keys.starts[:-1]) // 1000)  # rounded up
         before = self.alarm.get(keys).column("at").fill_null(_NEVER).to_numpy()
         sooner = due < before
         moved = sooner & (before < _NEVER)
@@ -66,21 +61,20 @@ class ClicksOfImpressions(ArrowProcessor):
         self._wake(keys.take(sooner), due[sooner], ctx)
 
         left, right = _pairs(shown, clicked)
-        found = keys.take(shown.index[left]).columns  # the key columns of each pair
+        found = keys.take(shown.index[left]).columns  # the key columns, a row for each pair
         found = found.append_column("impression", pa.array(shown.id[left]))
         found = found.append_column("click", pa.array(clicked.id[right]))
-        found = found.append_column("shown", pa.array(shown.at[left]).cast(_UTC))
         return found.append_column("clicked", pa.array(clicked.at[right]).cast(_UTC))
 
     def on_timers(self, keys: Keys, at_ms: np.ndarray, ctx: ArrowContext) -> None:
         """Forget what no row can match that is still to come: all are after the watermark."""
         due = np.full(len(keys), _NEVER)
         for state, needed_us in ((self.shown, BOUND_US), (self.clicked, 0)):
-            index, rows = state.get(keys)
+            index, rows, _ = state.items(keys)
             last_us = rows.column("at").to_numpy() + needed_us
             stays = last_us > ctx.watermark_ms * 1000
-            state.put(keys, index[stays], rows.filter(pa.array(stays)))
-            np.minimum.at(due, index[stays], _up_to_ms(last_us[stays]))
+            state.delete(keys.take(index[~stays]), rows.filter(pa.array(~stays)))
+            np.minimum.at(due, index[stays], -(-last_us[stays] // 1000))
         self.alarm.delete(keys)
         self._wake(keys.take(due < _NEVER), due[due < _NEVER], ctx)
 
@@ -89,12 +83,8 @@ class ClicksOfImpressions(ArrowProcessor):
         self.alarm.put(keys, at_ms)
 
 
-def _up_to_ms(at_us: np.ndarray) -> np.ndarray:
-    return -(-at_us // 1000)  # rounded up: a timer must not fire before its time
-
-
 def _side(known: tuple, index: np.ndarray, ids: np.ndarray, at: np.ndarray) -> Side:
-    old_index, old = known  # as the list state gave them
+    old_index, old, _ = known  # as the map state gave them
     index, at = np.append(old_index, index), np.append(old.column("at").to_numpy(), at)
     ids = np.append(old.column("id").to_numpy(), ids)
     order = np.lexsort((at, index))
@@ -121,9 +111,9 @@ def _before(index: np.ndarray, at: np.ndarray, side: Side) -> np.ndarray:
 
 def build(backend: StateBackend, impressions: DataFrame, clicks: DataFrame) -> DataFrame:
     """One row for each click and each impression of its user and ad that it may be due to."""
-    impressions = impressions.withColumn("click", F.lit(False))
+    impressions = impressions.withColumn("click", functions.lit(False))
     return backend.transform_arrow(
-        impressions.unionByName(clicks.withColumn("click", F.lit(True))),
+        impressions.unionByName(clicks.withColumn("click", functions.lit(True))),
         keys=["user", "ad"],
         processor=ClicksOfImpressions(),
         output_schema=OUTPUT,

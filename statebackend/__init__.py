@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from statebackend.aggregate.functions import tumbling as tumbling
     from statebackend.api.arrow import ArrowContext as ArrowContext
     from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
+    from statebackend.api.arrow import Keys as Keys
     from statebackend.api.context import ProcessorContext as ProcessorContext
     from statebackend.api.processors import CoProcessor as CoProcessor
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
@@ -40,6 +41,7 @@ _EXPORTS: dict[str, str] = {
     "CheckpointProgress": "snapshot.progress",
     "CoProcessor": "statebackend.api.processors",
     "KeyedProcessor": "statebackend.api.processors",
+    "Keys": "statebackend.api.arrow",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.api.tester",
     "RestoreReport": "snapshot.messages",

@@ -49,8 +49,7 @@ class Accumulator(ABC):
     Attributes:
         result_type: of the output column.
         fields: of its state: name to type, all nullable.
-        function: names what the state means: it goes into the names of state fields, so that what
-            one function kept is never read as another's.
+        function: names what the state means, see :attr:`meaning`.
         mergeable: partial accumulators, made anywhere, in any order, may be merged.
     """
 
@@ -60,6 +59,14 @@ class Accumulator(ABC):
 
     def __init__(self, name: str, inputs: Sequence[str], fields: Mapping[str, T.DataType]) -> None:
         self.name, self.inputs, self.fields = name, tuple(inputs), fields
+
+    @property
+    def meaning(self) -> str:
+        """What the state holds, as far as its types do not say it: one name keeps one meaning.
+
+        What may change without harm, such as a type that is widened, is left out.
+        """
+        return f"{self.function}({', '.join(self.inputs)})"
 
     @abstractmethod
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
@@ -143,6 +150,10 @@ class LongSum(Accumulator):
     def __init__(self, name: str, inputs: Sequence[str]) -> None:
         super().__init__(name, inputs, {"sum": T.LongType()})
 
+    @property
+    def meaning(self) -> str:
+        return f"{super().meaning} as bigint"
+
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         values, valid = numpy_of(columns[0])
         return self._sums(values.astype(np.int64, copy=False), valid, starts)
@@ -179,6 +190,10 @@ class DoubleSum(Accumulator):
 
     def __init__(self, name: str, inputs: Sequence[str]) -> None:
         super().__init__(name, inputs, {"sum": T.DoubleType()})
+
+    @property
+    def meaning(self) -> str:
+        return f"{super().meaning} as double"
 
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         values, valid = doubles(columns[0])

@@ -36,6 +36,12 @@ class DecimalSum(Accumulator):
         super().__init__(name, inputs, {"hi": T.LongType(), "lo": T.LongType()})
         self._digits = min(38, dtype.precision + 10)
         self.result_type = T.DecimalType(self._digits, dtype.scale)
+        # All of 128 bits whatever the precision, which may change; the scale is nowhere else.
+        self._stored = T.DecimalType(38, dtype.scale).simpleString()
+
+    @property
+    def meaning(self) -> str:
+        return f"{super().meaning} as {self._stored}"
 
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         hi, lo = decimal_halves(columns[0])
@@ -55,6 +61,9 @@ class DecimalSum(Accumulator):
     def result(self, accumulators: Columns) -> pa.Array:
         hi, valid = numpy_of(accumulators[0])
         lo, _ = numpy_of(accumulators[1])
+        # State may be from a column of more digits.
+        if not fits_digits(zero_filled(hi, valid), zero_filled(lo, valid), self._digits).all():
+            raise self.overflow()
         return decimals_of(hi, lo, valid, arrow_type(self.result_type))
 
 
@@ -67,6 +76,10 @@ class DecimalMean(Accumulator):
     def __init__(self, name: str, inputs: Sequence[str], dtype: T.DecimalType) -> None:
         self._sum = DecimalSum(name, inputs, dtype)
         super().__init__(name, inputs, {**self._sum.fields, "n": T.LongType()})
+
+    @property
+    def meaning(self) -> str:
+        return self._sum.meaning.replace("sum", self.function, 1)
 
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         counts = counts_of(validity(columns[0]), starts)

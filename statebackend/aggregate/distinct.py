@@ -166,7 +166,7 @@ class TopK(ValueAccumulator):
     """The most frequent values, exact.
 
     Counts only grow, so the new top values are among the old ones and those that were touched. (Not
-    if ``k`` grew too: its name is in that of a field which may not be null, as no added one can.)
+    if ``k`` grew too: it is part of the meaning.)
     """
 
     function = "top_k"
@@ -176,10 +176,12 @@ class TopK(ValueAccumulator):
         super().__init__(name, inputs, {"top": T.ArrayType(item)})
         self.result_type = T.ArrayType(item)
         self.value_types = [dtype]
-        self.entry_schema = T.StructType(
-            [T.StructField(f"count_for_top_{k}", T.LongType(), nullable=False)]
-        )
+        self.entry_schema = T.StructType([T.StructField("count", T.LongType())])
         self._k = k
+
+    @property
+    def meaning(self) -> str:
+        return f"{self.function}({self.inputs[0]}, {self._k})"
 
     def apply(self, store: EntryStore, pairs: Pairs, old: Columns) -> list[pa.Array]:
         if not len(pairs.group):

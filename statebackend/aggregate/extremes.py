@@ -126,6 +126,10 @@ class FirstLast(Accumulator):
         self._last, self._ignore_nulls = last, ignore_nulls
         self.function = "last" if last else "first"
 
+    @property
+    def meaning(self) -> str:
+        return super().meaning + (" without nulls" if self._ignore_nulls else "")
+
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         (column,) = columns
         valid = validity(column) if self._ignore_nulls else None
@@ -170,6 +174,12 @@ class FirstLastBy(Accumulator):
         self.result_type = dtype
         self._last, self._ignore_nulls = last, ignore_nulls
         self.function = "last" if last else "first"
+
+    @property
+    def meaning(self) -> str:
+        value, by = self.inputs
+        kept = " without nulls" if self._ignore_nulls else ""
+        return f"{self.function}({value} by {by}){kept}"
 
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         value, by = columns

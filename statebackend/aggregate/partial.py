@@ -36,14 +36,14 @@ class PartialAggregation:
     Args:
         plan: of which `can_be_partial` holds.
         rows_max: rows collected before they are grouped.
-        bytes_max: the same in bytes.
         groups_max: groups held before they are handed on.
+        bytes_max: both in bytes.
     """
 
     plan: AggregatePlan
     rows_max: int = 1 << 18
-    bytes_max: int = 64 << 20
     groups_max: int = 1 << 19
+    bytes_max: int = 64 << 20
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Partial accumulators of all rows, in `plan.partial_schema`."""
@@ -64,6 +64,7 @@ class _Run:
     size_bytes: int = 0
     held: list[pa.RecordBatch] = field(default_factory=list)
     held_rows: int = 0
+    held_bytes: int = 0
     lift_only: int = 0
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -80,7 +81,7 @@ class _Run:
         if self.row_count:
             yield from self._collected()
         if len(self.held) > 1:
-            self._merge_held()
+            self._hold([merged_partials(self.limits.plan, _joined(self.held))])
         yield from self._flush()
 
     def _collected(self) -> Iterator[pa.RecordBatch]:
@@ -93,21 +94,26 @@ class _Run:
         made = grouped(self.limits.plan, rows)
         if made.num_rows > _RATIO_MAX * rows.num_rows:
             self.lift_only = _LIFTED_BETWEEN
-        self.held.append(made)
-        self.held_rows += made.num_rows
-        if self.held_rows > self.limits.groups_max:
-            self._merge_held()
-            if self.held_rows > self.limits.groups_max // 2:
+        self._hold([*self.held, made])
+        if self._share_held() > 1:
+            self._hold([merged_partials(self.limits.plan, _joined(self.held))])
+            if self._share_held() > 0.5:  # what shrinks little is not merged for ever
                 yield from self._flush()
 
-    def _merge_held(self) -> None:
-        merged = merged_partials(self.limits.plan, _joined(self.held))
-        self.held, self.held_rows = [merged], merged.num_rows
+    def _share_held(self) -> float:
+        """How much is held of what may be, in groups or bytes (sketches and texts may be large)."""
+        rows, size_bytes = self.limits.groups_max, self.limits.bytes_max
+        return max(self.held_rows / rows, self.held_bytes / size_bytes)
+
+    def _hold(self, batches: list[pa.RecordBatch]) -> None:
+        self.held = batches
+        self.held_rows = sum(batch.num_rows for batch in batches)
+        self.held_bytes = sum(batch.nbytes for batch in batches)
 
     def _flush(self) -> Iterator[pa.RecordBatch]:
         for batch in self.held:
             yield from _slices(batch)
-        self.held, self.held_rows = [], 0
+        self._hold([])
 
 
 def grouped(plan: AggregatePlan, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -144,6 +144,7 @@ def plan_aggregate(
         UnsupportedTypeError: a key of a type that cannot be one.
         EnvironmentMissingError: a function needs a package that is not installed.
     """
+    schema = _loose(schema)
     names = _keys(schema, keys)
     _check_time(schema, window, event_time, emit)
     taken = [*names, *([WINDOW_START, WINDOW_END] if window is not None else [])]
@@ -164,6 +165,19 @@ def plan_aggregate(
         )
     arrow_schema(plan.output_schema)
     return plan
+
+
+def _loose(dtype: T.DataType) -> Any:
+    """A type with nulls everywhere: what Spark says of them hangs on the plan, and so changes."""
+    if isinstance(dtype, T.StructType):
+        return T.StructType(
+            [T.StructField(f.name, _loose(f.dataType), metadata=f.metadata) for f in dtype]
+        )
+    if isinstance(dtype, T.ArrayType):
+        return T.ArrayType(_loose(dtype.elementType))
+    if isinstance(dtype, T.MapType):
+        return T.MapType(_loose(dtype.keyType), _loose(dtype.valueType))
+    return dtype
 
 
 def _keys(schema: T.StructType, keys: str | Sequence[str]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from statebackend.aggregate.stored import (
     Accumulators,
     Entries,
     StoredTotals,
-    entries_of_windows,
 )
 from statebackend.api.arrow import ArrowProcessor
+from statebackend.schema.meanings import MEANING
 from statebackend.schema.types import arrow_type, conform
 
 __all__ = ["AggregateProcessor", "Rows", "TotalsProcessor", "delete_entries", "distinct_keys"]
@@ -93,7 +93,11 @@ class AggregateProcessor(ArrowProcessor):
             for place, dtype in enumerate(accumulator.value_types)
         ]
         key = T.StructType([*start, *values])
-        return ctx.map_state(f"values.{accumulator.name}", key, accumulator.entry_schema)
+        meaning = {MEANING: accumulator.meaning}
+        entry = T.StructType(
+            [T.StructField(f.name, f.dataType, metadata=meaning) for f in accumulator.entry_schema]
+        )
+        return ctx.map_state(f"values.{accumulator.name}", key, entry)
 
     # --- rows into accumulators
 
@@ -191,11 +195,13 @@ class AggregateProcessor(ArrowProcessor):
             return None
         late = some.rows[~on_time]
         if some.weights is not None:
-            self.late_rows += int(some.weights[late].sum())
+            dropped = int(some.weights[late].sum())
         elif self.partial:
-            self.late_rows += int(numpy_of(batch.column(ROWS))[0][late].sum())
+            dropped = int(numpy_of(batch.column(ROWS))[0][late].sum())
         else:
-            self.late_rows += len(late)
+            dropped = len(late)
+        self.late_rows += dropped
+        ctx.late_rows += dropped
         return np.flatnonzero(on_time)
 
 
@@ -222,11 +228,14 @@ class TotalsProcessor(AggregateProcessor):
         return Entries(self._values[index], keys) if index in self._values else None
 
 
-def delete_entries(state: Any, keys: Any, key: Ints, starts: Ints) -> None:
-    """Delete the entries of windows (keys[key[i]], starts[i])."""
-    which, map_keys, _ = entries_of_windows(state, keys, key, starts)
+def delete_entries(state: Any, keys: Any, starts: Ints) -> None:
+    """Delete the entries of windows starts[i] of keys[i], no two alike."""
+    if not len(starts):
+        return
+    # No other window of the keys is read: there may be many that are open.
+    which, map_keys, _ = state.items(keys, under=[starts])
     if len(which):
-        state.delete(keys.take(key[which]), map_keys)
+        state.delete(keys.take(which), map_keys)
 
 
 def distinct_keys(keys: Any, fields: Sequence[T.StructField]) -> tuple[Any, Ints]:

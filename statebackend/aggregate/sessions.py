@@ -17,13 +17,9 @@ from statebackend.aggregate.processor import (
     delete_entries,
     distinct_keys,
 )
-from statebackend.aggregate.stored import (
-    Accumulators,
-    Entries,
-    StoredWindows,
-    entries_of_windows,
-)
+from statebackend.aggregate.stored import Accumulators, Entries, StoredWindows
 from statebackend.aggregate.windows import Sessions, merge_sessions, timer_ms
+from statebackend.schema.meanings import MEANING, OF_ALL
 
 __all__ = ["SessionsProcessor"]
 
@@ -46,7 +42,8 @@ class SessionsProcessor(AggregateProcessor):
     """
 
     def _open(self, ctx: Any) -> None:
-        mark = T.StructField("end_us", T.LongType())
+        meaning = {MEANING: "sessions", OF_ALL: True}
+        mark = T.StructField("end_us", T.LongType(), metadata=meaning)
         self._sessions = StoredWindows(ctx, "sessions", mark, self.plan.accumulators)
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch | None:
@@ -115,11 +112,10 @@ class SessionsProcessor(AggregateProcessor):
         session = np.repeat(np.arange(len(merged.key)), np.diff(starts))
         weights = np.ones(len(session), np.int64)
         gone = _moved(merged, old)
-        which, map_keys, entries = entries_of_windows(
-            state, old.keys, old.key[gone], old.start_us[gone]
-        )
-        if len(which):
-            state.delete(old.keys.take(old.key[gone][which]), map_keys)
+        if len(gone):
+            owners = old.keys.take(old.key[gone])
+            which, map_keys, entries = state.items(owners, under=[old.start_us[gone]])
+            state.delete(owners.take(which), map_keys)
             session = np.concatenate([merged.of_stored[gone][which], session])
             weights = np.concatenate([accumulator.weights(entries), weights])
             order = order_by_code(session, len(merged.key))
@@ -160,7 +156,7 @@ class SessionsProcessor(AggregateProcessor):
         owners, start_us = distinct.take(old.key[due]), old.start_us[due]
         self._sessions.delete(owners, start_us)
         for state in self._values.values():
-            delete_entries(state, distinct, old.key[due], start_us)
+            delete_entries(state, owners, start_us)
         if self.plan.emit == "updates":
             return None
         accumulators = [[take(c, due) for c in own] for own in old.accumulators]

@@ -48,6 +48,11 @@ class ApproxCountDistinct(Accumulator):
         self._dtype = dtype
         self.lg_k = _registers(name, rsd)
 
+    @property
+    def meaning(self) -> str:
+        # A finer sketch that took in a coarse one is no finer; values are known by their hashes.
+        return f"{super().meaning} of {_hashed(self._dtype)} in {1 << self.lg_k} registers"
+
     def lift(self, columns: Columns, starts: Ints) -> list[pa.Array]:
         library, groups = _library(), len(starts) - 1
         group = np.repeat(np.arange(groups), np.diff(starts))
@@ -110,6 +115,17 @@ def _registers(name: str, rsd: Any) -> int:
             todo="Give a relative standard deviation from 0.0008 to 0.09.",
         )
     return max(lg_k, _LG_LEAST)
+
+
+def _hashed(dtype: T.DataType) -> str:
+    """What equal values of a type are hashed as; types of one name give the same hashes."""
+    if isinstance(dtype, T.IntegralType):
+        return "integers"
+    if isinstance(dtype, T.FloatType | T.DoubleType):
+        return "floats"
+    if isinstance(dtype, T.DecimalType):
+        return f"decimals of scale {dtype.scale}"
+    return dtype.simpleString()
 
 
 def _hashable(column: pa.Array) -> list[Any]:

@@ -8,15 +8,16 @@ all of it slow.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.aggregate.accumulators import Accumulator, Columns
-from statebackend.aggregate.columns import Ints, numpy_of, take
+from statebackend.aggregate.columns import Ints, numpy_of
+from statebackend.schema.meanings import ELSEWHERE, MEANING
 from statebackend.schema.types import arrow_type, is_fixed_width
 
 __all__ = ["Accumulators", "Entries", "StoredTotals", "StoredWindows"]
@@ -35,11 +36,15 @@ class _Layout:
         self._places: list[list[tuple[bool, int]]] = []
         for accumulator in accumulators:
             places = []
-            for name, dtype in accumulator.fields.items():
+            meaning = {MEANING: accumulator.meaning}
+            for number, dtype in enumerate(accumulator.fields.values()):
                 into = self.fixed if is_fixed_width(dtype) else self.wide
                 places.append((into is self.fixed, len(into.fields)))
-                into.add(f"{accumulator.name}.{accumulator.function}.{name}", dtype)
+                # By number, so that another aggregation under the same name meets it here.
+                into.add(f"{accumulator.name}.{number}", dtype, metadata=meaning)
             self._places.append(places)
+        # A type may take a field from the one state to the other, where it would begin anew.
+        self.fixed, self.wide = _beside(self.fixed, self.wide), _beside(self.wide, self.fixed)
 
     def together(self, fixed: Columns, wide: Columns) -> Accumulators:
         return [
@@ -59,6 +64,15 @@ class _Layout:
     def nothing(self, rows: int) -> Accumulators:
         """Accumulators of nothing."""
         return [[pa.nulls(rows, arrow_type(dtype)) for dtype in fields] for fields in self._fields]
+
+
+def _beside(own: T.StructType, other: T.StructType) -> T.StructType:
+    """Say in a state's first field which ones the state beside it has."""
+    if not own.fields:
+        return own
+    first, *rest = own.fields
+    metadata = {**(first.metadata or {}), ELSEWHERE: json.dumps(other.names)}
+    return T.StructType([T.StructField(first.name, first.dataType, metadata=metadata), *rest])
 
 
 class StoredTotals:
@@ -159,26 +173,3 @@ class Entries:
     def _at(self, group: Ints, values: Columns) -> tuple[Any, list[Any]]:
         starts = [] if self._starts is None else [self._starts[group]]
         return self._keys.take(group), [*starts, *values]
-
-
-def entries_of_windows(
-    state: Any, keys: Any, key: Ints, starts: Ints
-) -> tuple[Ints, pa.RecordBatch, pa.RecordBatch]:
-    """The entries of windows (keys[key[i]], starts[i]), no two alike.
-
-    Returns:
-        Which window each entry is of, its map key (start, value...), and the entry.
-    """
-    index, map_keys, entries = state.items(keys)
-    if not len(index) or not len(key):
-        return np.zeros(0, np.int64), map_keys.slice(0, 0), entries.slice(0, 0)
-    found: Ints = numpy_of(map_keys.column(0))[0]
-    distinct = np.unique(starts)
-    place = np.minimum(np.searchsorted(distinct, found), len(distinct) - 1)
-    known = distinct[place] == found
-    wanted = key * len(distinct) + np.searchsorted(distinct, starts)
-    order = np.argsort(wanted, kind="stable")
-    code = index * len(distinct) + place
-    at = np.minimum(np.searchsorted(wanted[order], code), len(wanted) - 1)
-    rows = np.flatnonzero(known & (wanted[order][at] == code))
-    return order[at[rows]], take(map_keys, rows), take(entries, rows)

@@ -16,10 +16,10 @@ from statebackend.aggregate.processor import (
     AggregateProcessor,
     Rows,
     delete_entries,
-    distinct_keys,
 )
 from statebackend.aggregate.stored import Entries, StoredWindows
 from statebackend.aggregate.windows import pane_starts, pane_us, windows_of
+from statebackend.schema.meanings import MEANING, OF_ALL
 from statebackend.state.columns import valid_bits
 
 __all__ = ["WindowsProcessor"]
@@ -36,7 +36,13 @@ class WindowsProcessor(AggregateProcessor):
     """
 
     def _open(self, ctx: Any) -> None:
-        mark = T.StructField("open", T.BooleanType())
+        window = self.plan.window
+        assert window is not None, "a plan with windows"
+        # State knows windows by their starts: what their length is, nothing else says. (Where they
+        # start may change: those that are open are closed in their time.)
+        length_ms = window.duration_us // 1000
+        meaning = {MEANING: f"{window.kind} windows of {length_ms} ms", OF_ALL: True}
+        mark = T.StructField("open", T.BooleanType(), metadata=meaning)
         self._windows = StoredWindows(ctx, "windows", mark, self.plan.accumulators)
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> Iterator[pa.RecordBatch]:
@@ -127,11 +133,8 @@ class WindowsProcessor(AggregateProcessor):
 
     def _forget(self, keys: Any, starts: Ints) -> None:
         """Delete the values of windows that closed."""
-        if not self._values:
-            return
-        distinct, key = distinct_keys(keys, self.plan.key_fields)
         for state in self._values.values():
-            delete_entries(state, distinct, key, starts)
+            delete_entries(state, keys, starts)
 
 
 def _by_window(key: Ints, start_us: Ints, slide_us: int) -> tuple[Ints, Ints, Ints, Ints | None]:

@@ -161,8 +161,9 @@ class ArrowProcessor(_BatchProcessor, ABC):
             ctx: the keys, times and timers.
 
         Returns:
-            record batches of the output schema, in any iterable (or from ``yield``); one alone;
-            or None. Columns go by their names if these are the schema's, else by position.
+            record batches of the output schema, or dicts from field name to column, in any iterable
+            (or from ``yield``); one alone; or None. Columns of a record batch go by their names, or
+            by position if none of the names is a field's.
         """
 
 

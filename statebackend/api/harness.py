@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statebackend.api.testedges import Collector, ItemReader, Items
 from statebackend.api.testkeys import KeySpace
 from statebackend.api.teststates import StatesUnderTest
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
@@ -58,50 +59,6 @@ class TesterUseError(UsageError, AssertionError):
     """What pyspark's tester asserts: that a state is there, that there is one initial state."""
 
 
-class _Items:
-    """Takes the place of the table of input rows: one "row" is all that one key has."""
-
-    nbytes = 0
-
-    def __init__(self, items: Sequence[tuple[tuple[Any, ...], Any]]) -> None:
-        self.items = items
-        self.num_rows = len(items)
-
-    def slice(self, offset: int, length: int) -> _Items:
-        return _Items(self.items[offset : offset + length])
-
-
-class _ItemReader:
-    """Gives the processor's calls the input as the test gave it."""
-
-    def chunk(
-        self, table: _Items, starts: Sequence[int]
-    ) -> tuple[list[tuple[Any, ...]], list[Iterator[Any]]]:
-        return [key for key, _ in table.items], [given for _, given in table.items]
-
-    def key(self, table: _Items) -> tuple[Any, ...]:
-        return table.items[0][0]
-
-    def piece(self, table: _Items) -> Iterable[Any]:
-        return table.items[0][1]  # type: ignore[no-any-return]
-
-
-class _Collector:
-    """Keeps the output as it comes."""
-
-    pending = 0
-
-    def __init__(self) -> None:
-        self.output: list[Any] = []
-
-    def collect(self, output: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        self.output.extend(output)
-        return iter(())
-
-    def take(self) -> pa.RecordBatch:
-        raise AssertionError("nothing is ever pending")
-
-
 class _Epoch(StatefulEpoch):
     """A real epoch with the tester's edges."""
 
@@ -109,15 +66,13 @@ class _Epoch(StatefulEpoch):
         self, parts: Sequence[Groups], initial: Sequence[Groups], dropped: list[int]
     ) -> list[Any]:
         """All that the processor gives in the epoch."""
-        self._collector = collector = _Collector()
+        self._collector = collector = Collector()
         for _ in self.run(iter(parts), initial=iter(initial), dropped=dropped):
             pass
         return collector.output
 
     def _operator(self, reader: InputReader) -> KeyOperator:
-        return KeyOperator(
-            uid=UID, cursor=self.cursor, reader=_ItemReader(), writer=self._collector
-        )
+        return KeyOperator(uid=UID, cursor=self.cursor, reader=ItemReader(), writer=self._collector)
 
 
 @dataclass
@@ -341,7 +296,7 @@ class Harness:
         for subtask, some in found.items():
             some.sort(key=lambda item: item[0])
             parts[subtask] = Groups(
-                _Items([(key, what) for _, key, what in some]),
+                Items([(key, what) for _, key, what in some]),
                 pa.array([full for full, _, _ in some], pa.binary()),
                 np.arange(len(some) + 1, dtype=np.int64),
             )

@@ -24,7 +24,10 @@ from pyspark.sql import types as T
 from statebackend.errors import SchemaError
 from statebackend.schema.ddltokens import Token, Unparsed, collation_name, tokens_of, unescaped
 
-__all__ = ["parse_ddl", "parse_ddl_default", "parse_ddl_type"]
+__all__ = ["DEFAULT", "parse_ddl", "parse_ddl_default", "parse_ddl_type"]
+
+DEFAULT: Final = "statebackend.default"
+"""Under which a field's metadata has its default."""
 
 _SIMPLE: Final[dict[str, Callable[[], T.DataType]]] = {
     "boolean": T.BooleanType,
@@ -205,7 +208,7 @@ class _Parser:
         if self._defaults and self._take("default"):
             literal = self.literal()
             if literal is not None:
-                metadata["default"] = literal
+                metadata[DEFAULT] = literal
             nullable = self._nullable() and nullable
         if self._is("default", "generated"):
             self._fail(f"{self._token.text.upper()} has no meaning in a schema of state")

@@ -1,7 +1,8 @@
 """Defaults of fields: what rows that were written before a field was added have in it.
 
-A default stands in the field's metadata, under ``default``: DDL's ``n int DEFAULT 0`` puts it there
-(`statebackend.schema.ddl`), and so may whoever builds a `StructType`. Its form is JSON's:
+A default stands in the field's metadata, under ``statebackend.default``: DDL's
+``n int DEFAULT 0`` puts it there (`statebackend.schema.ddl`), and so may whoever builds a
+`StructType`. Its form is JSON's:
 
 ============================== ==================================================================
 type                           ``default``
@@ -31,12 +32,11 @@ from typing import Any, Final
 from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError, ValueMismatchError
-from statebackend.schema.ddl import parse_ddl_default
+from statebackend.schema.ddl import DEFAULT, parse_ddl_default
 from statebackend.schema.wire import to_wire
 
 __all__ = ["check_defaults", "remembered", "wire_default"]
 
-_DEFAULT: Final = "default"
 _SPARKS: Final = "CURRENT_DEFAULT"
 _UNFIT: Final = (SchemaError, ValueError, TypeError, InvalidOperation)
 
@@ -80,8 +80,8 @@ _READ: Final[Mapping[type[T.DataType], Callable[[Any], Any]]] = {
 
 def _given(field: T.StructField) -> Any:
     metadata = field.metadata or {}
-    if _DEFAULT in metadata:
-        return metadata[_DEFAULT]
+    if DEFAULT in metadata:
+        return metadata[DEFAULT]
     text = metadata.get(_SPARKS)
     try:
         literal = None if text is None else parse_ddl_default(text)

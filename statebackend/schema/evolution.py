@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
 from statebackend.schema.defaults import wire_default
+from statebackend.schema.meanings import elsewhere, moved, other_meaning
 from statebackend.schema.scalars import Convert
 from statebackend.schema.shapes import row_maker
 from statebackend.schema.types import arrow_type
@@ -182,14 +183,29 @@ def _match(
             sources.append(_added(after, inner, found))
             continue
         before = old.fields[index]
+        if not _check_meaning(before, after, inner, found):
+            continue
         step = _resolve(before.dataType, after.dataType, inner, found)
         _check_null(before.nullable, after.nullable, inner, before, after, found)
         sources.append(_Source(index, step, after))
     kept = [source.place for source in sources]
     gone = [before.name for i, before in enumerate(old) if i not in kept]
     found.dropped += [f"{path}.{name}".lstrip(".") for name in gone]
+    for name in gone:
+        why = moved(old[name], new)
+        if why is not None:
+            shown = old[name].dataType.simpleString()
+            found.problems.append(Problem(name, shown, "not in this state", *why))
     same = kept == list(range(len(old.fields))) and not any(s.step.changed for s in sources)
-    return sources, not same
+    # What was dropped before and is elsewhere now may not meet in one step.
+    return sources, not same or elsewhere(old) != elsewhere(new)
+
+
+def _check_meaning(before: T.StructField, after: T.StructField, path: str, found: _Found) -> bool:
+    other = other_meaning(before, after)
+    if other is not None:
+        found.refuse(path, before.dataType, after.dataType, *other)
+    return other is None
 
 
 def _partners(

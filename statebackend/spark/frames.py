@@ -177,6 +177,10 @@ class FrameMaker:
             emit: ``"updates"``: a row for each key (and window) that an epoch touched.
                 ``"closed"``: one for each window, once it is closed.
 
+        An aggregation that is added (or renamed) later begins with nothing, for keys and open
+        windows that are there too: only rows from then on count. One name keeps one meaning;
+        windows of another length or kind need a new ``uid``. docs/vectorised.md has the list.
+
         Returns:
             the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
 

@@ -14,6 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from statebackend.errors import SettingError
+from statebackend.state.blocks import COLUMN_LIMIT_BYTES
+
 __all__ = [
     "EMPTY",
     "Entries",
@@ -148,8 +151,9 @@ def joined(parts: Sequence[pa.BinaryArray | bytes]) -> pa.BinaryArray:
     rows = next(len(part) for part in parts if not isinstance(part, bytes))
     widths = [len(p) if isinstance(p, bytes) else width_of(p) for p in parts]
     if not rows or None in widths:
-        given = [pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts]
-        return pc.binary_join_element_wise(*given, b"")
+        # Columns of the same item: `pa.scalar` (and bytes as an argument) would import pandas.
+        given = [_repeated(p, rows) if isinstance(p, bytes) else p for p in parts]
+        return pc.binary_join_element_wise(*given, _repeated(b"", rows))
     total = sum(width for width in widths if width is not None)
     glued = np.empty((rows, total), np.uint8)
     at = 0
@@ -163,6 +167,10 @@ def joined(parts: Sequence[pa.BinaryArray | bytes]) -> pa.BinaryArray:
     return fixed_column(glued)
 
 
+def _repeated(item: bytes, rows: int) -> pa.BinaryArray:
+    return fixed_column(np.tile(np.frombuffer(item, np.uint8), (rows, 1)))
+
+
 def fixed_column(matrix: NDArray[Any]) -> pa.BinaryArray:
     """Items of one width as a binary column over the same memory.
 
@@ -170,6 +178,11 @@ def fixed_column(matrix: NDArray[Any]) -> pa.BinaryArray:
         matrix: contiguous; one row (or record) an item.
     """
     rows = len(matrix)
+    if matrix.nbytes > COLUMN_LIMIT_BYTES:
+        raise SettingError(
+            f"A column of {matrix.nbytes} bytes is over {COLUMN_LIMIT_BYTES}.",
+            todo="Use more subtasks, or touch fewer entries in one call.",
+        )
     width = matrix.nbytes // rows if rows else 0
     offsets = (
         np.arange(0, (rows + 1) * width, width, dtype=np.int32)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from statebackend.errors import LocalCopyError
 from statebackend.state.blocks import binary_array
 from statebackend.state.columns import (
     EMPTY,
@@ -25,6 +26,7 @@ from statebackend.state.columns import (
     tail,
     take,
     valid_bits,
+    width_of,
 )
 from statebackend.state.expiry import (
     BY_EXPIRY,
@@ -61,7 +63,7 @@ class Entries:
         """What is stored under keys, null where nothing is (or nothing is seen)."""
         return self._table.get_columns(full)
 
-    def get(self, full: pa.BinaryArray) -> pa.BinaryArray:
+    def get(self, full: pa.BinaryArray, lengths: Lengths = None) -> pa.BinaryArray:
         """The rows of keys, null where there is none; counts as a read."""
         return self._table.get_columns(full)
 
@@ -114,10 +116,10 @@ class TtlEntries(Entries):
             return data
         return pc.if_else(_booleans(shown), data, pa.scalar(None, pa.binary()))
 
-    def get(self, full: pa.BinaryArray) -> pa.BinaryArray:
+    def get(self, full: pa.BinaryArray, lengths: Lengths = None) -> pa.BinaryArray:
         """As :meth:`Entries.get`."""
         data = self.look(full)
-        self._read(full, data, None)
+        self._read(full, data, lengths)
         return tail(data, STAMP_BYTES)
 
     def rows(self, full: pa.BinaryArray, data: pa.BinaryArray, lengths: Lengths) -> pa.BinaryArray:
@@ -227,10 +229,19 @@ def _number(time: bytes) -> np.uint64:
 
 
 def _stamps(data: pa.BinaryArray) -> NDArray[np.uint8]:
-    """The stamps of stored entries, none of them null."""
+    """The stamps of stored entries, none of them null.
+
+    Raises:
+        LocalCopyError: an entry has none.
+    """
     if not len(data):
         return np.zeros((0, STAMP_BYTES), np.uint8)
     head = pc.binary_slice(data, 0, STAMP_BYTES)
+    if width_of(head) != STAMP_BYTES:
+        raise LocalCopyError(
+            "An entry with a TTL is shorter than the time that stands before each.",
+            todo="The local store is set aside; the state is restored from the next good copy.",
+        )
     return np.frombuffer(head.buffers()[2], np.uint8, len(data) * STAMP_BYTES).reshape(
         -1, STAMP_BYTES
     )
@@ -343,6 +354,7 @@ def _between(
         found = [entry for start, end in ranges for entry in run.scan_range(start, end)]
         parts.append((binary_array([k for k, _ in found]), binary_array([v for _, v in found])))
     full, data = newest(parts)
+    table.read_bytes += full.nbytes + data.nbytes
     if data.null_count:
         live = np.flatnonzero(valid_bits(data))
         full, data = take(full, live), take(data, live)

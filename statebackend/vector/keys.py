@@ -107,6 +107,20 @@ class Keys:
 
         return Keys(take(self.full, places), taken, ascending=self.ascending and in_order)
 
+    def distinct(self) -> tuple[Keys, NDArray[np.int64]]:
+        """Each key once, in the order of the encoded keys; and which of these each key is."""
+        if self.ascending:
+            return self, np.arange(len(self))
+        order = order_of(self.full)
+        ordered = take(self.full, order)
+        first = np.ones(len(order), np.bool_)
+        first[1:] = bools_of(pc.not_equal(ordered[1:], ordered[:-1]))
+        index = np.empty(len(order), np.int64)
+        index[order] = np.cumsum(first) - 1
+        kept = self.take(order[first])
+        kept.ascending = True
+        return kept, index
+
     def _places(self, which: Which) -> tuple[NDArray[np.int64], bool]:
         if isinstance(which, pa.ChunkedArray):
             which = which.combine_chunks()

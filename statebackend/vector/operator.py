@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -25,11 +25,11 @@ __all__ = ["Output", "VectorOperator"]
 
 # Keys of a batch: at first few, until it is known how large the state of a key is.
 _KEYS_MAX: Final = 1 << 18
-_FIRST_KEYS: Final = 1 << 14
+_FIRST_KEYS: Final = 1 << 10
 _CHUNK_STATE_BYTES: Final = 64 << 20
 
 Output: TypeAlias = Any
-"""Record batches in any iterable, one alone, or None."""
+"""Record batches (or dicts of columns) in any iterable, one alone, or None."""
 BatchCall = Callable[[pa.RecordBatch, Keys], Output]
 TimerCall = Callable[[Keys, Any], Output]
 
@@ -112,12 +112,14 @@ class VectorOperator:
         Raises:
             ProcessorError, ValueMismatchError: as :meth:`run_parts`.
         """
-        for some in timers.due(key_groups, now_ms):
+        for some in timers.due(key_groups, now_ms, lambda: self._chunk_keys):
             keys = self._owners(some)
+            before_bytes = self._table.read_bytes
             yield from self._called(lambda s=some, k=keys: call(k, s.at_ms), len(keys))  # type: ignore[misc]
             timers.fired(some)
             self.timers_fired += len(keys)
             self._table.relieve()
+            self._adapt(len(keys), self._table.read_bytes - before_bytes)
 
     def _owners(self, some: Fired) -> Keys:
         owners, schema, fields = some.owners, self._key_codec.schema, self._key_fields
@@ -132,7 +134,7 @@ class VectorOperator:
             output = call()
             if output is None:
                 return
-            if isinstance(output, pa.RecordBatch | pa.Table):
+            if isinstance(output, pa.RecordBatch | pa.Table | Mapping):
                 output = [output]
             elif not isinstance(output, Iterable):
                 raise self._no_output(output)
@@ -148,15 +150,15 @@ class VectorOperator:
     def _no_output(self, given: object) -> ValueMismatchError:
         return ValueMismatchError(
             f"{self._who()} gave a {type(given).__name__}.",
-            todo="Yield (or return) pyarrow.RecordBatch objects.",
+            todo="Yield (or return) pyarrow.RecordBatch objects, or dicts from field to column.",
         )
 
     def _checked(self, batch: Any) -> pa.RecordBatch:
         """A batch of the output in the types that Spark was told of."""
-        if not isinstance(batch, pa.RecordBatch | pa.Table):
+        if not isinstance(batch, pa.RecordBatch | pa.Table | Mapping):
             raise self._no_output(batch)
         try:
-            arrays = columns_of(batch, self._output_schema, batch.num_rows, "The output")
+            arrays = columns_of(batch, self._output_schema, None, "The output")
         except ValueMismatchError as error:
             raise ValueMismatchError(
                 f"{self._who()} gave what does not fit: {error.what}", todo=error.todo

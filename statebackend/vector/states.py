@@ -5,13 +5,14 @@ The layout is that of ``statebackend.state.cells``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyspark.sql.types import StructType
 
 from statebackend.errors import LocalCopyError, UsageError
 from statebackend.schema.codec import RowCodec
@@ -141,8 +142,8 @@ class ArrowMapState:
 
     def get(self, keys: Keys, map_keys: Columns) -> pa.RecordBatch:
         """The row under the i-th map key of the i-th key; null in every column where none is."""
-        full, _ = self._full(keys, map_keys)
-        return record(self._codec.decode_arrow(self._site.entries.get(full)), self._fields)
+        found = self._site.entries.get(*self._full(keys, map_keys))
+        return record(self._codec.decode_arrow(found), self._fields)
 
     def exists(self, keys: Keys, map_keys: Columns) -> pa.BooleanArray:
         """Whether there is an entry under the i-th map key of the i-th key."""
@@ -174,14 +175,23 @@ class ArrowMapState:
             full, prefix_bytes = take(full, order), prefix_bytes[order]
         self._site.entries.delete(full, prefix_bytes)
 
-    def items(self, keys: Keys) -> tuple[NDArray[np.int64], pa.RecordBatch, pa.RecordBatch]:
-        """All entries of keys.
+    def items(
+        self, keys: Keys, *, under: Columns | None = None
+    ) -> tuple[NDArray[np.int64], pa.RecordBatch, pa.RecordBatch]:
+        """All entries of keys, or those under the first fields of their map keys.
+
+        Args:
+            under: columns for the first field (or fields) of the map key: of the i-th key only
+                entries that begin with the i-th row are given. Keys may come many times.
 
         Returns:
             which of ``keys`` each entry is of (ascending), the map keys (of one key in the order of
             their encoded form), and the rows.
+
+        Raises:
+            ValueMismatchError: ``under`` does not fit the map key's first fields.
         """
-        index, full, data, prefix_bytes = self._under(keys)
+        index, full, data, prefix_bytes = self._under(keys, under=under)
         rows = self._site.entries.rows(full, data, prefix_bytes)
         map_keys = decode_key_columns(full, self._map_codec.schema, prefix_bytes)
         return (
@@ -196,16 +206,27 @@ class ArrowMapState:
         self._delete(full, prefix_bytes)
 
     def _under(
-        self, keys: Keys, *, hidden: bool = False
+        self, keys: Keys, *, hidden: bool = False, under: Columns | None = None
     ) -> tuple[NDArray[np.int64], pa.BinaryArray, pa.BinaryArray, NDArray[np.int64]]:
         prefixes = self._site.full(keys)
-        index, full, data = under_keys(self._site.table, prefixes)
+        narrow = prefixes if under is None else self._narrowed(prefixes, under)
+        index, full, data = under_keys(self._site.table, narrow)
         if not hidden:
             shown = self._site.entries.shown(data)
             if not shown.all():
                 places = np.flatnonzero(shown)
                 index, full, data = index[places], take(full, places), take(data, places)
         return index, full, data, _lengths(prefixes)[index]
+
+    def _narrowed(self, prefixes: pa.BinaryArray, under: Columns) -> pa.BinaryArray:
+        """Prefixes with the first fields of map keys behind them: keys are field after field."""
+        count = under.num_columns if isinstance(under, pa.RecordBatch) else 1
+        if isinstance(under, Mapping | list | tuple):
+            count = len(under)
+        first = KeyCodec(StructType(self._map_codec.schema.fields[:count]), allow_all_null=True)
+        what = f"under= of state {self._name!r}"
+        columns = columns_of(under, first.schema, len(prefixes), what)
+        return joined([prefixes, first.encode_arrow(columns)])
 
     def _full(self, keys: Keys, map_keys: Columns) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
         """Full keys, and how long the prefix of each map is."""

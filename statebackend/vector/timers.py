@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -94,21 +94,29 @@ class ArrowTimers:
 
     # --- for the operator ----------------------------------------------------------------------
 
-    def due(self, key_groups: range, now_ms: int) -> Iterator[Fired]:
+    def due(self, key_groups: range, now_ms: int, at_once: Callable[[], int]) -> Iterator[Fired]:
         """The timers that are due, in the order of time, key group and key.
 
         What was deleted since is left out; :meth:`fired` is called after each piece.
+
+        Args:
+            at_once: how many there may be in the next piece.
         """
         self._table.seal()
         self._firing = True
         for chunk in self._index.due_chunks(key_groups, now_ms, _CHUNK_ROWS):
-            owners = joined([binary_array(chunk.groups), binary_array(chunk.keys)])
-            at = np.asarray(chunk.at_ms, np.int64)
-            if self._gone:
-                left = np.flatnonzero(~self._is_gone(owners, at))
-                owners, at = take(owners, left), at[left]
-            if len(owners):
-                yield Fired(owners, at)
+            every = joined([binary_array(chunk.groups), binary_array(chunk.keys)])
+            every_at = np.asarray(chunk.at_ms, np.int64)
+            start = 0
+            while start < len(every):
+                end = start + at_once()
+                owners, at = every[start:end], every_at[start:end]
+                start = end
+                if self._gone:
+                    left = np.flatnonzero(~self._is_gone(owners, at))
+                    owners, at = take(owners, left), at[left]
+                if len(owners):
+                    yield Fired(owners, at)
 
     def fired(self, some: Fired) -> None:
         """Their call is over: delete them."""

@@ -15,17 +15,18 @@ from statebackend.schema.types import arrow_type, conform_all
 __all__ = ["Columns", "arrow_fields", "as_arrow", "columns_of", "record"]
 
 Columns = Any
-"""A record batch, a dict from field name to column, a sequence of columns, or one column for one
+"""A record batch (by the names of its columns, or by position if none of them is a field's), a dict
+from field name to column, a sequence of columns, or one column for one
 field. A column is an Arrow array or a numpy array of numbers."""
 
 _PLAIN: Final = "iuf"
 
 
-def columns_of(given: Columns, schema: StructType, rows: int, what: str) -> list[pa.Array]:
+def columns_of(given: Columns, schema: StructType, rows: int | None, what: str) -> list[pa.Array]:
     """One array for each field, in the schema's order and types.
 
     Args:
-        rows: how many there must be. what: whose they are, for errors.
+        rows: how many there must be, if that is known. what: whose they are, for errors.
 
     Raises:
         ValueMismatchError: other fields, another type, nulls where there may be none, or another
@@ -40,7 +41,7 @@ def columns_of(given: Columns, schema: StructType, rows: int, what: str) -> list
             todo="Give arrays of pyarrow or numpy, or lists of values of one type.",
         ) from error
     for array in arrays:
-        if len(array) != rows:
+        if rows is not None and len(array) != rows:
             raise ValueMismatchError(
                 f"{what} was given {len(array)} rows for {rows} keys.",
                 todo="Give one row for each key, in their order: the columns that get() gave, or "
@@ -55,7 +56,8 @@ def _listed(given: Columns, schema: StructType, what: str) -> list[Any]:
         found = given.schema.names
         if sorted(found) == sorted(names):
             return [given.column(name) for name in names]
-        if len(found) == len(names):
+        # By position only if the names say nothing: a name that was misspelled is a mistake.
+        if len(found) == len(names) and not set(found) & set(names):
             return list(given.columns)
         raise _other_fields(names, found, what)
     if isinstance(given, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -20,6 +21,7 @@ from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.redeclared import redeclared, versions_of
 from statebackend.schema.types import arrow_type
 from statebackend.state.table import MemoryBase, StateTable
 
@@ -76,6 +78,27 @@ class Job:
         self.ids = {name: n for n, name in enumerate(declared.declared, start=1)}
         self.base = MemoryBase()
         self.late_rows = 0
+        self.read_bytes = 0  # by the last epoch
+
+    def restarted(self, plan: AggregatePlan, *, early: int = 0) -> Job:
+        """Another plan that goes on from this one's state, as a query with the same uid does.
+
+        Raises:
+            StateMismatchError: it cannot.
+        """
+        new = Job(plan, early=early)
+        known = self.operator.states
+        states = {
+            name: redeclared("job", known[name], made) if name in known else made
+            for name, made in new.operator.states.items()
+        }
+        # As a checkpoint: states that the plan does not have are kept.
+        new.operator = dataclasses.replace(new.operator, states=states)
+        new.ids = dict(self.ids)
+        for name in states:
+            new.ids.setdefault(name, 1 + max(new.ids.values()))
+        new.base, new.epoch = self.base, self.epoch
+        return new
 
     def run(self, rows: Sequence[Row], watermark_ms: int = 0, late_ms: int = 0) -> list[Row]:
         """One epoch: the rows of its output."""
@@ -95,11 +118,14 @@ class Job:
             state_ids=self.ids,
             times=times,
             key_groups=range(MAX_PARALLELISM),
+            versions=versions_of(self.operator.states),
         )
         output = [row for made in epoch.run(iter(parts)) for row in rows_of(made)]
+        self.read_bytes = table.read_bytes
         frozen = table.freeze(self.epoch)
         self.base.apply(*frozen.sorted())
         self.epoch += 1
+        assert epoch.figures.late_rows == self.processor.late_rows
         self.late_rows += self.processor.late_rows
         return output
 

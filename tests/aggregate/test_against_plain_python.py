@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import types as T
 
 from statebackend.aggregate.functions import Window, session, sliding, tumbling
 from statebackend.aggregate.plan import AggregatePlan, plan_aggregate
@@ -208,3 +212,48 @@ def test_windows_that_overlap_much_are_filled_a_few_rows_at_a_time(
     ]
     job = Job(plan_of(asked, window=window, event_time="at"))
     check_windows(job, Model(asked, window), numbered([some, some]), [3000, 7000], "updates")
+
+
+TIMES = T.StructType(
+    [
+        T.StructField("a", T.StringType()),
+        T.StructField("b", T.DecimalType(10, 2)),
+        T.StructField("local", T.TimestampNTZType()),
+        T.StructField("x", T.DoubleType()),
+        T.StructField("clock", T.TimeType()),
+        T.StructField("span", T.DayTimeIntervalType()),
+        T.StructField("data", T.BinaryType()),
+    ]
+)
+
+
+@pytest.mark.parametrize("keys", [["a", "b"], ["local"], ["clock", "span"], ["data", "x"]])
+@pytest.mark.parametrize("window", [None, tumbling("20 seconds")])
+def test_keys_and_values_of_every_type_are_the_same_with_a_stage_before_the_shuffle(
+    keys: list[str], window: Window | None
+) -> None:
+    some = [
+        {
+            "a": None if i % 3 == 0 else "q",
+            "b": Decimal(i % 2),
+            "local": i * SECOND_US,
+            "x": [math.nan, 1.0, -0.0, 0.0, None][i % 5],
+            "clock": datetime.time(i % 7),
+            "span": datetime.timedelta(seconds=i % 4),
+            "data": bytes([i % 3]),
+        }
+        for i in range(60)
+    ]
+    asked = {
+        f"{name}_{function}": (function, name)
+        for name in ("x", "clock", "span", "data", "b", "local")
+        for function in ("min", "max", "count", "approx_count_distinct")
+    }
+    event_time = None if window is None else "local"
+    plan = plan_aggregate(
+        TIMES, keys=keys, aggregations=asked, window=window, event_time=event_time
+    )
+    names = [*keys, *(["window_start"] if window else [])]
+    late, early = Job(plan), Job(plan, early=3)
+    for _ in range(2):
+        assert_alike(early.run(some), late.run(some), names)

@@ -81,6 +81,28 @@ def test_rows_that_do_not_group_are_lifted_one_by_one_and_grouping_is_tried_agai
     assert sum(batch.num_rows for batch in made) == 8_500
 
 
+def test_groups_are_handed_on_before_they_are_too_large() -> None:
+    schema = T.StructType().add("k", "long").add("s", "string")
+    plan = plan_aggregate(schema, keys="k", aggregations={"n": "count", "s": ("max", "s")})
+    size_bytes, bytes_max = 1_000, 100_000
+    taken = 0
+
+    def watched() -> Any:
+        nonlocal taken
+        for first in range(0, 2_000, 10):
+            keys = np.repeat(np.arange(first, first + 10), 2)
+            texts = [f"{key}".ljust(size_bytes) for key in keys]
+            taken += 10 * size_bytes
+            yield pa.RecordBatch.from_arrays([pa.array(keys), pa.array(texts)], ["k", "s"])
+
+    made, most = [], 0
+    for batch in PartialAggregation(plan, rows_max=20, bytes_max=bytes_max)(watched()):
+        most = max(most, taken - sum(b.nbytes for b in made))
+        made.append(batch)
+    assert most <= 1.5 * bytes_max, "groups in hand"
+    assert counted(made) == Counter(dict.fromkeys(range(2_000), 2))
+
+
 def test_no_rows_make_no_partials() -> None:
     assert list(PartialAggregation(COUNT)(iter([]))) == []
     assert list(PartialAggregation(COUNT)(iter(batches([1])[0:0]))) == []

@@ -97,4 +97,6 @@ def test_an_unknown_country_is_no_other_country() -> None:
 def test_the_streams_alerts_are_those_of_all_payments(spark: SparkSession, tmp_path: Path) -> None:
     good = list(example.generated(files=5))
     out = Query(spark, tmp_path, example.build, payments=example.PAYMENTS)(with_late(good))
-    assert _alerts(out) == _truth(rows_of(good))
+    truth = _truth(rows_of(good))
+    assert truth != _truth(rows_of(with_late(good))), "late rows would be seen"
+    assert _alerts(out) == truth

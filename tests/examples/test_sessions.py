@@ -98,7 +98,9 @@ def test_the_streams_sessions_are_those_of_all_clicks(spark: SparkSession, tmp_p
     good = list(example.generated(files=5, rows=150))
     feed = [*with_late(good), flush(good[0], "user")]
     out = Query(spark, tmp_path, example.build, clicks=example.CLICKS)(feed)
-    assert _sorted(row for row in out if row["user"] != "flush") == _truth(rows_of(good))
+    truth = _truth(rows_of(good))
+    assert truth != _truth(rows_of(with_late(good))), "late rows would be seen"
+    assert _sorted(row for row in out if row["user"] != "flush") == truth
 
 
 def test_the_aggregates_sessions_are_those_of_all_clicks(

@@ -74,7 +74,7 @@ def test_the_pairs_are_those_of_all_rows_that_were_not_late() -> None:
         assert _pairs(out) == truth
         assert len(kept) < sum(map(len, tables)), "some were late"
         for state in ("shown", "clicked"):
-            assert tester.peekListState(state, ("user-01", "ad-1")) == []
+            assert tester.peekMapState(state, ("user-01", "ad-1")) == {}
         assert tester.peekTimers(("user-01", "ad-1")) == []
 
 
@@ -93,11 +93,11 @@ def test_state_goes_when_no_row_can_match_it_any_more() -> None:
     with _tester() as tester:
         tester.testBatch(pa.concat_tables([_rows(False, start), _rows(True, start)]))
         tester.setWatermark(end_ms)
-        assert tester.peekListState("shown", ("ann", "x")) == [(start, start)]
-        assert tester.peekListState("clicked", ("ann", "x")) == []
+        assert tester.peekMapState("shown", ("ann", "x")) == {(start, start): (True,)}
+        assert tester.peekMapState("clicked", ("ann", "x")) == {}
         assert len(tester.testBatch(_rows(True, start + example.BOUND_US))) == 1
         tester.setWatermark(end_ms + 1)
-        assert tester.peekListState("shown", ("ann", "x")) == []
+        assert tester.peekMapState("shown", ("ann", "x")) == {}
 
 
 def test_the_streams_pairs_are_those_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -109,4 +109,6 @@ def test_the_streams_pairs_are_those_of_all_rows(spark: SparkSession, tmp_path: 
     out = query([*with_late(shown), ends[0]], [*with_late(clicked), ends[1]])
     truth = _truth(rows_of(shown), rows_of(clicked))
     assert len(truth) > 50
+    everything = _truth(rows_of(with_late(shown)), rows_of(with_late(clicked)))
+    assert truth != everything, "late rows would be seen"
     assert _pairs(out) == truth

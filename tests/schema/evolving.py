@@ -62,7 +62,7 @@ def changed(draw: st.DrawFn, dtype: T.DataType, *, top: bool = False) -> T.DataT
             fields.append(T.StructField(name, draw(types(maps=True))))
         else:
             kind = draw(st.sampled_from(list(DEFAULTS)))
-            metadata = {"default": DEFAULTS[kind][0]}
+            metadata = {"statebackend.default": DEFAULTS[kind][0]}
             fields.append(T.StructField(name, kind, draw(st.booleans()), metadata))
     return T.StructType(draw(st.permutations(fields)))
 
@@ -111,7 +111,11 @@ def expected(old: T.DataType, new: T.DataType, value: Any) -> Any:
                 was, one = before[field.name]
                 row.append(expected(was.dataType, field.dataType, one))
             else:
-                row.append(DEFAULTS[field.dataType][1] if "default" in field.metadata else None)
+                row.append(
+                    DEFAULTS[field.dataType][1]
+                    if "statebackend.default" in field.metadata
+                    else None
+                )
         return T.Row(*new.names)(*row)
     if isinstance(old, T.ArrayType):
         assert isinstance(new, T.ArrayType)

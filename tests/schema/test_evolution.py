@@ -242,7 +242,7 @@ def test_a_field_that_was_dropped_and_came_back_is_a_new_one() -> None:
 def test_a_default_counts_when_its_field_is_added() -> None:
     old, first, later = ddl("a int"), ddl("a int, b int default 1"), ddl("a int, b int default 2")
     kept = remembered(first, later)
-    assert kept["b"].metadata == {"default": 1}
+    assert kept["b"].metadata == {"statebackend.default": 1}
     assert codec_of_versions([old, kept]).decode(codec_for(old).encode((0,))) == (0, 1)
     nested = "s array<struct<x: int default {}>>, m map<string, struct<y: int{}>>"
     kept = remembered(ddl(nested.format(1, "")), ddl(nested.format(2, " default 3")))

@@ -22,7 +22,7 @@ from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL
 from statebackend.vector.keys import Keys
-from tests.schema.strategies import same, to_arrow
+from tests.schema.strategies import to_arrow
 
 Row = tuple[Any, ...]
 
@@ -38,8 +38,6 @@ KEYS: dict[str, list[Row]] = {
     "k struct<a:int,b:string>": [((1, "x"),), ((1, None),), ((None, None),), ((2, ""),)],
     "k array<string>, d date": [(["a", None], None), ([], None), (["a"], None)],
 }
-# By the column they are the key before them.
-SAME_KEYS: dict[str, list[tuple[Row, Row]]] = {"k double": [((0.0,), (-0.0,)), ((NAN,), (-NAN,))]}
 GROUPS = [0, 1, 255, 256]
 
 VALUE, FIXED = "x bigint, s string", "n int, d double"
@@ -147,9 +145,7 @@ def columns(ddl: str, rows: Sequence[Row]) -> pa.RecordBatch:
     """Rows as a record batch."""
     schema = parse_schema(ddl, "rows")
     kinds = [arrow_type(field.dataType) for field in schema]
-    arrays = [
-        pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)
-    ]
+    arrays = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
     return pa.RecordBatch.from_arrays(arrays, schema.names)
 
 
@@ -166,10 +162,6 @@ def python_rows(schema: T.StructType, batch: pa.RecordBatch) -> list[Row]:
         tuple(tuple(v.values()) if isinstance(v, dict) else v for v in row)
         for row in rows_of(batch)
     ]
-
-
-def alike(left: Any, right: Any) -> bool:
-    return same(left, right)
 
 
 def places(*items: int) -> np.ndarray[Any, Any]:

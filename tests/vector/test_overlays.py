@@ -161,7 +161,9 @@ class Overlays(RuleBasedStateMachine):
             self.truth.get(key) for key in sorted(set(keys))
         ]
 
-    @rule(prefixes=st.lists(st.sampled_from([*PREFIXES, b"\0\1\0\1none", b"\0\2\0\1a"]), max_size=6))
+    @rule(
+        prefixes=st.lists(st.sampled_from([*PREFIXES, b"\0\1\0\1none", b"\0\2\0\1a"]), max_size=6)
+    )
     def under(self, prefixes: list[bytes]) -> None:
         index, full, data = under_keys(self.table, pa.array(prefixes, pa.binary()))
         found: list[list[tuple[bytes, bytes]]] = [[] for _ in prefixes]
@@ -229,9 +231,7 @@ def test_many_small_columns_are_held_within_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 10**9])
-def test_the_bytes_are_the_same_with_and_without_spilling(
-    limit_bytes: int, tmp_path: Path
-) -> None:
+def test_the_bytes_are_the_same_with_and_without_spilling(limit_bytes: int, tmp_path: Path) -> None:
     operator = Operator("a string, b int")
     plain = StateTable(MemoryBase())
     spill = OverlaySpill(limit_bytes=limit_bytes, folder=lambda: tmp_path / "runs")
@@ -302,8 +302,10 @@ def test_the_quick_grouping_is_the_grouping_by_encoded_keys(case: Any, chunked: 
     assert quick.starts.tolist() == slow.starts.tolist()
     assert quick.rows.column("row").to_pylist() == slow.rows.column("row").to_pylist()
     expected: dict[bytes, list[int]] = {}
-    full = [g.to_bytes(2, "big") + key for g, key in
-            zip(groups.tolist(), encoded.to_pylist(), strict=True)]
+    full = [
+        g.to_bytes(2, "big") + key
+        for g, key in zip(groups.tolist(), encoded.to_pylist(), strict=True)
+    ]
     for row, key in enumerate(full):
         expected.setdefault(key, []).append(row)
     assert quick.full.to_pylist() == sorted(expected)

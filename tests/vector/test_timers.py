@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,50 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.api.tester import ProcessorTester
-from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from statebackend.api.arrow import ArrowContext
+from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.vector.keys import Keys
-from tests.vector.sides import KEYS, Operator, places
-
-Timer = tuple[str, int]
-OUT = "k string, at bigint"
-
-
-class Alarms(ArrowProcessor):
-    """Sets (or deletes) the timers that come in; says which fire."""
-
-    def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
-        keys, at = ctx.keys.take(ctx.keys.index), batch.column("at").to_numpy()
-        deletes = batch.column("deletes").to_numpy(zero_copy_only=False)
-        ctx.timers.register(keys.take(~deletes), at[~deletes])
-        ctx.timers.delete(keys.take(deletes), at[deletes])
-
-    def on_timers(self, keys: Keys, at_ms: Any, ctx: ArrowContext) -> pa.RecordBatch:
-        assert len(keys) == len(at_ms)
-        assert at_ms.dtype == np.int64
-        self.fired(keys, at_ms, ctx)
-        return pa.RecordBatch.from_arrays([keys.columns.column(0), pa.array(at_ms)], ["k", "at"])
-
-    def fired(self, keys: Keys, at_ms: Any, ctx: ArrowContext) -> None:
-        """What else happens."""
-
-
-def alarms(processor: ArrowProcessor | None = None, **options: Any) -> ProcessorTester:
-    options = {"timeMode": "ProcessingTime", "keySchema": "k string", **options}
-    return ProcessorTester(processor or Alarms(), outputSchema=OUT, **options)
-
-
-def timers(some: Sequence[Timer], deletes: bool = False) -> pa.RecordBatch:
-    kinds = pa.schema([("k", pa.string()), ("at", pa.int64()), ("deletes", pa.bool_())])
-    rows = [{"k": k, "at": at, "deletes": deletes} for k, at in some]
-    return pa.RecordBatch.from_pylist(rows, kinds)
-
-
-def fired(table: pa.Table) -> list[Timer]:
-    return [(row["k"], row["at"]) for row in table.to_pylist()]
+from tests.vector.sides import KEYS, Operator, RowSide, places
+from tests.vector.trials import Alarms, alarms, fired, timers
 
 
 def test_timers_fire_in_the_order_of_their_times_and_are_gone() -> None:
@@ -139,6 +104,24 @@ def test_a_timer_that_is_being_called_for_is_gone_after_the_call() -> None:
         assert fired(tester.setProcessingTime(51)) == []
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_due_timer_that_is_deleted_before_its_call_does_not_fire(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statebackend.vector.timers._CHUNK_ROWS", 1)
+
+    def react(keys: Keys, ctx: ArrowContext) -> None:
+        ctx.timers.delete(keys, 200)
+        if again:  # then it stays set, for a later batch
+            ctx.timers.register(keys, 200)
+
+    with alarms(Reacts(react)) as tester:
+        tester.testBatch(timers([("a", 10), ("a", 200), ("a", 201), ("b", 200)]))
+        assert fired(tester.setProcessingTime(300)) == [("a", 10), ("b", 200), ("a", 201)]
+        assert tester.peekTimers("a") == [200] * again
+        assert fired(tester.setProcessingTime(301)) == [("a", 200)] * again
+
+
 class Lists(Alarms):
     """Lists timers, too, of a key twice."""
 
@@ -174,52 +157,80 @@ OPS = st.lists(
     st.sampled_from(sorted(KEYS)),
     st.lists(st.tuples(OPS, st.integers(-4, 12), OPS), min_size=1, max_size=4),
     st.booleans(),
+    st.booleans(),
 )
 def test_they_are_the_timers_that_rows_have(
-    ddl: str, epochs: list[tuple[Any, int, Any]], applied: bool
+    ddl: str, epochs: list[tuple[Any, int, Any]], applied: bool, spills: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        spill = OverlaySpill(limit_bytes=0, folder=lambda: Path(folder) / "runs")
+        _as_rows_have_them(ddl, epochs, applied, spill if spills else None)
+
+
+class _Both:
+    """Timers by the column (or row) and, in a twin, by the row."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        table: StateTable,
+        twin: StateTable,
+        truth: set[tuple[int, int]],
+    ) -> None:
+        self.operator, self.table, self.truth = operator, table, truth
+        self.probe, self.rows = operator.by_column(table, 0), operator.by_row(table, 0)
+        self.twins = operator.by_row(twin, 0)
+
+    def change(self, ops: Any, *, by_row: bool) -> None:
+        for verb, timers_, _ in ops:
+            some = [(place % len(self.operator.full), at) for place, at in timers_]
+            if by_row:
+                self._by_row(self.rows, verb, some)
+            else:
+                keys = self.operator.all_keys().take(places(*[place for place, _ in some]))
+                getattr(self.probe.timers, verb)(keys, places(*[at for _, at in some]))
+            self._by_row(self.twins, verb, some)
+            for timer in some:
+                (self.truth.add if verb == "register" else self.truth.discard)(timer)
+            self.table.relieve()
+
+    def _by_row(self, side: RowSide, verb: str, some: list[tuple[int, int]]) -> None:
+        for place, at in some:
+            side.current(place)
+            getattr(side.timers, verb)(at)
+
+
+def _as_rows_have_them(
+    ddl: str, epochs: list[tuple[Any, int, Any]], applied: bool, spill: OverlaySpill | None
 ) -> None:
     operator = Operator(ddl)
     base, twin_base = MemoryBase(), MemoryBase()
-    table, twin = StateTable(base), StateTable(twin_base)
+    table, twin = StateTable(base, spill=spill), StateTable(twin_base)
     truth: set[tuple[int, int]] = set()
     everywhere = range(512)
     for epoch, (ops, now_ms, while_firing) in enumerate(epochs):
-        probe, rows = operator.by_column(table, 0), operator.by_row(table, 0)
-        twins = operator.by_row(twin, 0)
-
-        def change(ops: Any, *, by_row: bool) -> None:
-            for verb, some, _ in ops:
-                some = [(place % len(operator.full), at) for place, at in some]
-                if by_row:
-                    for place, at in some:
-                        rows.current(place)
-                        getattr(rows.timers, verb)(at)
-                else:
-                    keys = operator.all_keys().take(places(*[place for place, _ in some]))
-                    getattr(probe.timers, verb)(keys, places(*[at for _, at in some]))
-                for place, at in some:
-                    twins.current(place)
-                    getattr(twins.timers, verb)(at)
-                    (truth.add if verb == "register" else truth.discard)((place, at))
+        both = _Both(operator, table, twin, truth)
+        probe, twins = both.probe, both.twins
 
         for op in ops:
-            change([op], by_row=op[2])
+            both.change([op], by_row=op[2])
         index, at_ms = probe.timers.list(operator.all_keys())
         assert list(zip(index.tolist(), at_ms.tolist(), strict=True)) == sorted(truth)
 
         expected = sorted((at, place) for place, at in truth if at <= now_ms)
         got = []
-        for some in probe.timers.due(everywhere, now_ms):
+        for some in probe.timers.due(everywhere, now_ms, lambda: 3):
             owners = [operator.full.index(full) for full in some.owners.to_pylist()]
             got += list(zip(some.at_ms.tolist(), owners, strict=True))
             probe.timers.fired(some)
+            table.relieve()
         twin_got = []
         for at, group, key in list(twins.timers.due(everywhere, now_ms)):
             twin_got.append((at, operator.full.index(group + key)))
             twins.timers.remove(group, key, at)
         assert got == twin_got == expected
-        truth -= {(place, at) for at, place in expected}
-        change(while_firing, by_row=False)
+        truth.difference_update((place, at) for at, place in expected)
+        both.change(while_firing, by_row=False)
         wanted = min((at for _, at in truth), default=None)
         assert probe.timers.next_ms() == wanted
         assert list(table.snapshot()) == list(twin.snapshot())
@@ -235,9 +246,7 @@ def test_they_are_the_timers_that_rows_have(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=20),
     st.integers(1, 4),
     st.lists(
-        st.tuples(
-            st.sampled_from(["register", "delete"]), st.integers(0, 4), st.integers(0, 15)
-        ),
+        st.tuples(st.sampled_from(["register", "delete"]), st.integers(0, 4), st.integers(0, 15)),
         max_size=10,
     ),
 )
@@ -257,7 +266,7 @@ def test_what_is_deleted_while_timers_fire_does_not_fire_later(
 
     before, module._CHUNK_ROWS = module._CHUNK_ROWS, size  # type: ignore[misc]
     try:
-        due = probe.timers.due(range(512), 20)
+        due = probe.timers.due(range(512), 20, lambda: size)
         pending = list(changes)
         while left:
             chunk, rest = left[:size], left[size:]
@@ -301,97 +310,3 @@ def test_timers_lie_where_rows_would_look_for_them() -> None:
     for at, group, key in due:
         index.remove(group, key, at)
     assert index.next_ms() == 30
-
-
-# --- mistakes -------------------------------------------------------------------------------------
-
-
-def test_without_a_time_mode_there_are_no_timers() -> None:
-    with (
-        alarms(timeMode="None") as tester,
-        pytest.raises(UnsupportedQueryError, match="no time mode"),
-    ):
-        tester.testBatch(timers([("a", 1)]))
-
-
-def test_a_processor_that_sets_timers_must_have_on_timers() -> None:
-    class Forgets(ArrowProcessor):
-        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
-            ctx.timers.register(ctx.keys, 5)
-
-    with alarms(Forgets()) as tester, pytest.raises(UsageError, match="no on_timers"):
-        tester.setProcessingTime(1)
-        tester.testBatch(timers([("a", 1)]))
-        tester.setProcessingTime(10)
-
-
-@pytest.mark.parametrize(
-    "at_ms",
-    [
-        1.5,
-        "5",
-        None,
-        True,
-        2**63,
-        2**70,
-        -(2**63) - 1,
-        [1.0],
-        [True],
-        [1, 2],
-        [],
-        [2**63],
-        [[1]],
-        np.array([1.0]),
-        np.array([2**63], np.uint64),
-        pa.array([None], pa.int64()),
-        pa.array([1.0]),
-        pa.array([5], pa.timestamp("us")),
-        object(),
-    ],
-    ids=repr,
-)
-def test_times_that_are_none_are_refused_with_the_users_line(at_ms: Any) -> None:
-    class Bad(Alarms):
-        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
-            ctx.timers.register(ctx.keys, at_ms)
-
-    with alarms() as tester, pytest.raises(UsageError, match=r"test_timers\.py") as caught:
-        tester._harness.processors[0] = Bad()
-        tester.testBatch(timers([("a", 1)]))
-    assert not isinstance(caught.value, ProcessorError)
-    assert "whole milliseconds" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "at_ms",
-    [
-        7,
-        np.int32(7),
-        np.array(7),
-        [7],
-        np.array([7], np.uint64),
-        pa.array([7], pa.int8()),
-        pa.chunked_array([[7]]),
-        pa.array([0, 7], pa.int64()).slice(1),
-    ],
-    ids=repr,
-)
-def test_times_may_be_one_or_one_for_each_key(at_ms: Any) -> None:
-    class Sets(Alarms):
-        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
-            ctx.timers.register(ctx.keys, at_ms)
-
-    with alarms() as tester:
-        tester._harness.processors[0] = Sets()
-        tester.testBatch(timers([("a", 1)]))
-        assert tester.peekTimers("a") == [7]
-
-
-@pytest.mark.parametrize("verb", ["register", "delete", "list"])
-def test_timers_are_asked_with_keys(verb: str) -> None:
-    class Bad(Alarms):
-        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
-            getattr(ctx.timers, verb)(batch, *([1] if verb != "list" else []))
-
-    with alarms(Bad()) as tester, pytest.raises(UsageError, match=r"RecordBatch.*test_timers\.py"):
-        tester.testBatch(timers([("a", 1)]))
