@@ -15,24 +15,12 @@ from numpy.typing import NDArray
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
+from statebackend.schema.keyparts import boolean_array
+from statebackend.schema.keys import CONTENT_BYTES
 from statebackend.schema.types import arrow_type
 
 __all__ = ["decode_key_columns"]
 
-_SIZES: Final[dict[type[T.DataType], int]] = {
-    T.BooleanType: 1,
-    T.ByteType: 1,
-    T.ShortType: 2,
-    T.IntegerType: 4,
-    T.LongType: 8,
-    T.FloatType: 4,
-    T.DoubleType: 8,
-    T.DateType: 4,
-    T.TimestampType: 8,
-    T.TimestampNTZType: 8,
-    T.DayTimeIntervalType: 8,
-    T.TimeType: 8,
-}
 _TAG_BYTES: Final = 1
 _LENGTH_BYTES: Final = 4
 
@@ -91,7 +79,7 @@ class _Reader:
         if isinstance(dtype, T.StructType):
             children = [self.field(field.dataType) for field in dtype]
             return pa.StructArray.from_arrays(
-                children, fields=list(arrow_type(dtype)), mask=_booleans(~valid)
+                children, fields=list(arrow_type(dtype)), mask=boolean_array(~valid)
             )
         if isinstance(dtype, T.StringType | T.BinaryType):
             return self._bodies(arrow_type(dtype), valid)
@@ -112,7 +100,7 @@ class _Reader:
         return raw.astype(f"u{size}")
 
     def _numbers(self, dtype: T.DataType, valid: NDArray[np.bool_]) -> pa.Array:
-        size = _SIZES[type(dtype)]
+        size = CONTENT_BYTES[type(dtype)]
         bits = self._unsigned(size)
         if isinstance(dtype, T.BooleanType):
             content: Any = np.packbits(bits == 1, bitorder="little")
@@ -175,8 +163,3 @@ def _array(kind: pa.DataType, content: Any, valid: NDArray[np.bool_]) -> pa.Arra
 
 def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
-def _booleans(flags: NDArray[np.bool_]) -> pa.BooleanArray:
-    bits = pa.py_buffer(np.packbits(flags, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from statebackend.errors import ValueMismatchError
 from statebackend.hashing import canonical_bits
 
-__all__ = ["encode_columns", "fixed_array", "valid_mask", "values_of"]
+__all__ = ["boolean_array", "encode_columns", "fixed_array", "valid_mask", "values_of"]
 
 Mask = NDArray[np.bool_] | None
 # A fixed-width piece: its numpy format, and its values or one for all rows.
@@ -74,6 +74,12 @@ def fixed_array(record: NDArray[Any], validity: pa.Buffer | None = None) -> pa.B
     offsets = np.arange(0, record.nbytes + 1, size, dtype=np.int32)
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(record)]
     return pa.Array.from_buffers(pa.binary(), len(record), buffers)
+
+
+def boolean_array(flags: NDArray[np.bool_]) -> pa.BooleanArray:
+    """Booleans as Arrow's; `pa.array` would import pandas, a second in a new worker."""
+    bits = pa.py_buffer(np.packbits(flags, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
 
 
 def valid_mask(array: pa.Array) -> Mask:
@@ -132,9 +138,7 @@ def _emit(array: pa.Array, dtype: T.DataType, outer: Mask, parts: list[Part]) ->
 def _emit_body(lengths: NDArray[Any], body: pa.Array, valid: Mask, parts: list[Part]) -> None:
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
-        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))  # `pa.array` imports pandas, too
-        there = pa.Array.from_buffers(pa.bool_(), len(valid), [None, bits])
-        body = pc.if_else(there, body, pa.scalar(b"", pa.binary()))
+        body = pc.if_else(boolean_array(valid), body, pa.scalar(b"", pa.binary()))
     parts += [(">u4", lengths), body]
 
 

@@ -42,7 +42,7 @@ from statebackend.schema.keyparts import encode_columns
 from statebackend.schema.keyscalars import KeyTuple, field_decoder, field_encoder
 from statebackend.schema.types import check_key_schema, conform_all
 
-__all__ = ["KeyCodec"]
+__all__ = ["CONTENT_BYTES", "KeyCodec"]
 
 
 class KeyCodec:
@@ -127,7 +127,7 @@ def _rebuild(schema: T.StructType, allow_all_null: bool) -> KeyCodec:
     return KeyCodec(schema, allow_all_null=allow_all_null)
 
 
-_WIDTHS: dict[type[T.DataType], int] = {
+CONTENT_BYTES: dict[type[T.DataType], int] = {
     T.BooleanType: 1,
     T.ByteType: 1,
     T.ShortType: 2,
@@ -142,6 +142,7 @@ _WIDTHS: dict[type[T.DataType], int] = {
     T.TimeType: 8,
     T.DecimalType: 16,
 }
+"""Of a field's content where that has a fixed width; its tag comes on top."""
 
 
 def _width(dtype: T.DataType) -> int | None:
@@ -154,7 +155,7 @@ def _width(dtype: T.DataType) -> int | None:
                 return None
             total += size
         return total
-    content = _WIDTHS.get(type(dtype))
+    content = CONTENT_BYTES.get(type(dtype))
     return None if content is None else 1 + content
 
 

@@ -22,9 +22,11 @@ __all__ = [
     "Entries",
     "ascends",
     "bools_of",
+    "firsts",
     "fixed_column",
     "indices_of",
     "joined",
+    "lasts",
     "matrix_of",
     "newest",
     "order_of",
@@ -206,8 +208,21 @@ def valid_bits(column: pa.Array) -> NDArray[np.bool_]:
     bits = column.buffers()[0]
     if bits is None or not column.null_count:
         return np.ones(len(column), np.bool_)
-    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return every[column.offset : column.offset + len(column)].astype(np.bool_)
+    return _unpacked(bits, column)
+
+
+def firsts(ordered: pa.BinaryArray) -> NDArray[np.bool_]:
+    """Which items are the first of equal ones, of a column in order."""
+    first = np.ones(len(ordered), np.bool_)
+    first[1:] = bools_of(pc.not_equal(ordered[1:], ordered[:-1]))
+    return first
+
+
+def lasts(ordered: pa.BinaryArray) -> NDArray[np.bool_]:
+    """Which items are the last of equal ones, of a column in order."""
+    last = np.ones(len(ordered), np.bool_)
+    last[:-1] = firsts(ordered)[1:]
+    return last
 
 
 def newest(parts: Sequence[Entries]) -> Entries:
@@ -219,13 +234,11 @@ def newest(parts: Sequence[Entries]) -> Entries:
         return filled[0]
     keys = pa.concat_arrays([part[0] for part in filled])
     values = pa.concat_arrays([part[1] for part in filled])
-    if ascends(keys):
+    if len(filled) > 1 and ascends(keys):
         return keys, values
     order = order_of(keys)
     ordered = take(keys, order)
-    last = np.ones(len(keys), np.bool_)
-    differs = pc.not_equal(ordered[:-1], ordered[1:])
-    last[:-1] = bools_of(differs)
+    last = lasts(ordered)
     if last.all():
         return ordered, take(values, order)
     chosen = np.flatnonzero(last)
@@ -237,5 +250,9 @@ def bools_of(array: pa.BooleanArray) -> NDArray[np.bool_]:
     bits = array.buffers()[1]
     if bits is None or not len(array):
         return np.zeros(0, np.bool_)
+    return _unpacked(bits, array)
+
+
+def _unpacked(bits: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
     every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
     return every[array.offset : array.offset + len(array)].astype(np.bool_)

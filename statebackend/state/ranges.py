@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.state.blocks import binary_array
+from statebackend.state.columns import EMPTY, lasts, take, valid_bits
 from statebackend.state.spill import Run
 from statebackend.state.table import StateTable
 
@@ -26,20 +27,19 @@ __all__ = [
     "BIAS",
     "SORTED_BYTES",
     "Part",
+    "after",
     "clamped",
     "of_base",
     "of_run",
     "pack_at",
     "resolved",
     "set_between",
-    "taken",
     "times_of",
 ]
 
 BIAS: Final = 1 << 63
 SORTED_BYTES: Final = 12  # key group, state id and time
 ABOVE: Final = b"\xff" * 9  # above every time
-_EMPTY: Final = binary_array([])
 pack_at: Final = struct.Struct(">Q").pack
 
 Part = tuple[pa.BinaryArray, Any]
@@ -60,15 +60,9 @@ def times_of(keys: pa.BinaryArray) -> Any:
     return np.frombuffer(data, ">u8", len(keys)).astype(np.uint64)
 
 
-def taken(keys: pa.BinaryArray, places: Any) -> pa.BinaryArray:
-    """The keys at these places (int64). `pa.array(places)` would import pandas, for a second."""
-    indices = [None, pa.py_buffer(np.ascontiguousarray(places, np.int64))]
-    return keys.take(pa.Array.from_buffers(pa.int64(), len(places), indices))
-
-
-def _after(prefix: bytes) -> bytes:
-    """The lowest key that is above all that begin with ``prefix`` (4 bytes)."""
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(4, "big")
+def after(prefix: bytes) -> bytes:
+    """The lowest key above all that begin with ``prefix``; a key group is never the last."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
 def _ranges(
@@ -77,7 +71,7 @@ def _ranges(
     """For each group: the state's first key, the limit's, and where the state ends."""
     for group in key_groups:
         prefix = group.to_bytes(2, "big") + state_id
-        yield prefix, prefix + limit, _after(prefix)
+        yield prefix, prefix + limit, after(prefix)
 
 
 def of_base(
@@ -90,16 +84,16 @@ def of_base(
         below = times_of(keys) < np.uint64(int.from_bytes(limit, "big"))
         if not below.all():
             heads += map(some.__getitem__, np.flatnonzero(~below).tolist())
-            keys = taken(keys, np.flatnonzero(below))
+            keys = take(keys, np.flatnonzero(below))
         pieces.append(keys)
-    return pa.concat_arrays(pieces) if pieces else _EMPTY, None
+    return pa.concat_arrays(pieces) if pieces else EMPTY, None
 
 
 def of_run(
     run: Run, state_id: bytes, key_groups: range, limit: bytes, heads: list[bytes] | None = None
 ) -> Part:
     """As :func:`of_base`, with deletions."""
-    keys, flags = [_EMPTY], []
+    keys, flags = [EMPTY], []
     for start, end, stop in _ranges(state_id, key_groups, limit):
         for block in range(bisect_left(run.last, start), len(run.last)):
             if run.first[block] >= stop:
@@ -109,7 +103,7 @@ def of_run(
             high = rows.lower(end, low)
             if high > low:
                 keys.append(rows.keys.slice(low, high - low))
-                flags.append(_valid(rows.values.slice(low, high - low)))
+                flags.append(valid_bits(rows.values.slice(low, high - low)))
             if high < len(rows):
                 if heads is not None and (head := rows.key(high)) < stop:
                     heads.append(head)
@@ -117,35 +111,21 @@ def of_run(
     return pa.concat_arrays(keys), np.concatenate(flags) if flags else None
 
 
-def _valid(values: pa.BinaryArray) -> Any:
-    bits = values.buffers()[0]
-    if bits is None or not values.null_count:
-        return np.ones(len(values), np.bool_)
-    return _unpacked(bits, values.offset, len(values))
-
-
-def _unpacked(bits: pa.Buffer, offset: int, length: int) -> Any:
-    """Arrow's bits as booleans; `np.asarray` of an Arrow array would import pandas."""
-    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return every[offset : offset + length].astype(np.bool_)
-
-
 def resolved(parts: Iterable[Part]) -> pa.BinaryArray:
     """The keys that are set, ascending; parts are oldest first, and the newest word counts."""
     filled = [part for part in parts if len(part[0])]
     if not filled:
-        return _EMPTY
+        return EMPTY
     flags = [np.ones(len(keys), np.bool_) if some is None else some for keys, some in filled]
     if len(filled) == 1:
         keys, chosen = filled[0][0], flags[0]
-        return keys if chosen.all() else taken(keys, np.flatnonzero(chosen))
+        return keys if chosen.all() else take(keys, np.flatnonzero(chosen))
     together = pa.concat_arrays([keys for keys, _ in filled])
     order = pc.sort_indices(together)  # stable: of equal keys the newest comes last
     in_order = together.take(order)
     chosen = np.concatenate(flags)[np.frombuffer(order.buffers()[1], np.uint64, len(order))]
-    differs = pc.not_equal(in_order[:-1], in_order[1:])
-    chosen[:-1] &= _unpacked(differs.buffers()[1], differs.offset, len(differs))
-    return in_order if chosen.all() else taken(in_order, np.flatnonzero(chosen))
+    chosen &= lasts(in_order)
+    return in_order if chosen.all() else take(in_order, np.flatnonzero(chosen))
 
 
 def set_between(table: StateTable, start: bytes, end: bytes) -> Iterator[bytes]:

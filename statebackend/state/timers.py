@@ -24,6 +24,7 @@ import pyarrow as pa
 from statebackend.errors import ValueMismatchError
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
+from statebackend.state.columns import take
 from statebackend.state.ranges import (
     ABOVE,
     BIAS,
@@ -34,7 +35,6 @@ from statebackend.state.ranges import (
     pack_at,
     resolved,
     set_between,
-    taken,
     times_of,
 )
 from statebackend.state.table import StateTable
@@ -374,7 +374,7 @@ def _chunks(keys: pa.BinaryArray, at: Any, order: Any, max_rows: int) -> Iterato
     at_ms = (at ^ np.uint64(BIAS)).view(np.int64)
     for start in range(0, len(order), max_rows):
         places = order[start : start + max_rows]
-        some = taken(keys, places).to_pylist()
+        some = take(keys, places).to_pylist()
         yield DueTimers(
             at_ms[places].tolist(), [key[:2] for key in some], [key[SORTED_BYTES:] for key in some]
         )

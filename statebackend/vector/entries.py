@@ -14,10 +14,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.errors import LocalCopyError
+from statebackend.schema.keyparts import boolean_array
 from statebackend.state.blocks import binary_array
 from statebackend.state.columns import (
     EMPTY,
     bools_of,
+    firsts,
     fixed_column,
     indices_of,
     joined,
@@ -39,7 +41,7 @@ from statebackend.state.expiry import (
     read_share_ms,
     stamp_time,
 )
-from statebackend.state.ranges import clamped
+from statebackend.state.ranges import after, clamped
 from statebackend.state.table import StateTable, state_prefix
 from statebackend.vector.keys import strictly
 
@@ -114,7 +116,7 @@ class TtlEntries(Entries):
         shown = self.shown(data)
         if int(shown.sum()) == len(data) - data.null_count:
             return data
-        return pc.if_else(_booleans(shown), data, pa.scalar(None, pa.binary()))
+        return pc.if_else(boolean_array(shown), data, pa.scalar(None, pa.binary()))
 
     def get(self, full: pa.BinaryArray, lengths: Lengths = None) -> pa.BinaryArray:
         """As :meth:`Entries.get`."""
@@ -261,11 +263,6 @@ def _index_times(data: pa.BinaryArray) -> NDArray[np.uint64]:
     return np.where((times & mask) == 0, times, np.where(up == _LAST, _LAST, up + np.uint64(1)))
 
 
-def _booleans(flags: NDArray[np.bool_]) -> pa.BooleanArray:
-    bits = pa.py_buffer(np.packbits(flags, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
-
-
 # --- ranges ------------------------------------------------------------------------------------
 
 
@@ -276,18 +273,13 @@ def places_in(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(total) - np.repeat(ends - counts, counts)
 
 
-def _after(prefix: bytes) -> bytes:
-    """The lowest key above all that begin with ``prefix``; a key group is never the last."""
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-
-
 def scan_state(
     table: StateTable, state_id: bytes, key_groups: range
 ) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
     """All entries of a state, in key order, in pieces of one key group or less."""
     for group in key_groups:
         prefix = state_prefix(group, int.from_bytes(state_id, "big"))
-        full, data = _between(table, [(prefix, _after(prefix))])
+        full, data = _between(table, [(prefix, after(prefix))])
         for start in range(0, len(full), _PIECE_ROWS):
             yield full.slice(start, _PIECE_ROWS), data.slice(start, _PIECE_ROWS)
 
@@ -304,12 +296,11 @@ def under_keys(
         return np.zeros(0, np.int64), EMPTY, EMPTY
     order = order_of(prefixes)
     ordered = take(prefixes, order)
-    first = np.ones(len(ordered), np.bool_)
-    first[1:] = bools_of(pc.not_equal(ordered[1:], ordered[:-1]))
+    first = firsts(ordered)
     distinct = take(ordered, np.flatnonzero(first))
     which = np.empty(len(prefixes), np.int64)  # of each prefix, its place among the distinct
     which[order] = np.cumsum(first) - 1
-    full, data = _between(table, [(p, _after(p)) for p in distinct.to_pylist()])
+    full, data = _between(table, [(p, after(p)) for p in distinct.to_pylist()])
     owner = _owners(distinct, full)
     own = np.flatnonzero(owner >= 0)
     if len(own) < len(full):

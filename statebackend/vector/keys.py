@@ -14,9 +14,10 @@ from statebackend.errors import UsageError
 from statebackend.state.columns import (
     ascends,
     bools_of,
+    firsts,
     indices_of,
+    lasts,
     order_of,
-    places_array,
     take,
     valid_bits,
 )
@@ -113,8 +114,7 @@ class Keys:
             return self, np.arange(len(self))
         order = order_of(self.full)
         ordered = take(self.full, order)
-        first = np.ones(len(order), np.bool_)
-        first[1:] = bools_of(pc.not_equal(ordered[1:], ordered[:-1]))
+        first = firsts(ordered)
         index = np.empty(len(order), np.int64)
         index[order] = np.cumsum(first) - 1
         kept = self.take(order[first])
@@ -166,8 +166,5 @@ def strictly(full: pa.BinaryArray) -> NDArray[np.int64] | None:
     if ascends(full):
         return None
     order = order_of(full)
-    ordered = full.take(places_array(order))
-
-    last = np.ones(len(full), np.bool_)
-    last[:-1] = bools_of(pc.not_equal(ordered[:-1], ordered[1:]))
+    last = lasts(take(full, order))
     return order if last.all() else order[last]

@@ -20,7 +20,7 @@ from statebackend.schema.keycolumns import decode_key_columns
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.columns import (
     EMPTY,
-    bools_of,
+    firsts,
     fixed_column,
     indices_of,
     joined,
@@ -319,9 +319,7 @@ class ArrowListState:
             return
         order = order_of(full)
         ordered = take(full, order)
-        starts = np.ones(len(ordered), np.bool_)
-        starts[1:] = bools_of(pc.not_equal(ordered[1:], ordered[:-1]))
-        first = np.flatnonzero(starts)
+        first = np.flatnonzero(firsts(ordered))
         owners = take(ordered, first)
         added = np.diff(np.append(first, len(ordered)))
         before = self._counts(owners) if after else np.zeros(len(owners), np.int64)

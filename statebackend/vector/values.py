@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
+from statebackend.schema.keyparts import boolean_array
 from statebackend.schema.types import arrow_type, conform_all
 
 __all__ = ["Columns", "arrow_fields", "as_arrow", "columns_of", "record"]
@@ -92,8 +93,7 @@ def as_arrow(column: Any) -> pa.Array | pa.ChunkedArray:
         raise TypeError(f"a {type(column).__name__}")  # Arrow would take its characters, or items
     if isinstance(column, np.ndarray) and type(column) is np.ndarray and column.ndim == 1:
         if column.dtype == np.bool_:
-            bits = pa.py_buffer(np.packbits(column, bitorder="little"))
-            return pa.Array.from_buffers(pa.bool_(), len(column), [None, bits])
+            return boolean_array(column)
         if column.dtype.kind in _PLAIN and column.dtype.isnative and column.dtype.itemsize > 1:
             # `pa.array` would import pandas: a second in a new worker.
             data = pa.py_buffer(np.ascontiguousarray(column))
