@@ -30,6 +30,15 @@ settings.register_profile("dev", deadline=None, max_examples=300, print_blob=Tru
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist: Spark's tests by module, and those with processes of their own in one worker."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+        elif "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @pytest.fixture(scope="session")
 def spark(
     tmp_path_factory: pytest.TempPathFactory, aws_environment: None
