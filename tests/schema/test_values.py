@@ -31,6 +31,7 @@ from statebackend.schema.keys import KeyCodec
 from statebackend.schema.rows import MsgpackCodec
 from statebackend.schema.types import schema_from_json, schema_to_json
 from tests.schema.strategies import same
+from tests.support.ids import stable
 
 Pair = namedtuple("Pair", "a b")
 MIDNIGHT = datetime(2020, 1, 1)
@@ -87,7 +88,7 @@ def _rows(codec: RowCodec, value: Any) -> tuple[Any, ...]:
         ("x geometry(0)", {"srid": 0, "wkb": b"g"}, T.Geometry(b"g", 0)),
         ("x geography(any)", T.Geography(b"g", 4326), T.Geography(b"g", 4326)),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_what_loses_nothing_is_taken(ddl: str, value: Any, back: Any) -> None:
     for codec in _codecs(ddl):
@@ -126,7 +127,7 @@ def test_a_zone_of_pandas_says_which_moment_is_meant() -> None:
         ("x struct<a:struct<b:date not null>>", ((None,),), "'x.a.b' is date and not nullable"),
         ("x struct<a:int>", {"a": 1, "q": 2}, "'x' .* a dict with 'q'"),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_what_does_not_fit_is_refused_by_its_path(ddl: str, value: Any, message: str) -> None:
     for codec in _codecs(ddl):

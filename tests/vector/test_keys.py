@@ -17,6 +17,7 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.vector.keys import Keys
+from tests.support.ids import stable
 from tests.vector.trials import Scripted, amounts, trial
 
 
@@ -86,7 +87,7 @@ def names_of(keys: Keys) -> list[str]:
         (pa.array([9, 1, 2]).slice(1), "bc", True),
         (range(4), "abcd", True),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_keys_are_taken_by_mask_or_by_place(which: Any, found: str, ascending: bool) -> None:
     def check(keys: Keys) -> None:
@@ -125,7 +126,7 @@ def test_keys_are_taken_by_mask_or_by_place(which: Any, found: str, ascending: b
         [[0], [1, 2]],
         object(),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_what_selects_no_keys_is_refused_with_the_users_line(which: Any) -> None:
     def check(keys: Keys) -> None:

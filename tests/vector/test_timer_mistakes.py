@@ -10,6 +10,7 @@ import pytest
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from tests.support.ids import stable
 from tests.vector.trials import Alarms, alarms, timers
 
 
@@ -53,7 +54,7 @@ def test_a_processor_that_sets_timers_must_have_on_timers() -> None:
         pa.array([5], pa.timestamp("us")),
         object(),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_times_that_are_none_are_refused_with_the_users_line(at_ms: Any) -> None:
     class Bad(Alarms):
@@ -79,7 +80,7 @@ def test_times_that_are_none_are_refused_with_the_users_line(at_ms: Any) -> None
         pa.chunked_array([[7]]),
         pa.array([0, 7], pa.int64()).slice(1),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_times_may_be_one_or_one_for_each_key(at_ms: Any) -> None:
     class Sets(Alarms):
