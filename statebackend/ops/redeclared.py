@@ -18,6 +18,7 @@ from statebackend.errors import StateMismatchError
 from statebackend.ops.declared import StateDeclaration
 from statebackend.schema.defaults import remembered
 from statebackend.schema.evolution import Incompatible, Problem, resolve
+from statebackend.schema.meanings import declared_by_rules
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import VERSIONS_MAX
 
@@ -28,6 +29,11 @@ _ANEW: Final = (
     "declare the state under another name (and pass allow_dropped_state=True where this one is "
     "gone for good), or call deleteIfExists() in init()"
 )
+
+_ANEW_UID: Final = (
+    "give the operator another uid (and pass allow_dropped_state=True where the old one is gone "
+    "for good)"
+)  # its user declares no states, so has none to rename or delete
 
 
 def redeclared(uid: str, known: StateDeclaration, new: StateDeclaration) -> StateDeclaration:
@@ -59,7 +65,8 @@ def redeclared(uid: str, known: StateDeclaration, new: StateDeclaration) -> Stat
     try:
         evolution = resolve(was, now)
     except Incompatible as found:
-        raise _incompatible(what, found.problems) from None
+        anew = _ANEW_UID if declared_by_rules(now) else _ANEW
+        raise _incompatible(what, found.problems, anew) from None
     earlier = () if known.earlier is msgspec.UNSET else known.earlier
     if evolution.is_same:
         # Nothing of it is stored otherwise: no version is spent.
@@ -76,12 +83,14 @@ def redeclared(uid: str, known: StateDeclaration, new: StateDeclaration) -> Stat
     return msgspec.structs.replace(new, earlier=(*earlier, known.value_schema))
 
 
-def _incompatible(what: str, problems: Sequence[Problem]) -> StateMismatchError:
+def _incompatible(what: str, problems: Sequence[Problem], anew: str) -> StateMismatchError:
     said = "; ".join(_said(problem) for problem in problems)
     todos = list(dict.fromkeys(problem.todo for problem in problems))
+    if not any("new uid" in todo for todo in todos):
+        todos.append(f"Or, to start it empty, {anew}.")
     return StateMismatchError(
         f"{what} cannot go on under its new schema: {said}.",
-        todo=" ".join([*todos, f"Or, to start it empty, {_ANEW}."]),
+        todo=" ".join(todos),
     )
 
 

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from pyspark.sql import types as T
 
-__all__ = ["ELSEWHERE", "MEANING", "OF_ALL", "elsewhere", "moved", "other_meaning"]
+__all__ = [
+    "ELSEWHERE",
+    "MEANING",
+    "OF_ALL",
+    "declared_by_rules",
+    "elsewhere",
+    "moved",
+    "other_meaning",
+]
 
 MEANING: Final = "statebackend.meaning"
 """What the field holds, in words. It may not change."""
@@ -44,6 +52,11 @@ def moved(before: T.StructField, new: T.StructType) -> tuple[str, str] | None:
         return None
     what = _of(before).get(MEANING, "values")
     return f"it held {what}; its new type is kept elsewhere and would begin with nothing", _KEEP
+
+
+def declared_by_rules(schema: T.StructType) -> bool:
+    """Whether the state is not the user's own: some field says what it means."""
+    return any(MEANING in _of(field) for field in schema.fields)
 
 
 def elsewhere(schema: T.StructType) -> frozenset[str]:

@@ -214,6 +214,7 @@ def test_windows_of_another_length_or_kind_need_another_uid() -> None:
         with pytest.raises(StateMismatchError, match="tumbling windows of 600000 ms") as caught:
             job.restarted(windowed(other))
         assert "give the operator a new uid" in str(caught.value)
+        assert "deleteIfExists" not in str(caught.value)  # its user declares no state
     assert len(job.restarted(windowed(tumbling("600 seconds"))).run([], 10**9)) == 1
 
 
