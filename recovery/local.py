@@ -23,6 +23,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,10 +32,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from recovery.keeper import Keeper, KeeperSettings, ask_for
+from recovery.folders import make_folder, remove, sweep_work, unusable
+from recovery.keeper import HOLDER, Keeper, KeeperSettings, ask_for
 from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
-from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError, LocalDirError
+from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError
 from statebackend.rocks.store import RocksSettings, RocksStore
 
 __all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta"]
@@ -42,6 +44,8 @@ __all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta"]
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
 _BAD: Final = "BAD"
+_POINTER: Final = ".current."  # and an incarnation's name: a pointer that is being written
+_NAME: Final = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 
 
 class Clock:
@@ -77,6 +81,7 @@ class Incarnation:
 
     Attributes:
         opened_here: whether the store was opened by this acquisition, and not kept open.
+        orphaned: whether the process that kept it open before ended without letting it go.
         unflushed_epochs: written to the store since it was last flushed.
     """
 
@@ -88,6 +93,7 @@ class Incarnation:
         self._closing = threading.Lock()  # a flush from another thread is not cut off
         self._linking: threading.Event | None = None
         self.opened_here = True
+        self.orphaned = (path / HOLDER).exists()
         self.unflushed_epochs = 0
         self._door = ""
 
@@ -95,7 +101,7 @@ class Incarnation:
     def bad(self) -> str | None:
         """Why this copy must not be used; None if nothing is known against it."""
         try:
-            return (self.path / _BAD).read_text() or "marked bad"
+            return (self.path / _BAD).read_text(errors="replace") or "marked bad"
         except FileNotFoundError:
             return None
 
@@ -110,7 +116,9 @@ class Incarnation:
     def open_store(self, settings: RocksSettings) -> RocksStore:
         """Open the store, once."""
         if self.store is None:
-            _sweep_work(self.path / "work")
+            sweep_work(self.path / "work")
+            for torn in (self.path / "deltas").glob(".*"):  # whose writer was killed
+                remove(torn)
             self.store = RocksStore.open(str(self.path / "db"), settings)
         return self.store
 
@@ -147,7 +155,7 @@ class Incarnation:
         """Tell the host where to ask for this store while it is kept open."""
         if door != self._door:
             try:
-                (self.path / "holder").write_text(door)
+                (self.path / HOLDER).write_text(door)
                 self._door = door
             except OSError as error:
                 _log.warning("%s cannot be handed over (%s)", self.path, error)
@@ -193,7 +201,7 @@ class Incarnation:
         with contextlib.suppress(FileNotFoundError):
             for path in sorted((self.path / "deltas").iterdir()):
                 epoch, _, digest = path.name.partition("-")
-                if epoch.isdigit() and digest:
+                if epoch.isascii() and epoch.isdigit() and digest:
                     yield int(epoch), digest, path
 
     def delta_path(self, epoch: int, digest: str) -> Path:
@@ -232,13 +240,13 @@ class Incarnation:
 
     def forget_delta(self, epoch: int, digest: str) -> None:
         """Remove a delta that turned out to be damaged."""
-        _remove(self.path / "deltas" / f"{epoch}-{digest}")
+        remove(self.path / "deltas" / f"{epoch}-{digest}")
 
     def drop_deltas(self, up_to_epoch: int) -> None:
         """Forget the deltas that the store holds on disk."""
         for epoch, _, path in list(self._deltas()):
             if epoch <= up_to_epoch:
-                _remove(path)
+                remove(path)
 
     def release(self) -> None:
         """Close the store and let others have it."""
@@ -249,6 +257,8 @@ class Incarnation:
         try:
             if store is not None:
                 store.close()
+            if lease is not None:
+                remove(self.path / HOLDER)
         except LocalCopyError as error:
             self.mark_bad(error.what)
             raise
@@ -302,7 +312,7 @@ class LocalSubtask:
                 return self.create(), "there is no local copy on this host"
             kept = self._keeper.take(self.path, name) if self._keeper else None
             if kept is not None:
-                kept.opened_here = False
+                kept.opened_here = kept.orphaned = False
                 return kept, ""
             try:
                 held = self._lease(self.path / name)
@@ -343,7 +353,7 @@ class LocalSubtask:
                     continue
                 if held is None:
                     continue
-                pointer = self.path / f".current.{name}"
+                pointer = self.path / f"{_POINTER}{name}"
                 pointer.write_text(name)
                 pointer.replace(self.path / "current")
                 return held
@@ -354,7 +364,10 @@ class LocalSubtask:
         """Remove the incarnations that nobody holds and the pointer does not name."""
         if self._current() != keep.path.name:
             return  # another has taken over: what is left behind is its business
-        for path in self.path.iterdir():
+        for path in list(self.path.iterdir()):
+            name = path.name.removeprefix(_POINTER)  # made after its incarnation
+            if name != path.name and not (self.path / name).exists():
+                remove(path)
             if path == keep.path or path.name == self._current() or not path.is_dir():
                 continue
             held = None
@@ -362,15 +375,17 @@ class LocalSubtask:
                 held = self._lease(path)
             if held is not None:
                 shutil.rmtree(path, ignore_errors=True)
+                remove(self.path / f"{_POINTER}{path.name}")
                 held.release()
 
     def _current(self) -> str | None:
         try:
-            return (self.path / "current").read_text().strip() or None
+            found = (self.path / "current").read_bytes().strip()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise unusable(str(self.path), error) from error
+        return found.decode() if _NAME.fullmatch(found) else None  # it is not synced
 
     def _lease(self, path: Path) -> Incarnation | None:
         """Lock an incarnation without waiting; None where another process has it.
@@ -379,8 +394,8 @@ class LocalSubtask:
         """
         try:
             lease = os.open(path / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            raise
+        except (FileNotFoundError, NotADirectoryError) as error:  # this: by a damaged pointer
+            raise FileNotFoundError(path) from error
         except OSError as error:
             raise unusable(str(path), error) from error
         try:
@@ -396,45 +411,3 @@ class LocalSubtask:
             os.close(lease)
             raise FileNotFoundError(path)
         return Incarnation(path, lease)
-
-
-@contextlib.contextmanager
-def in_use(folder: Path) -> Iterator[None]:
-    """Nobody sweeps a folder of an incarnation's ``work`` meanwhile; OSError if it is in use."""
-    lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lease)
-
-
-def _sweep_work(work: Path) -> None:
-    """Remove what was left behind; an upload may outlive the store that it was taken from."""
-    with contextlib.suppress(OSError):
-        for folder in list(work.iterdir()):
-            with contextlib.suppress(OSError), in_use(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_folder(path: Path) -> Path:
-    """A folder, with those above it but the incarnation's own: that is never made twice."""
-    path.parent.mkdir(exist_ok=True)
-    path.mkdir(exist_ok=True)
-    return path
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:  # it is only in the way: nobody takes it for what it is not
-        _log.warning("%s could not be removed (%s)", path, error)
-
-
-def unusable(path: str, error: OSError) -> LocalDirError:
-    """The typed error for a directory that cannot be used."""
-    return LocalDirError(
-        f"The directory for task-local copies, {path}, cannot be used ({error.strerror or error}).",
-        todo="Give local_dir= (or spark.statebackend.localDir) a directory that every executor's "
-        "user can write, on a local disk with room.",
-    )

@@ -37,6 +37,7 @@ from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 
 __all__ = ["OpenSubtask", "Restorer", "Site"]
 
+_ORPHANED: Final = "the process that kept the store open has ended"
 _log = logging.getLogger("statebackend.recovery")
 # A damaged store, then a damaged local delta on its successor, and two to spare.
 _ATTEMPTS: Final = 4
@@ -135,6 +136,8 @@ class Restorer:
             if held.opened_here:
                 self._sweep(held)
             assert held.store is not None
+            if held.orphaned and held.opened_here and not self._tally.reasons:
+                self._tally.reasons.append(_ORPHANED)
             report = self._report(reply, self._now_s() - started_s)
             layers = [(step.epoch, rows) for step, rows in brought.layers]
             return OpenSubtask(held, held.store, reply, layers, report)

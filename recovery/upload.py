@@ -19,7 +19,8 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from recovery.local import Incarnation, in_use
+from recovery.folders import in_use
+from recovery.local import Incarnation
 from snapshot.base import FileEntry, FileIndex, decode_index, encode_index, reusable
 from snapshot.delta import encode_delta
 from snapshot.messages import BaseGrant, SlicePart

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from recovery.local import unusable
+from recovery.folders import unusable
 
 __all__ = ["Workspace"]
 
@@ -73,7 +73,8 @@ class Workspace:
     def _sweep(self) -> None:
         for folder in self._root.iterdir():
             with contextlib.suppress(OSError):
-                lease = os.open(folder / "lease", os.O_RDWR | os.O_CLOEXEC)
+                # Made if it is missing: its process was killed before that, or while sweeping it.
+                lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ digest of each file is in the index.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -25,6 +26,7 @@ __all__ = ["FileEntry", "FileIndex", "decode_index", "encode_index", "reusable"]
 FORMAT_VERSION: Final = 1
 INDEX_LIMIT_BYTES: Final = 64 << 20
 # Written anew for every checkpoint, under a name that may stay the same.
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _CHANGING: Final = ("CURRENT", "MANIFEST-", "OPTIONS-")
 
 
@@ -67,7 +69,7 @@ def decode_index(data: bytes, name: str = "") -> FileIndex:
     """
     try:
         index = _decoder.decode(unpack(data, INDEX_LIMIT_BYTES))
-    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(
             f"The file index {name!r} does not read ({error}).",
             todo="Restore it from another copy of the store.",
@@ -78,12 +80,19 @@ def decode_index(data: bytes, name: str = "") -> FileIndex:
             f"up to {FORMAT_VERSION}.",
             todo="Use a release that is at least as new as the one that wrote it.",
         )
+    names = {file.name for file in index.files}
     for file in index.files:
-        if "/" in file.name or file.name.startswith(".") or not file.name:
+        if _NAME.fullmatch(file.name) is None or file.size_bytes < 0:
             raise CorruptionError(
-                f"The file index {name!r} names the file {file.name!r}, which is no store's.",
+                f"The file index {name!r} names the file {file.name!r} of {file.size_bytes} bytes, "
+                "which is no store's.",
                 todo="Restore it from another copy of the store.",
             )
+    if len(names) != len(index.files):
+        raise CorruptionError(
+            f"The file index {name!r} names a file twice.",
+            todo="Restore it from another copy of the store.",
+        )
     return index
 
 

@@ -194,15 +194,19 @@ class OperatorLineage:
         for subtask in self.subtasks:
             subtask.drop_from(epoch)
         for entry in manifest.slices:
-            subtask = self.subtasks[entry.subtask]
             misplaced = entry.epoch != epoch if entry.kind == "delta" else entry.epoch > epoch
-            if misplaced or subtask.breaks_at(entry):
+            if (
+                misplaced
+                or entry.subtask not in range(len(self.subtasks))
+                or self.subtasks[entry.subtask].breaks_at(entry)
+            ):
                 raise CorruptionError(
                     f"Record {manifest.sequence} breaks the lineage of operator "
                     f"{self.uid!r}, subtask {entry.subtask}, at epoch {entry.epoch}.",
                     todo="The log was changed by hand or mixed with another job's; restore "
                     "it from a copy, or start a new job.",
                 )
+            subtask = self.subtasks[entry.subtask]
             slices = subtask.deltas if entry.kind == "delta" else subtask.bases
             slices[entry.epoch] = SliceRef(manifest.sequence, entry)
         self.epochs[epoch] = EpochEntry.of(manifest)

@@ -356,7 +356,7 @@ def _parse_manifest(text: bytes, footer: _Footer, name: str) -> Manifest:
         if footer.version > 1:
             text = unpack(text, MANIFEST_LIMIT_BYTES)
         manifest = _decoder.decode(text)
-    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (PackedError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(name, f"its manifest does not read ({error})") from error
     if manifest.format != footer.version:
         raise _damaged(name, f"its manifest says format {manifest.format}, its footer another")

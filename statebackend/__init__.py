@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recovery.drill.outcome import DrillReport as DrillReport
+    from recovery.drill.runner import run_drill as run_drill
+    from recovery.drill.scenario import DrillJob as DrillJob
     from snapshot.messages import RestoreReport as RestoreReport
     from snapshot.progress import CheckpointProgress as CheckpointProgress
     from statebackend.aggregate.functions import approx_count_distinct as approx_count_distinct
@@ -40,6 +43,8 @@ _EXPORTS: dict[str, str] = {
     "ArrowProcessor": "statebackend.api.arrow",
     "CheckpointProgress": "snapshot.progress",
     "CoProcessor": "statebackend.api.processors",
+    "DrillJob": "recovery.drill.scenario",
+    "DrillReport": "recovery.drill.outcome",
     "KeyedProcessor": "statebackend.api.processors",
     "Keys": "statebackend.api.arrow",
     "ProcessorContext": "statebackend.api.context",
@@ -51,6 +56,7 @@ _EXPORTS: dict[str, str] = {
     "count_distinct": "statebackend.aggregate.functions",
     "first": "statebackend.aggregate.functions",
     "last": "statebackend.aggregate.functions",
+    "run_drill": "recovery.drill.runner",
     "session": "statebackend.aggregate.functions",
     "sliding": "statebackend.aggregate.functions",
     "top_k": "statebackend.aggregate.functions",

@@ -1,7 +1,7 @@
 """Typed errors. Each has a stable code, says what happened, to what, and what to do next.
 
 The first digit of a code names the floor: 1 use, 2 storage, 3 formats, 4 commit, 5 protocol,
-6 local copies, 7 recovery. A code is never given to another error, in any release.
+6 local copies, 7 recovery, 8 drills. A code is never given to another error, in any release.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __all__ = [
     "CommitUnknownError",
     "CoordinatorUnreachableError",
     "CorruptionError",
+    "DrillError",
     "DuplicateUidError",
     "EnvironmentMissingError",
     "FencedError",
@@ -356,3 +357,12 @@ class RewindError(StateBackendError):
     """A rewind that is due cannot be done exactly."""
 
     code = "SB7002"
+
+
+# --- 8: drills -------------------------------------------------------------------------------
+
+
+class DrillError(StateBackendError):
+    """A drill that cannot be made as it was asked for, or did not come to its end."""
+
+    code = "SB8001"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import shutil
@@ -16,6 +17,7 @@ __all__ = [
     "executor_name",
     "expanded",
     "host_name",
+    "keep_loaded",
     "monotonic_s",
     "new_id",
     "process_name",
@@ -62,6 +64,21 @@ def executor_name() -> str:
     """
     folder, name = os.path.split(os.getcwd())
     return name if name.isdigit() and os.path.basename(folder).startswith("app-") else "driver"
+
+
+_kept: set[str] = set()
+
+
+def keep_loaded(what: str) -> None:
+    """Leave what is in memory by now to the end of the process; once for each ``what``.
+
+    Spark's worker has Python look for cycles after every task. Through all the modules of this
+    package and of its libraries that takes 15 ms or more, in the time of the task that comes next.
+    """
+    if what not in _kept:
+        _kept.add(what)
+        gc.collect()
+        gc.freeze()
 
 
 def process_name() -> str:

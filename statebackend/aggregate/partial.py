@@ -41,7 +41,7 @@ class PartialAggregation:
     """
 
     plan: AggregatePlan
-    rows_max: int = 1 << 18
+    rows_max: int = 1 << 19
     groups_max: int = 1 << 19
     bytes_max: int = 64 << 20
 

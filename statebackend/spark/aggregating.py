@@ -14,6 +14,7 @@ from statebackend.aggregate.operators import processor_for
 from statebackend.aggregate.partial import PartialAggregation
 from statebackend.aggregate.plan import EVENT_MAX, plan_aggregate
 from statebackend.aggregate.processor import AggregateProcessor
+from statebackend.spark.building import Early
 from statebackend.spark.plan import quoted
 from statebackend.spark.timeplan import NO_TIME, TimePlan, time_plan
 
@@ -22,12 +23,13 @@ __all__ = ["Aggregated", "aggregated"]
 
 @dataclass(frozen=True)
 class Aggregated:
-    """An operator's input, processor, output and time."""
+    """An operator's input, processor, output and time, and what is done before the shuffle."""
 
     frame: DataFrame
     processor: AggregateProcessor
     output_schema: StructType
     time: TimePlan
+    early: Early | None
 
 
 def aggregated(
@@ -62,10 +64,10 @@ def aggregated(
     )
     # Only what is read goes to Python, and out of files that are read by the column.
     frame, partial = df.select(*map(quoted, plan.columns)), plan.can_be_partial
-    if partial:
-        frame = frame.mapInArrow(PartialAggregation(plan), plan.partial_schema)
+    early = Early(PartialAggregation(plan), plan.partial_schema) if partial else None
     if when.event_position is not None:
         column = EVENT_MAX if partial else str(plan.event_time)
+        names = early.schema.names if early else frame.columns
         # Late is what belongs to a window that is closed: the operator looks to it.
-        when = replace(when, event_position=frame.columns.index(column), drops_late=False)
-    return Aggregated(frame, processor_for(plan, partial=partial), plan.output_schema, when)
+        when = replace(when, event_position=names.index(column), drops_late=False)
+    return Aggregated(frame, processor_for(plan, partial=partial), plan.output_schema, when, early)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,8 +19,10 @@ from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import Declarations, parse_schema
 from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.packing import PACKED_SCHEMA, RowPacker
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
+from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
 from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
@@ -32,9 +36,20 @@ from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, time_plan
 
-__all__ = ["FrameBuilder", "key_names", "united_sides"]
+__all__ = ["Early", "FrameBuilder", "key_names", "united_sides"]
 
 _log = logging.getLogger("statebackend.spark")
+# So many rows of so many fields of fixed width are far from 64 MB, Spark's limit for a batch.
+_NARROW_ROWS: Final = 10_000
+_NARROW_FIELDS: Final = 100
+
+
+@dataclass(frozen=True)
+class Early:
+    """What is done before the shuffle, in ``mapInArrow``. ``schema``: of the rows that it gives."""
+
+    run: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    schema: StructType
 
 
 class FrameBuilder:
@@ -65,11 +80,13 @@ class FrameBuilder:
         initial_state: Any = None,
         initial_names: list[str] | None = None,
         sides: tuple[StructType, StructType] | None = None,
+        early: Early | None = None,
     ) -> DataFrame:
         """The frame of an operator.
 
         Args:
             names: of the key columns. record: what a processor declares in a time mode.
+            early: makes the operator's rows of those of ``df``.
             time: the arguments of :func:`time_plan`, or what it gave.
             sides: of a connected operator.
             initial_names: of the initial state's key columns, where they are others.
@@ -84,20 +101,26 @@ class FrameBuilder:
             check_sources(df, [name.strip() for name in vouched])
         output = parse_schema(output_schema, f"the output of operator {uid!r}")
         arrow_schema(output)
-        arrow_schema(df.schema)
+        rows = early.schema if early else df.schema
+        arrow_schema(rows)
         when = time if isinstance(time, TimePlan) else time_plan(df, **time)
         initial = None
         if initial_state is not None:
-            key_schema = key_schema_of(df, names)
+            key_schema = key_schema_of(rows, names)
             initial = InitialState.of(initial_state, initial_names or names, key_schema)
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
-        operator = self._operator(uid, df, names, declared=declared, when=when, initial=initial)
-        plan = self._plan(operator, df, names, output=output, flavour=flavour, sides=sides)
-        task = SubtaskTask(self._spec(operator, plan), self._shipped(packed), self.token())
+        operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
+        operator = replace(operator, narrow=self._narrow(df.schema, rows))
+        plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
+        spec = self._spec(operator, plan, packed=early is not None)
+        task = SubtaskTask(spec, self._shipped(packed), self.token())
+        if early:
+            df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
-        result = self._anchored(df, names, operator).mapInArrow(task, output)
+        routed = self._anchored(df, None if early else names, operator)
+        result = routed.mapInArrow(task, output)
         self.operators[uid] = operator
         self.heartbeat = self.heartbeat or beat
         return result
@@ -105,7 +128,7 @@ class FrameBuilder:
     def _plan(
         self,
         operator: Operator,
-        df: DataFrame,
+        rows: StructType,
         names: list[str],
         *,
         output: StructType,
@@ -116,8 +139,8 @@ class FrameBuilder:
         return OperatorPlan(
             uid=operator.uid,
             flavour=flavour,
-            input_schema=df.schema,
-            key_positions=tuple(df.columns.index(name) for name in names),
+            input_schema=rows,
+            key_positions=tuple(rows.names.index(name) for name in names),
             output_schema=output,
             states=operator.states,
             time_mode=operator.time.mode,
@@ -128,7 +151,16 @@ class FrameBuilder:
             sides=sides,
         )
 
-    def _spec(self, operator: Operator, plan: OperatorPlan) -> TaskSpec:
+    def _packer(self, early: Early, plan: OperatorPlan, operator: Operator) -> RowPacker:
+        return RowPacker(
+            early.run,
+            early.schema,
+            plan.key_positions,
+            operator.parallelism,
+            operator.max_parallelism,
+        )
+
+    def _spec(self, operator: Operator, plan: OperatorPlan, *, packed: bool) -> TaskSpec:
         return task_spec(
             operator,
             plan,
@@ -137,19 +169,20 @@ class FrameBuilder:
             local_dir=self.local_dir,
             # A worker that ends with its task would take what is not flushed along.
             keep_stores=self._conf("spark.python.worker.reuse", "true") != "false",
+            packed=packed,
         )
 
     def _operator(
         self,
         uid: str,
-        df: DataFrame,
+        rows: StructType,
         names: list[str],
         *,
         declared: Declarations,
         when: TimePlan,
         initial: InitialState | None,
     ) -> Operator:
-        key_schema = key_schema_of(df, names)
+        key_schema = key_schema_of(rows, names)
         KeyCodec(key_schema)
         parallelism, max_parallelism = self._parallelism()
         return Operator(
@@ -163,6 +196,14 @@ class FrameBuilder:
             initial=initial,
         )
 
+    def _narrow(self, *schemas: StructType) -> bool:
+        fields = [field for schema in schemas for field in schema]
+        return (
+            self._frame_rows() <= _NARROW_ROWS
+            and len(fields) <= _NARROW_FIELDS
+            and all(is_fixed_width(field.dataType) for field in fields)
+        )
+
     def _frame_rows(self) -> int:
         key = "spark.sql.execution.arrow.maxRecordsPerBatch"
         rows = int(self._spark.conf.get(key, "10000") or 0)
@@ -174,7 +215,7 @@ class FrameBuilder:
         self._kept.append(shipped)  # what was sent is found again as long as it is kept
         return shipped
 
-    def _anchored(self, df: DataFrame, names: list[str], operator: Operator) -> DataFrame:
+    def _anchored(self, df: DataFrame, names: list[str] | None, operator: Operator) -> DataFrame:
         if all(df.sparkSession is not session for session in self.sessions):
             self.sessions.append(df.sparkSession)
         anchor = self._anchored_at(operator.parallelism)
@@ -267,9 +308,9 @@ class FrameBuilder:
             _log.info(message)
 
 
-def key_schema_of(df: DataFrame, names: list[str]) -> StructType:
+def key_schema_of(rows: StructType, names: list[str]) -> StructType:
     """The schema of an operator's key."""
-    return StructType([df.schema[name] for name in names])
+    return StructType([rows[name] for name in names])
 
 
 def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:

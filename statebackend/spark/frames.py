@@ -207,6 +207,7 @@ class FrameMaker:
             uid=uid,
             flavour="arrow",
             time=made.time,
+            early=made.early,
         )
 
     def connect(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.grouping import Groups, group_part
 from statebackend.ops.lateness import EventMaxima, LateRows
+from statebackend.ops.packing import unpacked
 from statebackend.ops.staging import InputStage, Part
 
 __all__ = ["CONTROL_COLUMNS", "EpochInput", "read_epoch"]
@@ -105,6 +106,7 @@ def read_epoch(
     max_parallelism: int,
     stage: InputStage | None = None,
     events: EventMaxima | None = None,
+    packed: bool = False,
 ) -> EpochInput:
     """Read to the end of the input.
 
@@ -112,11 +114,13 @@ def read_epoch(
         schema: of the data columns, which come first.
         events: where the event time is, whose maximum is wanted.
         stage: takes the rows, and is closed if this raises; without one they stay in memory.
+        packed: one column of payloads comes instead (see :mod:`statebackend.ops.packing`).
 
     Raises:
         BarrierMissingError: the upstream failed, was killed, or the query is being stopped.
         ForeignRowError: a row belongs to another subtask.
         HashMismatchError: Spark and Python disagree on a key's group.
+        CorruptionError: a payload cannot be read.
         LocalDirError: the input is over the budget, and the disk is full or failed.
     """
     if stage is None:
@@ -125,7 +129,7 @@ def read_epoch(
         reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
         reader.events = events or EventMaxima()
         for batch in batches:
-            reader.take(batch)
+            reader.take(batch, packed=packed)
         return _checked(reader, uid, key_positions)
     except BaseException:
         stage.close()
@@ -183,9 +187,9 @@ class _Reader:
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Take in one batch: data columns, then the control columns."""
-        width = len(self._schema)
+    def take(self, batch: pa.RecordBatch, *, packed: bool) -> None:
+        """Take in one batch: data columns (or payloads), then the control columns."""
+        width = 1 if packed else len(self._schema)
         pinned_bytes = None
         key_group, subtask, stamp = batch.columns[width : width + 3]
         if not key_group.null_count:
@@ -197,12 +201,20 @@ class _Reader:
             key_group, subtask = batch.columns[width : width + 2]
         if batch.num_rows == 0:
             return
-        groups = key_group.to_numpy()
-        owners = subtask_of(groups, self._parallelism, self._max_parallelism)
         self.subtasks.update(np.unique(subtask.to_numpy()).tolist())
-        self.subtasks.update(np.unique(owners).tolist())
-        narrow = groups.astype(np.uint16)
+        if packed:
+            for rows, groups in unpacked(batch.column(0), self._schema):
+                self._take_rows(rows, groups, None)
+            return
         rows = pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema)
+        self._take_rows(rows, key_group.to_numpy(), pinned_bytes)
+
+    def _take_rows(
+        self, rows: pa.RecordBatch, groups: NDArray[Any], pinned_bytes: int | None
+    ) -> None:
+        owners = subtask_of(groups, self._parallelism, self._max_parallelism)
+        self.subtasks.update(np.unique(owners).tolist())
+        narrow = groups.astype(np.uint16, copy=False)
         if self._unchecked_rows:
             self._check_hash(rows, narrow)
         self.events.take(rows)

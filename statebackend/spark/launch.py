@@ -41,7 +41,7 @@ from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, live_lineages
-from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.sources import check_sink
 from statebackend.spark.specs import Operator, log_changes, operator_specs
@@ -54,6 +54,10 @@ _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 # What a query takes along of its session when it is started. Spark turns adaptive execution off for
 # stateful queries of its own; ours would be planned three times in each batch, to the same plan.
 _AT_START = {_CHECK: "false", "spark.sql.adaptive.enabled": "false"}
+# Spark asks for a batch's size in bytes before each row of it, which takes a quarter of the JVM's
+# time. Where the number of rows bounds it, it need not; this value says so.
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_LIMIT = str((1 << 31) - 1)
 _ASYNC_PROGRESS = (
     "asyncprogresstrackingenabled",
     "_asyncprogresstrackingoverridesinksupportcheck",
@@ -116,6 +120,7 @@ class Launch:
         self._name = system.new_id()
         self._first_epoch: int | None = None
         self._lineages: dict[str, OperatorLineage] = {}
+        self._file_manager: str | None = None
 
     # --- before Spark starts anything ----------------------------------------------------------
 
@@ -137,6 +142,8 @@ class Launch:
             )
         path = path or options.get("checkpointlocation") or self._configured_path(options)
         location = CheckpointLocation(self._spark, path) if path else None
+        if location is not None and writer is not None:
+            self._file_manager = location.file_manager(options.get("path"))
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
         progress = location.progress() if location else None
@@ -247,6 +254,19 @@ class Launch:
                     todo="Stop the other driver, and start this query again.",
                 )
 
+    def _check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
+        """Refuse to repeat a batch that another driver has gone on from since it was planned.
+
+        Its record would take the place of all epochs after it; Spark may have committed those.
+        """
+        last = max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
+        if last > first_epoch:
+            raise JobRunningError(
+                f"Another driver of job {self._job.name!r} made epoch {last} durable while this "
+                f"query was started with batch {first_epoch}.",
+                todo="Stop the other driver, and start this query again.",
+            )
+
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
         for uid, lineage in live_lineages(manifests).items():
@@ -267,24 +287,36 @@ class Launch:
         server = _Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
         with _Services.starting:  # the check is the session's: one start at a time
+            at_start = self._at_start()
             checked = [
-                (one, name, one.conf.get(name, "true"))
-                for one in self._sessions
-                for name in _AT_START
+                (one, name, one.conf.get(name, None)) for one in self._sessions for name in at_start
             ]
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
             context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
-            for one, name, _ in checked:
-                one.conf.set(name, _AT_START[name])
+            for one, name, said in checked:
+                if name in _AT_START or said is None:
+                    one.conf.set(name, at_start[name])
             try:
                 yield
             except BaseException:
                 server.remove(self._name)
                 raise
             finally:
-                for one, name, value in checked:
-                    one.conf.set(name, value or "true")
+                for one, name, said in checked:
+                    if said is None:
+                        one.conf.unset(name)
+                    else:
+                        one.conf.set(name, said)
                 context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
+
+    def _at_start(self) -> dict[str, str]:
+        """All that is set; what is not in ``_AT_START`` only where the user has not."""
+        settings = dict(_AT_START)
+        if all(operator.narrow for operator in self._operators.values()):
+            settings[_BATCH_BYTES] = _NO_LIMIT
+        if self._file_manager is not None:
+            settings[FILE_MANAGER] = self._file_manager
+        return settings
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
@@ -346,6 +378,7 @@ class Launch:
         manifests = self._log.manifests(tenure.listed)
         before = [m for m in manifests if m.sequence < tenure.sequence]
         self._check_unchanged(before)
+        self._check_not_overtaken(before, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())
         coordinator = Coordinator(
             job=self._job.name,

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from recovery.rewind import LocationProgress
 from statebackend.errors import CheckpointLocationError
 
-__all__ = ["CheckpointLocation"]
+__all__ = ["FILE_MANAGER", "CheckpointLocation"]
 
 _log = logging.getLogger("statebackend.spark")
+FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_BY_FILE_SYSTEM: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 
 
 class CheckpointLocation:
@@ -25,7 +30,30 @@ class CheckpointLocation:
         self._Path = jvm.org.apache.hadoop.fs.Path
         self._root = self._Path(path)
         self._utils = jvm.org.apache.commons.io.IOUtils
-        self._fs = self._root.getFileSystem(spark._jsc.sc().hadoopConfiguration())
+        self._hadoop = spark._jsc.sc().hadoopConfiguration()
+        self._fs = self._root.getFileSystem(self._hadoop)
+        self._class_of = jvm.java.lang.Class.forName
+
+    def file_manager(self, sink: str | None) -> str | None:
+        """What Spark had better write its log files with; None for its own choice.
+
+        By its own choice (Hadoop's ``FileContext``) Spark starts half a dozen processes on a local
+        file system for each file (``chmod``, ``readlink``), and writes three files a batch. By
+        Hadoop's ``FileSystem`` the same is done to the file, a rename after a look whether the name
+        is taken, with two. Elsewhere the two may differ in what a rename promises.
+
+        Args:
+            sink: where a file sink writes, which has a log of its own.
+        """
+        places = [self._root, *([self._Path(sink)] if sink else [])]
+        try:
+            systems = [place.getFileSystem(self._hadoop) for place in places]
+            if any(one.getUri().getScheme() != "file" for one in systems):
+                return None
+            self._class_of(_BY_FILE_SYSTEM)
+        except Py4JJavaError:  # no path of Hadoop's; or a release of Spark that has it elsewhere
+            return None
+        return _BY_FILE_SYSTEM
 
     def progress(self) -> LocationProgress:
         """What Spark has planned and committed.

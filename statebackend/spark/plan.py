@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from statebackend.keygroups import check_parallelism
+from statebackend.ops.packing import GROUP
 from statebackend.spark.intake import CONTROL_COLUMNS
 from statebackend.spark.keyhash import key_group_expression, surrogates
 
@@ -56,21 +57,27 @@ class Anchor:
         self.frame.unpersist()
 
 
-def anchored(df: DataFrame, keys: list[str], anchor: Anchor, max_parallelism: int) -> DataFrame:
+def anchored(
+    df: DataFrame, keys: list[str] | None, anchor: Anchor, max_parallelism: int
+) -> DataFrame:
     """``df`` with each row at its subtask, and our control columns at the end.
 
     Args:
-        keys: names of key columns of ``df``.
+        keys: names of key columns of ``df``; None: its rows are payloads, whose last column says
+            where they go (see :mod:`statebackend.ops.packing`).
     """
     parallelism = anchor.parallelism
     check_parallelism(parallelism, max_parallelism)
     # By position from here on: mapInArrow cannot take a name with a dot in it.
-    places = [f"c{i}" for i in range(len(df.columns))]
-    columns = [F.col(quoted(n)).alias(p) for n, p in zip(df.columns, places, strict=True)]
+    names = df.columns if keys is not None else [name for name in df.columns if name != GROUP]
+    places = [f"c{i}" for i in range(len(names))]
+    columns = [F.col(quoted(n)).alias(p) for n, p in zip(names, places, strict=True)]
     # Not foldable, whatever the key: a constant one would let Catalyst turn the join into a
     # nested loop, and several tasks would own one subtask.
     unfoldable = F.spark_partition_id() * F.lit(0)
-    group = key_group_expression([F.col(quoted(name)) for name in keys], max_parallelism)
+    group = F.col(GROUP)
+    if keys is not None:
+        group = key_group_expression([F.col(quoted(name)) for name in keys], max_parallelism)
     routed = df.select(*columns, (group + unfoldable).alias(_KEY_GROUP))
     subtask = F.floor(F.col(_KEY_GROUP) * F.lit(parallelism) / F.lit(max_parallelism))
     values = F.array(*[F.lit(value) for value in anchor.data_values])

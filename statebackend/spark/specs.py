@@ -26,7 +26,11 @@ _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as the driver made it. ``deleted``: names given to deleteIfExists."""
+    """An operator as the driver made it.
+
+    ``deleted``: names given to deleteIfExists. ``narrow``: Spark's batches of its rows are small by
+    their number of rows alone.
+    """
 
     uid: str
     parallelism: int
@@ -36,6 +40,7 @@ class Operator:
     deleted: tuple[str, ...] = ()
     time: TimePlan = NO_TIME
     initial: InitialState | None = None
+    narrow: bool = False
 
 
 def operator_specs(

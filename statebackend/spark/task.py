@@ -110,6 +110,7 @@ class SubtaskTask:
             max_parallelism=spec.max_parallelism,
             stage=stage,
             events=EventMaxima(spec.time.event_position, spec.time.side_position),
+            packed=spec.packed,
         )
         timings.mark("read")
         store = CountingStore(_durable_store(spec.uri, spec.store_options))
@@ -121,6 +122,7 @@ class SubtaskTask:
                 self.spec, self.processor, context, taken, store=store, work=work, timings=timings
             )
             yield from worker.run(spill)
+        system.keep_loaded("task")
 
 
 class SubtaskEpoch:

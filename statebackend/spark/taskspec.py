@@ -41,6 +41,7 @@ class TaskSpec:
     keeper: KeeperSettings
     store_options: StoreOptions
     quick_frames: bool = False
+    packed: bool = False  # rows come as payloads (see statebackend.ops.packing)
 
     @property
     def uid(self) -> str:
@@ -56,6 +57,7 @@ def task_spec(
     *,
     local_dir: str,
     keep_stores: bool,
+    packed: bool,
 ) -> TaskSpec:
     """An operator, its job and the settings, as its tasks need them."""
     return TaskSpec(
@@ -80,6 +82,7 @@ def task_spec(
         ),
         store_options=job.options,
         quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
+        packed=packed,
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,
             write_buffer_bytes=settings.write_buffer_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -34,11 +34,13 @@ from statebackend.errors import (
     error_for_code,
 )
 
-__all__ = ["Client", "Endpoint", "Handler", "Server", "client_for"]
+__all__ = ["Client", "Endpoint", "Handler", "Server", "client_for", "read_reply"]
 
 T = TypeVar("T")
 # What an honest worker may send: its inline budget and some room, never gigabytes.
 _MAX_REQUEST_BYTES: Final = 64 << 20
+# What msgspec raises for bytes that are not what they should be.
+_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _TOKEN_HEADER: Final = "x-statebackend-token"
 
 
@@ -186,7 +188,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 def _decode(body: Any, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(memoryview(body) if body is not None else b"", type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except _MALFORMED as error:
         raise ProtocolError(
             f"A malformed {kind.__name__} was refused ({error}).",
             todo="Install the same statebackend release on driver and executors.",
@@ -239,11 +241,28 @@ class Client:
                 todo="Check that executors reach the driver (spark.statebackend.driver.host and "
                 ".port, firewalls); the task is tried again.",
             ) from error
-        ok, answer = msgspec.msgpack.decode(memoryview(bodies[0]))
-        if not ok:
-            failure = msgspec.convert(answer, ErrorReply)
-            raise error_for_code(failure.code, failure.what, failure.todo)
-        return msgspec.convert(answer, reply), [b.to_pybytes() for b in bodies[1:]]
+        return read_reply(bodies, reply)
+
+
+def read_reply(bodies: Sequence[pa.Buffer], kind: type[T]) -> tuple[T, list[bytes]]:
+    """What was answered: a reply, and the slices that come with it.
+
+    Raises:
+        StateBackendError: the coordinator refused; or ProtocolError: that is no reply of its.
+    """
+    try:
+        ok, answer = msgspec.msgpack.decode(memoryview(bodies[0]), type=tuple[bool, msgspec.Raw])
+        reply = msgspec.msgpack.decode(answer, type=kind) if ok else None
+        refusal = None if ok else msgspec.msgpack.decode(answer, type=ErrorReply)
+    except (*_MALFORMED, IndexError) as error:
+        raise ProtocolError(
+            f"The coordinator's answer is no {kind.__name__} ({error}).",
+            todo="Install the same statebackend release on driver and executors.",
+        ) from error
+    if refusal is not None:
+        raise error_for_code(refusal.code, refusal.what, refusal.todo)
+    assert reply is not None
+    return reply, [body.to_pybytes() for body in bodies[1:]]
 
 
 _clients: dict[tuple[int, str], Client] = {}

@@ -29,6 +29,7 @@ Row = tuple[Any, ...]
 _COUNT_BYTES = 8
 _SAMPLED_KEYS = 16
 _MANY_ROWS = 24  # below, to decode them by the column costs more
+_UNLIKELY_ROWS = 1 << 16  # from there on the last one is looked for first
 _UNREAD: Final[Any] = object()
 _NO_INDEX: Final = -2  # -1 is the cursor's, where no key is current
 _NO_KEY: Final[Any] = object()  # None may be given for a key, and is refused
@@ -174,8 +175,22 @@ class ListCell(_Cell):
         index = self._cursor.index
         if index < 0:
             self._cursor.outside(self._name)
-        data = self._counts[index]
-        return index, self._keys[index], 0 if data is None else int.from_bytes(data, "big")
+        key, data = self._keys[index], self._counts[index]
+        if data is None:
+            return index, key, 0
+        count = int.from_bytes(data, "big")
+        if count >= _UNLIKELY_ROWS or len(data) != _COUNT_BYTES:
+            self._check_count(key, data, count)
+        return index, key, count
+
+    def _check_count(self, key: bytes, data: bytes, count: int) -> None:
+        """A damaged count must not cost the memory that it says."""
+        if len(data) == _COUNT_BYTES and self._table.get(key + _pack_place(count - 1)) is not None:
+            return
+        raise LocalCopyError(
+            f"List state {self._name!r} has the count {data[:16].hex()}, and no such element.",
+            todo="The local store is set aside; the state is restored from the next good copy.",
+        )
 
     def _set_count(self, index: int, key: bytes, count: int) -> None:
         data = count.to_bytes(_COUNT_BYTES, "big") if count else None

@@ -124,6 +124,10 @@ class TTL:
             )
 
 
+_PIECE_ROWS: Final = 1 << 16
+_EMPTY_PIECES: Final = 2
+
+
 class ListHead(NamedTuple):
     """What stands at a list's own key.
 
@@ -165,12 +169,27 @@ class ListHead(NamedTuple):
 
 
 def list_items(table: StateTable, key: bytes, head: ListHead) -> list[tuple[bytes, bytes]]:
-    """The stored elements of a list, with their full keys, in order."""
-    items = [
-        key + place.to_bytes(INDEX_BYTES, "big") for place in range(head.first, head.following)
-    ]
-    found = zip(items, table.multi_get(items), strict=True)
-    return [(item, data) for item, data in found if data is not None]
+    """The stored elements of a list, with their full keys, in order.
+
+    Raises:
+        LocalCopyError: the head names far more elements than there are.
+    """
+    stored: list[tuple[bytes, bytes]] = []
+    empty = 0
+    for start in range(head.first, head.following, _PIECE_ROWS):
+        places = range(start, min(start + _PIECE_ROWS, head.following))
+        items = [key + place.to_bytes(INDEX_BYTES, "big") for place in places]
+        found = zip(items, table.multi_get(items), strict=True)
+        before = len(stored)
+        stored += [(item, data) for item, data in found if data is not None]
+        empty = empty + 1 if len(stored) == before else 0
+        if empty == _EMPTY_PIECES:  # a damaged head must not cost the memory that it says
+            raise LocalCopyError(
+                f"A list with a TTL names elements {head.first} to {head.following}, and "
+                f"{empty * _PIECE_ROWS} of them in a row are not there.",
+                todo="The local store is set aside; the state is restored from the next good copy.",
+            )
+    return stored
 
 
 class TtlCell:

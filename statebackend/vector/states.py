@@ -39,6 +39,7 @@ __all__ = ["ArrowListState", "ArrowMapState", "ArrowValueState", "StateSite"]
 
 _COUNT: Final = ">u8"
 _COUNT_BYTES: Final = 8
+_UNLIKELY_ROWS: Final = 1 << 16  # from there on the last one is looked for first
 _PREFIX_BYTES: Final = 4
 
 
@@ -311,7 +312,20 @@ class ArrowListState:
                     "copy.",
                 )
             counts[valid] = matrix_of(there, _COUNT_BYTES).view(_COUNT).reshape(-1)
+            self._check_counts(full, counts)
         return counts
+
+    def _check_counts(self, full: pa.BinaryArray, counts: NDArray[np.int64]) -> None:
+        """A damaged count must not cost the memory that it says."""
+        large = np.flatnonzero((counts < 0) | (counts >= _UNLIKELY_ROWS))
+        if not len(large):
+            return
+        last = _elements(full, large, counts[large] - 1)
+        if (counts < 0).any() or self._site.table.get_columns(last).null_count:
+            raise LocalCopyError(
+                f"List state {self._name!r} has a count of which there is no last element.",
+                todo="The local store is set aside; the state is restored from the next good copy.",
+            )
 
     def _write(self, full: pa.BinaryArray, rows: pa.BinaryArray, *, after: bool) -> None:
         """Write rows (of the owners ``full``, in any order) behind what the owners have."""

@@ -21,7 +21,9 @@ from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.packing import RowPacker, unpacked
 from statebackend.ops.redeclared import redeclared, versions_of
+from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.types import arrow_type
 from statebackend.state.table import MemoryBase, StateTable
 
@@ -136,10 +138,19 @@ class Job:
     def _parts(self, batch: pa.RecordBatch) -> Iterator[Groups]:
         if self.early:
             share = -(-batch.num_rows // self.early) or 1
-            early = PartialAggregation(self.plan, rows_max=5, groups_max=4)
+            early = RowPacker(
+                PartialAggregation(self.plan, rows_max=5, groups_max=4),
+                self.operator.input_schema,
+                self.operator.key_positions,
+                1,
+                MAX_PARALLELISM,
+                payload_bytes=200,
+            )
+            schema = arrow_schema(self.operator.input_schema)
             made = []
             for start in range(0, batch.num_rows, share):
-                made += list(early(iter([batch.slice(start, share)])))
+                for packed in early(iter([batch.slice(start, share)])):
+                    made += [rows for rows, _ in unpacked(packed.column(0), schema)]
             if not made:
                 return
             table = pa.Table.from_batches(made)

@@ -506,9 +506,13 @@ def test_a_holder_file_of_a_process_that_died_is_in_nobody_s_way(tmp_path: Path)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)
-    assert (held.path / "holder").exists()  # its socket is gone
+        door = (held.path / "holder").read_text()
+    let_go, _ = subtask(tmp_path).acquire(0)
+    assert not let_go.orphaned
+    let_go.release()
+    (held.path / "holder").write_text(door)  # its socket is gone
     again, reason = subtask(tmp_path).acquire(0)
-    assert (again.path, reason) == (held.path, "")
+    assert (again.path, reason, again.orphaned) == (held.path, "", True)
     again.release()
 
 

@@ -631,10 +631,27 @@ class Alters(MemoryStore):
         return super().get(name) + b"!"
 
 
+class AltersOnce(MemoryStore):
+    altered = False
+
+    def get(self, name: str) -> bytes:
+        data = super().get(name)
+        if not self.altered:
+            self.altered = True
+            data = bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+
 class SaysThatItCannot(MemoryStore):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(create_if_absent=False, ranged_read=True, reason="it is a tape")
+
+
+def test_a_bit_that_flips_on_its_way_to_the_probe_is_not_the_store_s_inability() -> None:
+    store = AltersOnce("good")
+    probe(store, new_id=new_id)
+    assert store.altered
 
 
 @pytest.fixture(

@@ -1,4 +1,4 @@
-"""Every test that the fault atlas names exists."""
+"""Every test and every drill that the fault atlas names exists, and no drill is missing in it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from recovery.drill.catalogue import ALL
+
 ROOT = Path(__file__).parents[2]
 ATLAS = (ROOT / "docs" / "fault-atlas.md").read_text(encoding="utf-8")
 # A path, then a test or a class of tests, then perhaps a test of that class.
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py::[\w:]+)`", ATLAS)))
+
+DRILLS = sorted(set(re.findall(r"`drill run --faults ([\w-]+)`", ATLAS)))
 
 
 def _names(body: list[ast.stmt], above: str = "") -> Iterator[str]:
@@ -45,3 +49,13 @@ def test_the_atlas_names_tests() -> None:
 def test_a_test_of_the_atlas_exists(named: str) -> None:
     path, _, name = named.partition("::")
     assert name in _tests_in(path), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("named", DRILLS)
+def test_a_drill_of_the_atlas_exists(named: str) -> None:
+    assert named in ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_fault_of_the_catalogue_is_in_the_atlas(name: str) -> None:
+    assert name in DRILLS

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import signal
 
 import pytest
 
-from tests.spark.cluster.trial import (
-    FILES,
-    Trial,
-    environment,
-    executors,
-    kill,
-    processes,
-    python_workers,
-    until,
-)
+from recovery.drill.cluster import LOCAL_DIR
+from tests.spark.cluster.trial import FILES, Trial, until
 
 pytestmark = pytest.mark.cluster
 
@@ -30,9 +21,9 @@ def test_a_killed_python_worker_and_a_killed_executor_lose_and_repeat_nothing(lo
     local_cluster.write_input()
     driver = local_cluster.start("a")
     local_cluster.wait_for_batch(1)
-    kill(until(lambda: python_workers(local_cluster.token), "a Python worker"))
+    local_cluster.processes.kill(until(local_cluster.processes.python_workers, "a Python worker"))
     local_cluster.wait_for_batch(4)
-    kill(executors(local_cluster.token)[:1])
+    local_cluster.processes.kill(local_cluster.processes.executors()[:1])
     local_cluster.finish(driver, "a")
     local_cluster.check()
 
@@ -45,7 +36,7 @@ def test_a_killed_driver_comes_back_from_local_copies_without_reading_the_store(
     local_cluster.wait_for_batch(3)
     driver.kill()
     driver.wait()
-    until(lambda: not executors(local_cluster.token), "the executors' end")
+    until(lambda: not local_cluster.processes.executors(), "the executors' end")
     result = local_cluster.finish(local_cluster.start("b"), "b")
     local_cluster.check()
     first = result["restores"][:4]
@@ -61,7 +52,7 @@ def test_a_killed_driver_comes_back_from_the_store_when_the_local_copies_are_gon
     local_cluster.wait_for_batch(3)
     driver.kill()
     driver.wait()
-    until(lambda: not executors(local_cluster.token), "the executors' end")
+    until(lambda: not local_cluster.processes.executors(), "the executors' end")
     shutil.rmtree(local_cluster.root / "local")
     result = local_cluster.finish(local_cluster.start("b"), "b")
     local_cluster.check()
@@ -86,12 +77,12 @@ def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(t
         local_dir=str(two_hosts.root / "local"),
     )
     worker = int(until(lambda: dawdle.exists() and dawdle.read_text(), "a dawdling task"))
-    disk = environment(worker)["SB_HOST_DISK"]
-    frozen = [p for p in processes(two_hosts.token) if environment(p).get("SB_HOST_DISK") == disk]
-    kill(frozen, signal.SIGSTOP)
+    of_hosts = [two_hosts.processes.of_host(host.name) for host in two_hosts.cluster.hosts]
+    (frozen,) = [pids for pids in of_hosts if worker in pids]
+    two_hosts.processes.freeze(frozen)
     two_hosts.wait_for_batch(5)
     dawdle.unlink()
-    kill(frozen, signal.SIGCONT)
+    two_hosts.processes.thaw(frozen)
     result = two_hosts.finish(driver, "a")
     two_hosts.check()
     held = [r for r in result["restores"] if "held by another process" in r["reason"]]
@@ -121,12 +112,11 @@ def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(local_cluster:
 
 def test_subtasks_stay_on_their_host_and_move_when_it_is_lost(two_hosts: Trial):
     two_hosts.write_input()
-    driver = two_hosts.start("a", local_dir="$SB_HOST_DISK/state")
+    driver = two_hosts.start("a", local_dir=LOCAL_DIR)
     two_hosts.wait_for_batch(3)
-    lost = executors(two_hosts.token)[0]
-    disk = environment(lost)["SB_HOST_DISK"]
-    kill([lost])
-    shutil.rmtree(f"{disk}/state", ignore_errors=True)
+    lost = two_hosts.cluster.hosts[0]
+    two_hosts.processes.kill(two_hosts.processes.executors(lost.name))
+    shutil.rmtree(lost.local_dir, ignore_errors=True)
     result = two_hosts.finish(driver, "a")
     two_hosts.check()
     starts, moves = result["restores"][:4], result["restores"][4:]

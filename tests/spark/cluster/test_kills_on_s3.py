@@ -10,7 +10,7 @@ import pytest
 from recovery.drill.faults import Calm, Fault, Rule, Script
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.s3 import Verb
-from tests.spark.cluster.trial import Trial, executors, kill, until
+from tests.spark.cluster.trial import Trial, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_a_driver_killed_one_epoch_ahead_of_its_log_goes_back_by_exactly_that(
     assert proxy.wait_held(timeout_s=60)
     driver.kill()
     driver.wait()
-    until(lambda: not executors(local_cluster.token), "the executors' end")
+    until(lambda: not local_cluster.processes.executors(), "the executors' end")
     proxy.plan = Calm()
     if late == "before the restart":
         proxy.release()
@@ -84,11 +84,11 @@ def test_a_lost_host_with_large_state_comes_back_from_uploaded_files(
     local_cluster.write_input()
     driver = local_cluster.start("a", **given)
     local_cluster.wait_for_batch(3)
-    kill(executors(local_cluster.token)[:1])
+    local_cluster.processes.kill(local_cluster.processes.executors()[:1])
     local_cluster.wait_for_batch(6)
     driver.kill()
     driver.wait()
-    until(lambda: not executors(local_cluster.token), "the executors' end")
+    until(lambda: not local_cluster.processes.executors(), "the executors' end")
     shutil.rmtree(local_cluster.root / "local")
     result = local_cluster.finish(local_cluster.start("b", **given), "b")
     local_cluster.check()

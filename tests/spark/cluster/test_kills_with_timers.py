@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.cluster.trial import FILES, Trial, executors, kill, until
+from tests.spark.cluster.trial import FILES, Trial, until
 
 pytestmark = pytest.mark.cluster
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 def _kill_driver(cluster: Trial, driver: Any) -> None:
     driver.kill()
     driver.wait()
-    until(lambda: not executors(cluster.token), "the executors' end")
+    until(lambda: not cluster.processes.executors(), "the executors' end")
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_a_driver_killed_in_the_first_epoch_and_an_executor_later_change_no_resu
     assert local_cluster.committed() == -1
     driver = local_cluster.start("b", **told)
     local_cluster.wait_for_batch(3)
-    kill(executors(local_cluster.token)[:1])
+    local_cluster.processes.kill(local_cluster.processes.executors()[:1])
     local_cluster.finish(driver, "b")
     local_cluster.check_timed()
 

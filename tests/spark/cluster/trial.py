@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+
+from recovery.drill import processes
+from recovery.drill.cluster import Cluster
+from recovery.drill.sink import committed_epochs
 
 FILES = 10
 KEYS = 40
@@ -29,61 +30,7 @@ _JOB = Path(__file__).with_name("job.py")
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
     """Poll until ``condition`` gives something true; the test fails where it does not."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"waited {timeout_s} s for {what}")
-
-
-def environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
-    return {k.decode(errors="replace"): v.decode(errors="replace") for k, _, v in pairs}
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
-def processes(token: str) -> list[int]:
-    """Live processes of one test, by a variable that all of them inherit."""
-    own = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return [pid for pid in own if environment(pid).get("SB_TEST") == token]
-
-
-def executors(token: str) -> list[int]:
-    """JVMs that run executors."""
-    return [p for p in processes(token) if "CoarseGrainedExecutorBackend" in _command(p)]
-
-
-def python_workers(token: str) -> list[int]:
-    """Python processes that run tasks (children of a daemon)."""
-    daemons = [p for p in processes(token) if "pyspark.daemon" in _command(p)]
-    return [p for p in daemons if _parent(p) in daemons]
-
-
-def kill(pids: list[int], how: int = signal.SIGKILL) -> None:
-    """Signal processes of this test; one that has ended is no error."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, how)
+    return processes.until(condition, what, timeout_s)
 
 
 def timed_truth(
@@ -126,8 +73,7 @@ class Trial:
     """One job in a directory of its own: its input, its drivers, and the truth."""
 
     root: Path
-    token: str
-    master: str
+    cluster: Cluster
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def write_input(self, *, flag_in_file: int = -1) -> None:
@@ -181,21 +127,21 @@ class Trial:
         path.write_text("\n".join(map(json.dumps, initial)))
         return {"windows": {"delay_ms": DELAY_MS, "initial": str(path)}}
 
+    @property
+    def processes(self) -> processes.LiveProcesses:
+        """The living ones of this test."""
+        return self.cluster.processes
+
     def start(self, name: str, **told: Any) -> subprocess.Popen[bytes]:
         """Start a driver."""
-        told = {"name": name, "root": str(self.root), "master": self.master, **told}
+        told = {"name": name, "root": str(self.root), "master": self.cluster.master, **told}
         with (self.root / f"driver-{name}.log").open("wb") as log:
             driver = subprocess.Popen(
                 [sys.executable, str(_JOB), json.dumps(told)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "SB_TEST": self.token,
-                    "SPARK_LOCAL_IP": "127.0.0.1",
-                    "PYSPARK_PYTHON": sys.executable,
-                },
+                env=self.cluster.driver_environment(),
                 cwd=self.root,
                 start_new_session=True,
             )
@@ -204,9 +150,7 @@ class Trial:
 
     def committed(self) -> int:
         """The last batch that Spark committed."""
-        folder = self.root / "checkpoint" / "commits"
-        names = folder.iterdir() if folder.exists() else ()
-        return max((int(p.name) for p in names if p.name.isdigit()), default=-1)
+        return max(committed_epochs(self.root / "checkpoint"), default=-1)
 
     def wait_for_batch(self, batch: int) -> None:
         """Wait until Spark has committed ``batch``."""
@@ -317,9 +261,8 @@ class Trial:
         return sorted(names)
 
     def end(self) -> None:
-        """End every process of this test, frozen ones too."""
+        """End the drivers; the cluster ends what else there is, frozen processes too."""
         for driver in self.drivers:
             if driver.poll() is None:
                 driver.kill()
             driver.wait(timeout=30)
-        kill(processes(self.token))

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
+from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
 from tests.spark.local.processors import Typed
 from tests.spark.local.world import checkpoints, durable_state, setting, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyspark.sql import DataFrame
+
     from tests.spark.local.world import World
+
+CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+
+
+def test_spark_starts_no_processes_for_its_logs_on_local_disks(
+    world: World, tmp_path: Path
+) -> None:
+    location = CheckpointLocation(world.spark, str(tmp_path / "checkpoint"))
+    found = location.file_manager(None)
+    assert found == f"{CHECKPOINTING}.FileSystemBasedCheckpointFileManager"
+    assert location.file_manager(f"file://{tmp_path}/out") == found
+    assert location.file_manager("no-file-system://host/out") is None
 
 
 @pytest.mark.parametrize(
@@ -24,6 +41,7 @@ if TYPE_CHECKING:
         ("spark.sql.execution.arrow.maxRecordsPerBatch", "3"),
         ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
         ("spark.sql.ansi.enabled", "false"),
+        (FILE_MANAGER, f"{CHECKPOINTING}.FileContextBasedCheckpointFileManager"),
     ],
 )
 def test_a_setting_changes_nothing(world: World, key: str, value: str) -> None:
@@ -34,6 +52,37 @@ def test_a_setting_changes_nothing(world: World, key: str, value: str) -> None:
         world.run(backend, world.ledger(backend, df.union(df.where("false"))))
     world.check(backend)
     assert checkpoints(backend) == [("ledger", 0), ("ledger", 1)]
+
+
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "lifted"),
+    [
+        ("k int, n bigint", None, True),
+        ("k int, n bigint", "100", False),
+        ("k string, n bigint", None, False),
+    ],
+)
+def test_only_batches_of_narrow_rows_are_not_measured(
+    make_world: Callable[..., World], schema: str, said: str | None, lifted: bool
+) -> None:
+    world = make_world(schema=schema)
+    world.input.add([{"k": i % 7, "n": i} for i in range(50)])
+    seen: list[tuple[bool, int]] = []
+
+    def see(frame: DataFrame, batch: int) -> None:
+        unlimited = frame.sparkSession.conf.get(BATCH_BYTES) == str((1 << 31) - 1)
+        seen.append((unlimited, sum(row["n"] for row in frame.collect())))
+
+    with setting(world.spark, BATCH_BYTES, said) if said else contextlib.nullcontext():
+        backend = world.backend()
+        df = world.input.stream(world.spark)
+        frame = backend.aggregate(df, keys="k", aggregations={"n": ("sum", "n")}, uid="totals")
+        world.run(backend, frame, see)
+        assert world.spark.conf.get(BATCH_BYTES, None) == said, "the session is as it was"
+    assert seen == [(lifted, sum(range(50)))]
 
 
 TYPES = (

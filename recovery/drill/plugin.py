@@ -1,0 +1,242 @@
+"""The pytest plugin: a marker and a fixture that run a drill on a query of yours.
+
+    @pytest.mark.drill(faults=["executor-killed"], at_epoch=3)
+    def test_my_query_survives_a_killed_executor(drill):
+        drill(build, truth=truth)
+
+pytest loads this module in every run where the package is installed, so it imports nothing of the
+package, of Spark or of numpy before a drill is run. docs/drills.md has the whole story.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from recovery.drill.outcome import DrillReport
+    from recovery.drill.scenario import DrillJob
+
+__all__ = ["Drill", "drill"]
+
+MARKER: Final = (
+    "drill(faults=(), at_epoch=None, seed=None, duration_s=None, cluster=None, commit='sync', "
+    "store='file', parallelism=4, each=False, lenient=False): what the fixture `drill` does to a "
+    "job; each=True makes a test of each fault; lenient=True skips what this machine cannot do"
+)
+TO_RUNNER: Final = (
+    "faults",
+    "at_epoch",
+    "seed",
+    "duration_s",
+    "cluster",
+    "commit",
+    "store",
+    "parallelism",
+)
+OURS: Final = ("each", "lenient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options `--drill-seed` and `--drill-report`."""
+    group = parser.getgroup("drill", "recovery drills (statebackend)")
+    group.addoption(
+        "--drill-seed", type=int, metavar="N", help="replay drills with this seed, as a report says"
+    )
+    group.addoption(
+        "--drill-report", metavar="DIR", help="write each drill's report there, HTML and JSON"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and find out now what a report will need later."""
+    config.addinivalue_line("markers", MARKER)
+    if config.getoption("drill_report") and find_spec("jinja2") is None:
+        raise pytest.UsageError("--drill-report needs jinja2: pip install 'statebackend[drill]'")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With `each=True`, a test of each fault."""
+    if "drill" not in metafunc.fixturenames:
+        return
+    asked = _asked(metafunc.definition)
+    if asked.get("each"):
+        if not asked.get("faults"):
+            pytest.fail("`drill` with each=True needs faults", pytrace=False)
+        metafunc.parametrize("drill", list(asked.get("faults", ())), indirect=True)
+
+
+def _asked(node: pytest.Item) -> dict[str, Any]:
+    """What the markers ask for; those nearer to the test beat those of its class and module."""
+    asked: dict[str, Any] = {}
+    for mark in node.iter_markers("drill"):
+        if len(mark.args) > 1:
+            pytest.fail("name all arguments of `drill` but the faults", pytrace=False)
+        given = {"faults": mark.args[0], **mark.kwargs} if mark.args else mark.kwargs
+        for name, value in given.items():
+            if name not in TO_RUNNER + OURS:
+                names = ", ".join(TO_RUNNER + OURS)
+                pytest.fail(f"`drill` takes no {name!r}, but {names}", pytrace=False)
+            asked.setdefault(name, value)
+    if isinstance(asked.get("faults"), str):
+        asked["faults"] = (asked["faults"],)
+    return asked
+
+
+@pytest.fixture
+def drill(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Drill:
+    """Run a drill as the test's marker says: `drill(job, truth=...)`."""
+    asked = _asked(request.node)
+    if asked.pop("each", False):
+        asked["faults"] = (request.param,)
+    # Of all of xdist's workers, if it is one of them.
+    shared = (
+        tmp_path_factory.getbasetemp().parent if hasattr(request.config, "workerinput") else None
+    )
+    return Drill(request.node, tmp_path, shared, asked)
+
+
+class Drill:
+    """What the fixture gives. Call it with the job, as often as you like."""
+
+    def __init__(
+        self, item: pytest.Item, folder: Path, shared: Path | None, asked: dict[str, Any]
+    ) -> None:
+        self._item = item
+        self._folder = folder
+        self._shared = shared
+        self._asked = asked
+        self._runs = 0
+
+    def __call__(
+        self,
+        job: DrillJob | str | Callable[..., Any],
+        *,
+        truth: Callable[[Path], Any] | None = None,
+        **changed: Any,
+    ) -> DrillReport:
+        """Run the job, strike it, and compare what it put out with the truth.
+
+        The test fails with the report if anything was lost, duplicated or wrong, if the job did not
+        come to its end, or if a fault that was asked for could not be made; with `lenient=True` the
+        test is skipped for the last.
+
+        Args:
+            job: a `DrillJob`, the name of a bundled one, or a function that builds the frame.
+            truth: gives the right rows, for a function.
+            changed: any argument of `run_drill` or of the marker, for this run.
+
+        Returns:
+            The report, for asserts of your own.
+        """
+        __tracebackhide__ = True
+        import msgspec
+
+        from recovery.drill import runner
+        from recovery.drill.naming import drawn_seed
+
+        self._runs += 1
+        asked = {**self._asked, **changed}
+        lenient = asked.pop("lenient", False)
+        faults = tuple(asked.get("faults", ()))
+        self._refuse_impossible(faults, asked, lenient=lenient)
+        replayed = self._item.config.getoption("drill_seed")
+        seed = replayed if replayed is not None else asked.pop("seed", None)
+        asked["seed"] = drawn_seed() if seed is None else seed
+        folder = asked.setdefault("folder", self._folder / f"drill-{self._runs}")
+        asked.setdefault("on_progress", _tell)
+        command = f"pytest '{self._nodeid()}' --drill-seed {asked['seed']}"
+        self._item.user_properties.append(("drill_seed", asked["seed"]))
+        self._say(f"replay: {command}\nfolder: {folder}")
+        with _alone(self._shared):
+            report = runner.run_drill(job, truth=truth, **asked)
+        report = msgspec.structs.replace(report, command=command)
+        self._keep(report)
+        self._judge(report, faults, lenient=lenient)
+        return report
+
+    def _say(self, text: str) -> None:
+        self._item.add_report_section("call", "drill", text)
+
+    def _refuse_impossible(
+        self, faults: tuple[Any, ...], asked: dict[str, Any], *, lenient: bool
+    ) -> None:
+        """Not after minutes, but before the drill."""
+        __tracebackhide__ = True
+        from recovery.drill.naming import impossible
+
+        names = [name for name in faults if isinstance(name, str)]
+        options = {name: asked[name] for name in ("cluster", "store", "commit") if name in asked}
+        reasons = impossible(names, **options)
+        text = _because(reasons)
+        if reasons and not lenient:
+            pytest.fail(text, pytrace=False)
+        if reasons and len(reasons) == len(faults):
+            pytest.skip(text)
+
+    def _nodeid(self) -> str:
+        """The test's id, without what xdist puts behind it."""
+        nodeid = self._item.nodeid
+        for mark in self._item.iter_markers("xdist_group"):
+            group = mark.args[0] if mark.args else mark.kwargs.get("name", "")
+            nodeid = nodeid.removesuffix(f"@{group}")
+        return nodeid
+
+    def _keep(self, report: DrillReport) -> None:
+        from recovery.drill.report import as_json, write_html
+
+        folder = self._item.config.getoption("drill_report")
+        if not folder:
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        again = f"-{self._runs}" if self._runs > 1 else ""
+        stem = re.sub(r"[^\w.]+", "-", self._nodeid()).strip("-") + again
+        page = Path(folder) / f"{stem}.html"
+        write_html(report, page)
+        page.with_suffix(".json").write_text(as_json(report), encoding="utf-8")
+        self._say(f"report: {page}")
+
+    def _judge(self, report: DrillReport, faults: tuple[Any, ...], *, lenient: bool) -> None:
+        """Fail or skip the test; the report's text stands in its sections if it passes."""
+        from recovery.drill.report import as_text, not_struck
+
+        text = as_text(report)
+        if not report.verdict.exact:
+            pytest.fail(text, pytrace=False)
+        missing = not_struck(report, [name for name in faults if isinstance(name, str)])
+        reasons = _because(missing)
+        if missing and lenient:
+            pytest.skip(reasons)
+        if missing:
+            pytest.fail(f"The results are exact, but {reasons}.\n\n{text}", pytrace=False)
+        self._say(text)
+
+
+def _because(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name} was not made: {why}" for name, why in reasons.items())
+
+
+@contextmanager
+def _alone(shared: Path | None) -> Iterator[None]:
+    """One drill at a time among xdist's workers: each starts a cluster of its own."""
+    if shared is None:
+        yield
+        return
+    with (shared / "drill.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _tell(line: str) -> None:
+    """To the captured output: shown when the test fails, and at once with `-s`."""
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,284 @@
+"""What a drill found, for people, for programs and as a page.
+
+All three say the same: `as_text` fits a terminal and a failing test, `as_json` is the report's own
+shape, `write_html` draws it over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from recovery.drill.outcome import DrillReport, DriverLife, Recovery, Struck
+from statebackend.errors import EnvironmentMissingError
+
+__all__ = [
+    "after",
+    "as_json",
+    "as_text",
+    "check_page",
+    "count",
+    "duration",
+    "how_it_went",
+    "not_struck",
+    "seconds",
+    "size",
+    "verdict_line",
+    "write_html",
+]
+
+RECOVERIES_SHOWN_MAX: Final = 24
+
+
+def as_json(report: DrillReport) -> str:
+    """One JSON document in the shape of `DrillReport`: `version` first, times in seconds.
+
+    `msgspec.json.decode(text, type=DrillReport)` reads it back.
+    """
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+
+
+def check_page() -> None:
+    """Find out, before a drill takes its minutes, whether `write_html` will work.
+
+    Raises:
+        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
+    """
+    try:
+        import_module("recovery.drill.page")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
+            raise
+        raise EnvironmentMissingError(
+            "The page of a drill needs the package 'jinja2', which is not installed.",
+            todo="Install statebackend with its extra: pip install 'statebackend[drill]'.",
+        ) from error
+
+
+def write_html(report: DrillReport, path: Path) -> None:
+    """Write the report as one page that needs no other file and no network.
+
+    Raises:
+        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
+        OSError: the path cannot be written.
+    """
+    check_page()
+    from recovery.drill.page import page
+
+    path.write_text(page(report), encoding="utf-8")
+
+
+def not_struck(report: DrillReport, asked: Iterable[str]) -> dict[str, str]:
+    """The faults that were asked for and not made once, each with the reason.
+
+    A drill without them shows less than was asked, however right its results are.
+    """
+    reasons: dict[str, str] = {}
+    for name in asked:
+        tries = [one for one in report.faults if one.fault == name]
+        if not tries:
+            reasons[name] = "the job came to its end before it"
+        elif all(one.skipped for one in tries):
+            reasons[name] = tries[-1].skipped
+    return reasons
+
+
+# --- words and figures, the same in text and on the page ------------------------------------------
+
+
+def verdict_line(report: DrillReport) -> str:
+    """The verdict in a sentence."""
+    verdict = report.verdict
+    if verdict.exact:
+        return f"exact: {count(verdict.found, 'row')}, none lost, duplicated or wrong"
+    kinds = (("lost", verdict.lost), ("duplicated", verdict.duplicated), ("wrong", verdict.wrong))
+    bad = ", ".join(f"{number:,} {kind}" for kind, number in kinds if number)
+    found = f"{verdict.found:,} of {count(verdict.expected, 'row')}"
+    if verdict.failure:
+        return f"not exact: the job did not come to its end ({found}{', ' + bad if bad else ''})"
+    return f"not exact: {bad or 'the results differ'} ({found})"
+
+
+def after(struck: Struck) -> str:
+    """Where in the job's life a fault was made."""
+    return f"after epoch {struck.at_epoch}" if struck.at_epoch >= 0 else "before any epoch"
+
+
+def how_it_went(struck: Struck) -> str:
+    """What came of a fault, in a few words."""
+    if struck.skipped:
+        return f"not made: {struck.skipped}"
+    if struck.recovered_s is None:
+        return "no epoch after it"
+    return f"next epoch after {seconds(struck.recovered_s)}"
+
+
+def count(number: int, noun: str) -> str:
+    """1 row, 2,000 rows."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} " + (f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")
+
+
+def seconds(amount_s: float) -> str:
+    """A span for people: 340 ms, 2.3 s."""
+    return f"{1000 * amount_s:.0f} ms" if amount_s < 0.9995 else f"{amount_s:.1f} s"
+
+
+def duration(amount_s: float) -> str:
+    """A long span for people: 41.2 s, 5 min 3 s, 2 h 5 min."""
+    if amount_s < 60:
+        return seconds(amount_s)
+    minutes, rest_s = divmod(round(amount_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes for people: 1536 is 1.5 KiB."""
+    amount, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def as_text(report: DrillReport) -> str:
+    """The report for a terminal: the verdict first, how to replay last; ends with a newline."""
+    verdict = report.verdict
+    lines = [_capital(verdict_line(report)) + "."]
+    if verdict.failure:
+        lines += ["", *_indented(verdict.failure)]
+    if verdict.examples:
+        lines += ["", *(line for one in verdict.examples for line in _indented(one))]
+    setting = (report.job, report.cluster, f"store {report.store}", f"commit {report.commit}")
+    lines += [
+        "",
+        ", ".join(setting),
+        f"{count(len(report.epochs), 'epoch')} by {count(len(report.drivers), 'driver')} "
+        f"in {duration(report.duration_s)}, begun {report.started_at}",
+    ]
+    for title, rows in (
+        ("Faults", [_fault_row(one) for one in report.faults]),
+        ("Drivers", [_driver_row(one) for one in report.drivers]),
+        ("Recoveries", _recovery_rows(report.recoveries)),
+        ("Requests", _request_rows(report)),
+        ("Warnings", [(one,) for one in report.warnings]),
+    ):
+        if rows:
+            lines += ["", title, *_aligned(rows)]
+    replay = report.command or f"run_drill(..., seed={report.seed})"
+    lines += ["", f"Replay: {replay}"]
+    return "\n".join(lines) + "\n"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _indented(text: str) -> list[str]:
+    return ["  " + line for line in text.splitlines() or [""]]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; a row with fewer cells is not looked at for widths.
+
+    Cells that begin with a digit and stand under one another are set to the right.
+    """
+    full = max(len(row) for row in rows)
+    widths = [
+        max((len(row[i]) for row in rows if len(row) == full), default=0) for i in range(full)
+    ]
+    numbers = [all(row[i][:1].isdigit() for row in rows if len(row) == full) for i in range(full)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers, strict=False)
+        )
+        lines.append("  " + "  ".join(cells if len(row) == full else row).rstrip())
+    return lines
+
+
+def _fault_row(struck: Struck) -> tuple[str, ...]:
+    return (
+        struck.fault,
+        f"{struck.at_s:.1f} s",
+        after(struck),
+        "" if struck.until_s is None else f"for {seconds(struck.until_s - struck.at_s)}",
+        how_it_went(struck),
+        struck.target,
+    )
+
+
+def _driver_row(life: DriverLife) -> tuple[str, ...]:
+    ready = "never ready" if life.ready_s is None else f"ready at {life.ready_s:.1f} s"
+    ended = "" if life.ended_s is None else f" at {life.ended_s:.1f} s"
+    first_line = (life.error.strip().splitlines() or [""])[0]
+    row = (str(life.number), f"{life.started_s:.1f} s", ready, f"{life.ending}{ended}", first_line)
+    return row
+
+
+def _recovery_rows(recoveries: Sequence[Recovery]) -> list[tuple[str, ...]]:
+    """A line per source, then one for each recovery; of very many the slowest, in order of time."""
+    rows: list[tuple[str, ...]] = []
+    for source in sorted({one.report.source for one in recoveries}):
+        reports = [one.report for one in recoveries if one.report.source == source]
+        times_s = [report.seconds for report in reports]
+        local, durable = (
+            sum(report.local_bytes for report in reports),
+            sum(report.durable_bytes for report in reports),
+        )
+        rows.append(
+            (
+                f"{source}: {len(reports)}, median {seconds(median(times_s))}, "
+                f"longest {seconds(max(times_s))}, {size(local)} local, {size(durable)} durable "
+                f"in {count(sum(report.durable_reads for report in reports), 'read')}",
+            )
+        )
+    told = sorted(
+        (one for one in recoveries if one.report.source != "empty"),
+        key=lambda one: -one.report.seconds,
+    )
+    shown = sorted(told[:RECOVERIES_SHOWN_MAX], key=lambda one: (one.at_s, one.report.subtask))
+    rows += [_recovery_row(one) for one in shown]
+    if len(told) > RECOVERIES_SHOWN_MAX:
+        left = count(len(told) - RECOVERIES_SHOWN_MAX, "quicker one")
+        rows.append((f"and {left}: the JSON report has all",))
+    return rows
+
+
+def _recovery_row(one: Recovery) -> tuple[str, ...]:
+    report = one.report
+    return (
+        f"{report.operator} {report.subtask}",
+        f"{one.at_s:.1f} s",
+        f"driver {one.driver}",
+        report.source,
+        seconds(report.seconds),
+        f"{size(report.local_bytes)} local",
+        f"{size(report.durable_bytes)} in {count(report.durable_reads, 'read')}",
+        report.reason,
+    )
+
+
+def _request_rows(report: DrillReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{one.verb} {one.group}",
+            f"{one.requests:,}",
+            f"{one.faulted:,} faulted",
+            f"{size(one.in_bytes)} in",
+            f"{size(one.out_bytes)} out",
+        )
+        for one in report.requests
+    ]

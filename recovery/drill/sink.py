@@ -1,0 +1,56 @@
+"""The sink of a drill: one Parquet file for each batch, replaced if the batch is repeated.
+
+The file is named by Spark's batch id, which is all that makes the sink exactly-once: a batch that
+runs again, in the same driver or in another, leaves one file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["committed_epochs", "rows_in", "writer"]
+
+
+def writer(folder: Path) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that keeps its batches below a folder."""
+
+    def write(frame: DataFrame, batch: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{batch:010}.{os.getpid()}"
+        pq.write_table(frame.toArrow(), draft)
+        draft.replace(folder / f"{batch:010}.parquet")
+
+    return write
+
+
+def committed_epochs(checkpoint: Path) -> dict[int, int]:
+    """The batches that Spark's checkpoint has as committed, with the nanosecond of each."""
+    found = {}
+    try:
+        entries = list(os.scandir(checkpoint / "commits"))
+    except FileNotFoundError:
+        return {}
+    for entry in entries:
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = entry.stat().st_mtime_ns
+            except FileNotFoundError:  # a query that goes back by a batch removes it
+                continue
+    return found
+
+
+def rows_in(folder: Path, last: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of the batches up to the last committed one, in order, with their batch."""
+    for path in sorted(folder.glob("*.parquet")):
+        batch = int(path.stem)
+        if batch <= last:
+            for row in pq.read_table(path).to_pylist():
+                yield batch, row

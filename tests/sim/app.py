@@ -1,0 +1,294 @@
+"""One application: the driver with Spark's batch rules, and the executors it has.
+
+The start is the real `Launch`, the run the real `RunSession`; what is played is what Spark does
+with them. A batch is planned (``offsets/n``), its tasks run as attempts and are tried again, may
+have twins, and may be evaluated again by another stage attempt, whose outcome then counts. When
+every subtask has ended well and the sink has taken the output, ``commits/n`` is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType
+
+from snapshot.log import RecordCache
+from snapshot.storage.counting import CountingStore
+from statebackend.errors import FencedError, StateBackendError
+from statebackend.settings import Settings
+from statebackend.spark.housekeeping import StorePatience
+from statebackend.spark.job import Job
+from statebackend.spark.launch import Launch, Operator
+from tests.sim.bucket import SimStore
+from tests.sim.cluster import Executor, Host, Worker, later
+from tests.sim.kernel import Process
+from tests.sim.location import Committed, Plan, State, after, plan_of, rows_of
+from tests.sim.stage import Stage
+from tests.sim.task import Attempt
+from tests.sim.threads import Event
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+__all__ = ["App", "QueryFailed"]
+
+_DEFAULTS = Settings.resolve({}, lambda _: None)
+_KEY = StructType()
+
+
+class QueryFailed(Exception):
+    """Spark ended the query."""
+
+
+class SimJob(Job):
+    """A job whose store is the bucket."""
+
+    def __init__(self, store: SimStore, patience: StorePatience) -> None:
+        self.uri, self.name, self.store_uri = "sim://", "job", "sim://job"
+        self.local_name = "job"
+        self._patience = patience
+        self._store = CountingStore(store)
+        self._cache = RecordCache()
+
+
+class Query:
+    """What `Launch` sees of a query."""
+
+    def __init__(self, query_id: str) -> None:
+        self.id = query_id
+        self.stopped = Event()
+        self.failure: BaseException | None = None
+        stream = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MicroBatchExecution"),
+            resolvedCheckpointRoot=lambda: "/location",
+        )
+        self._jsq = SimpleNamespace(streamingQuery=lambda: stream)
+
+    @property
+    def isActive(self) -> bool:
+        return not self.stopped.is_set()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class App:
+    """A driver process and its executors."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.shared = world.shared
+        self.process = Process(f"app{number}")
+        self.process.at_death.append(self._gone)
+        sched, config = world.sched, world.config
+        store = SimStore(world.bucket, self.process, config)
+        patience = StorePatience(
+            config.commit_timeout_s, now_s=lambda: sched.now_s, sleep_s=sched.pause
+        )
+        self.job = SimJob(store, patience)
+        self.sessions: dict[str, Any] = {}
+        self.query: Query | None = None
+        self.stage: Stage | None = None
+        self.fenced = False
+        self.attempts = 0
+        self.executors: list[Executor] = [Executor(self, host) for host in world.hosts]
+        self.places = {p: p % len(world.hosts) for p in range(config.parallelism)}
+        self.settings = dataclasses.replace(
+            _DEFAULTS,
+            commit="async" if config.asynchronous else "sync",
+            inline_limit_bytes=config.inline_budget_bytes,
+            base_every_epochs=config.base_every_epochs,
+            base_apart_every_epochs=config.apart_every_epochs,
+            base_apart_min_bytes=200,
+            base_whole_limit_bytes=config.whole_limit_bytes,
+            base_lease_s=config.base_lease_s,
+            retain_epochs=config.retain_epochs,
+            clean_every_epochs=config.clean_every_epochs,
+            clean_min_age_s=config.clean_min_age_s,
+            start_timeout_s=10.0,
+            commit_timeout_s=config.commit_timeout_s,
+        )
+        sched.spawn(self.process, self._main)
+
+    # --- the driver's program ------------------------------------------------------------------
+
+    def _main(self) -> None:
+        """Start the query, again and again, until somebody else has taken over."""
+        sched = self.world.sched
+        while not self.fenced:
+            try:
+                self._run_query()
+            except (StateBackendError, QueryFailed) as error:
+                code = error.code if isinstance(error, StateBackendError) else str(error)
+                sched.note(f"query failed {code}", str(self.process))
+                self.world.query_failed(self, error)
+                # Whoever was fenced by another driver stops for good; the job is in good hands.
+                self.fenced = isinstance(error, FencedError) and self.world.newest is not self
+            sched.pause(0.1 + 0.3 * sched.random.random())
+        sched.note("driver gave up", str(self.process))
+        self.world.kill_app(self)
+
+    def _run_query(self) -> None:
+        sched, shared = self.world.sched, self.shared
+        launch = Launch(
+            self,  # type: ignore[arg-type]
+            self.job,
+            sessions=[],
+            operators={
+                "op": Operator("op", self.world.config.parallelism, 128, _KEY, {}),
+            },
+            settings=self.settings,
+            allow_dropped_state=False,
+            checked=self.world.config.checked,
+        )
+        launch.prepare(None, "/location")
+        if shared.query_id is None:
+            shared.query_id = sched.new_id()
+        query = self.query = Query(shared.query_id)
+        session = launch.session
+        self.sessions[launch._name] = session
+        try:
+            # Spark begins the first batch at once; its tasks wait at the gate.
+            running = sched.spawn(self.process, lambda: self._batches(query, launch._name))
+            launch.bind(query)  # type: ignore[arg-type]
+            sched.note("query started", f"{self.process}")
+            self.world.bound(self, launch)
+            query.stopped.wait()
+            del running
+        finally:
+            query.stop()
+            self.sessions.pop(launch._name, None)
+            if self.stage is not None:
+                self.stage.abandon()
+        if query.failure is not None:
+            raise query.failure
+        failure = session.failure
+        if failure is not None:
+            raise failure
+        raise QueryFailed("stopped")
+
+    def remove_session(self, name: str) -> None:
+        """What the server does for `Launch` when a start was refused."""
+        self.sessions.pop(name, None)
+
+    # --- batches -------------------------------------------------------------------------------
+
+    def _batches(self, query: Query, session: str) -> None:
+        try:
+            batch = self._first_batch()
+            while query.isActive:
+                self._batch(query, session, batch)
+                batch += 1
+        except (StateBackendError, QueryFailed) as error:
+            query.failure = query.failure or error
+        finally:
+            query.stop()
+
+    def _first_batch(self) -> int:
+        """Where Spark goes on, by its location alone."""
+        sched, shared = self.world.sched, self.shared
+        sched.pause(0.005)
+        planned, committed = max(shared.offsets, default=-1), max(shared.commits, default=-1)
+        return planned if planned > committed else planned + 1
+
+    def _batch(self, query: Query, session: str, batch: int) -> None:
+        world, shared = self.world, self.shared
+        sched, config = world.sched, world.config
+        sched.pause(0.004)
+        plan = shared.offsets.get(batch)
+        if plan is None:
+            plan = shared.offsets[batch] = plan_of(shared, batch, config, sched.random)
+        else:
+            sched.note("batch repeated", str(batch))
+        before = shared.commits.get(batch - 1)
+        states: tuple[State | None, ...] = before.states if before else (None,) * config.parallelism
+        if batch == 0:
+            states = tuple({} for _ in range(config.parallelism))
+        stage = self.stage = Stage(self, session, plan, states)
+        done = stage.run(query)
+        if config.checked:
+            if session not in self.sessions:
+                raise QueryFailed("stopped")
+            self.sessions[session].check_finished(batch)
+        self._commit(query, session, plan, stage, done)
+
+    def _commit(
+        self, query: Query, session: str, plan: Plan, stage: Stage, done: dict[int, Attempt]
+    ) -> None:
+        """The sink, then ``commits/n``: what is in it now is what counts."""
+        world, shared = self.world, self.shared
+        sched, config = world.sched, world.config
+        if sched.chance(config.sink_fails):
+            sched.note("sink failed")
+            raise QueryFailed("the sink failed")
+        sched.pause(0.004)
+        if not query.isActive:
+            raise QueryFailed("stopped")
+        if plan.batch in shared.commits or shared.offsets.get(plan.batch) is not plan:
+            sched.note("concurrent update of the location")
+            raise QueryFailed("multiple streaming queries are using the location")
+        rows = rows_of(plan, stage.salt, config.parallelism, config.keys)
+        if None in stage.states:  # a driver that was overtaken, or Spark skipped a batch
+            sched.note("batch before is not there")
+            raise QueryFailed("the batch before is not there")
+        model = [after(state or {}, rows[p]) for p, state in enumerate(stage.states)]
+        outputs: dict[int, State] | None = {p: dict(done[p].output) for p in sorted(done)}
+        if len(done) < config.parallelism:
+            sched.note("batch read in part")
+            outputs = None
+        committed = Committed(plan, stage.salt, tuple(state for state, _ in model), outputs)
+        shared.commits[plan.batch] = committed
+        shared.trim()
+        world.committed(self, session, committed, [output for _, output in model])
+
+    # --- what happens to it --------------------------------------------------------------------
+
+    def deliver(self, what: str, attempt: Attempt, failure: StateBackendError | None) -> None:
+        """A message of a worker's."""
+        if not self.process.dead and self.stage is not None:
+            self.stage.deliver(what, attempt, failure)
+
+    def executor_lost(self, executor: Executor) -> None:
+        """Another one comes up on the host after a while."""
+        place = self.executors.index(executor)
+
+        def again() -> None:
+            self.executors[place] = Executor(self, executor.host)
+            if self.stage is not None:
+                self.stage.nudge()
+
+        later(self, again, 0.3 + self.world.sched.random.random())
+
+    def idle_worker(self, subtask: int, avoid: Host | None = None) -> Worker | None:
+        """A worker for an attempt: where the subtask's anchor is, if there is one to be had."""
+        sched = self.world.sched
+        if sched.chance(self.world.config.moved):
+            sched.note("subtask moved")
+            self.places[subtask] = sched.random.randrange(len(self.executors))
+        place = self.places[subtask]
+        for turn in range(len(self.executors)):
+            executor = self.executors[(place + turn) % len(self.executors)]
+            if executor.lost or (turn and self._waits_for(place)):
+                continue
+            idle = [worker for worker in executor.workers if worker.idle]
+            if idle:
+                own = [worker for worker in idle if worker.last_subtask == subtask]
+                if own and sched.random.random() < self.world.config.same_worker:
+                    return own[0]
+                return idle[0] if len(idle) == 1 else sched.random.choice(idle)
+        return None
+
+    def _waits_for(self, place: int) -> bool:
+        """A task waits a while for its own place before it goes elsewhere."""
+        return not self.executors[place].lost and self.world.sched.random.random() < 0.8
+
+    def _gone(self) -> None:
+        """Executors notice, one after the other, that their driver is no more."""
+        sched = self.world.sched
+        for executor in self.executors:
+            executor.lost = True
+            for worker in executor.workers:
+                delay_s = 1.5 * sched.random.random()
+                sched.call(lambda w=worker: sched.kill(w.process), delay_s)  # type: ignore[misc]

@@ -1,0 +1,85 @@
+"""Rare branches: places of the protocol that a run must have come through.
+
+They are told from outside, by what was noted: an error's code at a request, a task or a query, a
+fault that struck, a decision that shows. Nothing in the product is marked for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+__all__ = ["BRANCHES", "reached", "unreached"]
+
+# name: the beginnings of notes that show it, any of them
+BRANCHES: Mapping[str, tuple[str, ...]] = {
+    # commits and fencing
+    "a driver is fenced in its commit": ("query failed SB4001",),
+    "a commit's outcome stays unknown": ("query failed SB4002",),
+    "a create lands after its client gave up": ("late create: created",),
+    "a create is delivered twice": ("late create: exists",),
+    "a create finds its slot taken": ("create: exists",),
+    "the answer to a request is lost": ("store: answer lost",),
+    "the store is down for a while": ("store outage",),
+    "two drivers run at once": ("second driver",),
+    "a frozen driver thaws after its successor began": ("driver thawed as a zombie",),
+    # batches
+    "a batch is repeated from its offsets": ("batch repeated",),
+    "a commit of Spark's is taken back": ("commits taken back",),
+    "a plan of Spark's is taken back": ("offsets taken back",),
+    "a batch is read in part": ("batch read in part",),
+    "an epoch is found unfinished": ("query failed SB5001",),
+    "the sink fails after the epoch was durable": ("sink failed",),
+    "two drivers meet in Spark's location": ("concurrent update of the location",),
+    "a record supersedes another of its epoch": ("record supersedes",),
+    # tasks
+    "an input ends without its barrier": ("task failed: SB5003",),
+    "the processor raises": ("task failed: SB1014",),
+    "an ack comes too late": ("ack: SB5005",),
+    "a begin comes too late": ("begin: SB5005",),
+    "a twin is started": ("speculative twin",),
+    "a stage is run again with other rows": ("stage run again with other rows",),
+    "an output is lost and made again": ("result lost", "stage run again"),
+    "a task's driver does not answer": ("rpc:",),
+    "a session is not known any more": ("begin: SB5006", "ack: SB5006"),
+    # local copies
+    "a store is handed over at the door": ("store handed over",),
+    "a store is asked for in vain": ("store asked for in vain",),
+    "a store held too long gets a successor": ("reason: the local copy was held",),
+    "a local store is damaged": ("reason: The local store",),
+    "a local delta is damaged": ("reason: The delta", "reason: A local delta"),
+    "a store half applied is seen": ("copy half applied",),
+    "a copy is of another branch, or too far behind": (
+        "reason: the local copy ",
+        "reason: the local copy",
+    ),
+    "the disk is full": ("disk full",),
+    "a restore from local deltas alone": ("restored local",),
+    "a restore from the durable copy": ("restored durable",),
+    "a restore from a mixture": ("restored mixed",),
+    "a restore with a layer on top": ("restored with a layer",),
+    "a host is lost": ("host lost",),
+    # bases and cleaning
+    "a base of files is committed": ("base committed: files",),
+    "a base of one object is committed": ("base committed: base apart",),
+    "a base within a record": ("base committed: base inline",),
+    "a file of the base before is named again": ("file named again",),
+    "a grant lapses": ("base_done: SB5005", "base_renewed: SB5005"),
+    "a driver cleans": ("driver cleaned",),
+    "a stranger cleans": ("cleaned by a stranger",),
+    "a deletion is done in part": ("delete in part",),
+    "an answer is damaged on its way": ("answer damaged",),
+}
+
+
+def reached(counts: Mapping[str, int]) -> Counter[str]:
+    """How often each branch was reached, by what was noted."""
+    found: Counter[str] = Counter()
+    for branch, beginnings in BRANCHES.items():
+        found[branch] = sum(n for kind, n in counts.items() if kind.startswith(beginnings))
+    return found
+
+
+def unreached(counts: Mapping[str, int]) -> list[str]:
+    """The branches that no note shows."""
+    return [branch for branch, times in reached(counts).items() if not times]

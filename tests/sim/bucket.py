@@ -1,0 +1,207 @@
+"""The object store: one bucket, and what each process sees of it over a bad network.
+
+A request travels, is carried out at one instant, and its answer travels. On the way it may be lost,
+its answer may be, it may be carried out twice, or long after its client has given up. A process
+that dies takes nothing back: what it sent arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from greenlet import GreenletExit
+
+from snapshot.storage.base import (
+    Buffer,
+    Capabilities,
+    CreateOutcome,
+    Listing,
+    ObjectInfo,
+    ObjectStore,
+)
+from statebackend.errors import ObjectNotFoundError, StoreUnreachableError
+from tests.sim.config import Config
+from tests.sim.kernel import Process, Scheduler, TimedOutError, current
+
+__all__ = ["Bucket", "SimStore", "Watcher"]
+
+
+class Watcher(Protocol):
+    """A checker that sees every change of the bucket at the instant it happens."""
+
+    def created(self, name: str, data: bytes) -> None:
+        """An object that was not there is."""
+
+    def replaced(self, name: str, before: bytes, data: bytes) -> None:
+        """An object has other bytes, or was written again."""
+
+    def deleted(self, name: str, data: bytes) -> None:
+        """An object is gone."""
+
+
+class Bucket:
+    """Objects, and who watches them."""
+
+    def __init__(self, sched: Scheduler) -> None:
+        self.sched = sched
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.watchers: list[Watcher] = []
+        self.down_until_s = 0.0
+
+    def put(self, name: str, data: bytes) -> None:
+        before = self.objects.get(name)
+        self.objects[name] = (data, int(self.sched.now_s * 1000))
+        for watcher in self.watchers:
+            if before is None:
+                watcher.created(name, data)
+            else:
+                watcher.replaced(name, before[0], data)
+
+    def create(self, name: str, data: bytes) -> CreateOutcome:
+        if name in self.objects:
+            return CreateOutcome.EXISTS
+        self.put(name, data)
+        return CreateOutcome.CREATED
+
+    def get(self, name: str) -> bytes:
+        found = self.objects.get(name)
+        if found is None:
+            raise ObjectNotFoundError(f"There is no object {name!r}.")
+        return found[0]
+
+    def list(self, prefix: str) -> Listing:
+        return [
+            ObjectInfo(name, len(self.objects[name][0]), self.objects[name][1])
+            for name in sorted(self.objects)
+            if name.startswith(prefix)
+        ]
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            found = self.objects.pop(name, None)
+            if found is not None:
+                for watcher in self.watchers:
+                    watcher.deleted(name, found[0])
+
+
+class SimStore(ObjectStore):
+    """The bucket, as one process sees it."""
+
+    def __init__(self, bucket: Bucket, process: Process, config: Config) -> None:
+        self._bucket, self._process, self._config = bucket, process, config
+        self._sched = bucket.sched
+
+    @property
+    def uri(self) -> str:
+        return f"sim://bucket/{self._process.name}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(create_if_absent=True, ranged_read=True, streamed=False)
+
+    def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        data = b"".join(parts)
+        self._request("put", name, lambda: self._bucket.put(name, data))
+
+    def put_file(self, name: str, path: Any) -> None:
+        self.put(name, [path.read_bytes()])
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> CreateOutcome:
+        data = b"".join(parts)
+        outcome: CreateOutcome = self._request(
+            "create", name, lambda: self._bucket.create(name, data)
+        )
+        self._sched.note(f"create: {outcome.value}")
+        return outcome
+
+    def get(self, name: str) -> bytes:
+        data: bytes = self._request("get", name, lambda: self._bucket.get(name))
+        return self._read(name, data)
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self.get(name)[start : start + length]
+
+    def get_tail(self, name: str, length: int) -> tuple[bytes, int]:
+        data = self.get(name)
+        return data[-length:], len(data)
+
+    def list(self, prefix: str) -> Listing:
+        listing: Listing = self._request("list", prefix, lambda: self._bucket.list(prefix))
+        return listing
+
+    def delete(self, names: Iterable[str]) -> None:
+        wanted = list(names)
+        if self._sched.chance(self._config.torn_delete) and len(wanted) > 1:
+            # A bulk deletion of which a part was done when the connection went.
+            self._sched.note("delete in part")
+            half = wanted[: self._sched.random.randrange(1, len(wanted))]
+            self._request("delete", wanted[0], lambda: self._bucket.delete(half))
+            raise self._lost("delete", wanted[0])
+        self._request("delete", wanted[0], lambda: self._bucket.delete(wanted))
+
+    def _read(self, name: str, data: bytes) -> bytes:
+        """Now and then an answer is damaged on its way; the object is not."""
+        if data and self._sched.chance(self._config.flipped_read):
+            self._sched.note("answer damaged", name)
+            at = self._sched.random.randrange(len(data))
+            return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+        return data
+
+    def _lost(self, verb: str, name: str) -> StoreUnreachableError:
+        return StoreUnreachableError(f"No answer to {verb} {name!r} came.")
+
+    def _request(self, verb: str, name: str, do: Callable[[], Any]) -> Any:
+        sched, config = self._sched, self._config
+        if self._process.dead:
+            raise GreenletExit
+        random = sched.random.random
+        go_s, back_s = config.store_s * (0.5 + random()), config.store_s * (0.5 + random())
+        fate = "" if random() >= config.store_faults else self._fate(verb)
+        if fate in ("lost", "late"):
+            if fate == "late":
+                late_s = config.store_timeout_s * (0.2 + 3 * random())
+                sched.call(lambda: self._arrive_late(verb, name, do), late_s)
+            sched.note(f"store: {fate}", f"{verb} {name}")
+            sched.pause(config.store_timeout_s)
+            raise self._lost(verb, name)
+        actor = current()
+        waiting = actor.wait
+
+        def arrive() -> None:
+            if self._bucket.down_until_s > sched.now_s:
+                return  # nobody answers
+            try:
+                value, error = do(), None
+            except ObjectNotFoundError as found:
+                value, error = None, found
+            if fate != "answer lost":
+                sched.wake(actor, waiting, (value, error), back_s)
+
+        sched.call(arrive, go_s)
+        if fate == "twice":
+            sched.note("store: twice", f"{verb} {name}")
+            sched.call(
+                lambda: self._arrive_late(verb, name, do), go_s + 5 * config.store_s * random()
+            )
+        try:
+            value, error = sched.park(config.store_timeout_s)
+        except TimedOutError:
+            sched.note(f"store: {fate or 'down'}", f"{verb} {name}")
+            raise self._lost(verb, name) from None
+        if error is not None:
+            raise error
+        return value
+
+    def _fate(self, verb: str) -> str:
+        kinds = ["lost", "answer lost"]
+        if verb in ("create", "put"):
+            kinds += ["late", "twice"]
+        return self._sched.random.choice(kinds)
+
+    def _arrive_late(self, verb: str, name: str, do: Callable[[], Any]) -> None:
+        if self._bucket.down_until_s > self._sched.now_s:
+            return
+        outcome = do()
+        if verb == "create":
+            self._sched.note(f"late create: {outcome.value}", name)

@@ -1,0 +1,158 @@
+"""Every row counts once: in what an attempt is given, and in what the log holds.
+
+The log is read here as the design says it is to be read, a few lines beside the real resolver: a
+record of epoch e takes the place of e and all after it, its deltas go on top of e - 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapshot.base import decode_index
+from snapshot.messages import BeginReply
+from snapshot.record import Record, SliceEntry
+from statebackend.state.table import StateTable
+from tests.sim.checkers.ledger import Checker
+from tests.sim.disk import files_state
+from tests.sim.location import Committed, State
+from tests.sim.seams import decoded
+from tests.sim.task import Attempt
+
+if TYPE_CHECKING:
+    from tests.sim.app import App
+
+__all__ = ["ExactlyOnce"]
+
+_EPOCHS_KEPT = 16
+
+
+class ExactlyOnce(Checker):
+    """Compares states with the plain model.
+
+    Attributes:
+        durable: by epoch, every subtask's state as the log has it.
+    """
+
+    name = "exactly once"
+    _first = 0
+    _newest = -1
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)
+        self.durable: dict[int, list[State]] = {}
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def record(self, sequence: int, record: Record) -> None:
+        """Replay it."""
+        manifest = record.manifest
+        if sequence < self._newest:
+            return  # it was delivered late, into a slot that was cleaned
+        self._newest = sequence
+        if manifest.kind != "checkpoint":
+            self.world.sched.note("claim", f"{sequence}: {manifest.writer}, run {manifest.run}")
+            return
+        epoch, parallelism = manifest.epoch, manifest.parallelism
+        self.world.sched.note("record", f"{sequence}: epoch {epoch} by {manifest.writer}")
+        before = self.durable.get(epoch - 1)
+        if before is None:
+            if epoch != manifest.first_epoch:
+                self.violated(f"record {sequence} of epoch {epoch} follows nothing")
+            before = [{} for _ in range(parallelism)]
+        for known in [e for e in self.durable if e >= epoch]:
+            del self.durable[known]
+            self.world.sched.note("record supersedes", str(sequence))
+        states = [dict(state) for state in before]
+        for entry in manifest.slices:
+            if entry.kind == "delta":
+                self._lay(states[entry.subtask], self._bytes(record, entry))
+        self.durable[epoch] = states
+        for entry in manifest.slices:
+            if entry.kind != "delta":
+                self._check_base(sequence, record, entry)
+        if len(self.durable) > _EPOCHS_KEPT:
+            del self.durable[min(self.durable)]
+
+    def _bytes(self, record: Record, entry: SliceEntry) -> bytes:
+        if entry.object is None:
+            return record.slice(entry)
+        found = self.world.bucket.objects.get(entry.object)
+        if found is None:
+            self.violated(f"{record.name} names {entry.object}, which is not there")
+        data: bytes = found[0]
+        return data
+
+    def _lay(self, state: State, data: bytes) -> None:
+        for key, value in decoded(data, arrow=self.world.config.arrow):
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+
+    def laid(self, state: State, record: Record, entry: SliceEntry) -> State:
+        """A state with one slice on top; a base takes its place."""
+        data = self._bytes(record, entry)
+        if entry.kind == "files":
+            objects = self.world.bucket.objects
+            index = decode_index(data)
+            gone = [file.object for file in index.files if file.object not in objects]
+            if gone:
+                self.violated(f"{record.name} names a base whose {gone[0]} is not there")
+            if len({file.object.rpartition("/")[0] for file in index.files}) > 1:
+                self.world.sched.note("file named again")
+            return files_state({file.name: objects[file.object][0] for file in index.files})
+        state = dict(state) if entry.kind == "delta" else {}
+        self._lay(state, data)
+        return state
+
+    def _check_base(self, sequence: int, record: Record, entry: SliceEntry) -> None:
+        state = self.laid({}, record, entry)
+        where = "apart" if entry.epoch < record.manifest.epoch else "inline"
+        kind = "files" if entry.kind == "files" else f"base {where}"
+        self.world.sched.note(f"base committed: {kind}", str(sequence))
+        known = self.durable.get(entry.epoch)
+        if known is not None and state != known[entry.subtask]:
+            self.violated(f"record {sequence}: the base of epoch {entry.epoch} is another state")
+
+    # --- attempts ------------------------------------------------------------------------------
+
+    def restored(self, attempt: Attempt, table: StateTable, reply: BeginReply) -> None:
+        """What an attempt begins with is what the batches before it made; its store only what
+        the log holds."""
+        if attempt.expected is None:
+            return
+        found = dict(table.snapshot())
+        if found != attempt.expected:
+            self.violated(
+                f"{attempt} begins with another state: {_difference(found, attempt.expected)}"
+            )
+        durable = self.durable.get(reply.durable_epoch)
+        store = dict(table.base.scan())
+        is_current = attempt.app is self.world.newest
+        if durable is not None and is_current and store != durable[attempt.subtask]:
+            self.violated(
+                f"the store of {attempt} is not what the log holds of epoch {reply.durable_epoch}: "
+                f"{_difference(store, durable[attempt.subtask])}"
+            )
+
+    def committed(self, app: App, committed: Committed) -> None:
+        """What Spark has committed is durable; with asynchronous commits the batch before is."""
+        batch = committed.plan.batch
+        if self.world.config.asynchronous:
+            before = self.world.shared.commits.get(batch - 1)
+            if before is None:
+                return
+            batch, committed = batch - 1, before
+        if committed.output is None:
+            return
+        durable = self.durable.get(batch)
+        if durable is None:
+            self.violated(f"Spark has committed batch {batch}, and the log does not hold it")
+        elif durable != list(committed.states):
+            self.violated(f"the log holds another state than batch {batch}'s")
+
+
+def _difference(found: State, expected: State) -> str:
+    keys = sorted(found.keys() | expected.keys())
+    wrong = [key for key in keys if found.get(key) != expected.get(key)]
+    return ", ".join(f"{k!r}: {found.get(k)!r} for {expected.get(k)!r}" for k in wrong[:3])

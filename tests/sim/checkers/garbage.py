@@ -1,0 +1,95 @@
+"""What nobody needs does not stay for ever."""
+
+from __future__ import annotations
+
+from recovery.plan import plan_restore
+from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
+from snapshot.lineage import resolve
+from snapshot.log import CommitLog
+from snapshot.messages import LocalCopy
+from snapshot.names import parse_base_name, parse_data_name
+from snapshot.record import Manifest, parse_record_name
+from tests.sim.bucket import SimStore
+from tests.sim.checkers.ledger import Checker
+from tests.sim.location import State
+
+__all__ = ["Garbage"]
+
+
+class Garbage(Checker):
+    """Looks when all is quiet."""
+
+    name = "garbage"
+    _before_calm: frozenset[str] = frozenset()
+
+    def begin_calm(self) -> None:
+        """From here on nothing goes wrong: what is named by nobody now must go."""
+        named = frozenset().union(*self.world.references.named.values())
+        self._before_calm = frozenset(self.world.bucket.objects) - named
+
+    def at_the_end(self) -> None:
+        """After some quiet batches; then everybody stops, somebody claims the job and cleans."""
+        world = self.world
+        if world.violations:
+            return
+        self._drivers_own()
+        for app in list(world.apps):
+            world.kill_app(app)
+        world.supervised = False
+        found: list[list[Manifest]] = []
+
+        def settle() -> None:
+            store = SimStore(world.bucket, world.outside, world.config)
+            log = CommitLog(store, job="job", writer="janitor", new_id=world.sched.new_id)
+            log.claim()
+            for _ in range(2):
+                clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)
+            found.append(log.manifests())
+
+        world.do_outside(settle)
+        if found:
+            self._nothing_left()
+            self._restorable(found[0])
+
+    def _drivers_own(self) -> None:
+        """A driver that cleans after each epoch leaves nothing of those before it."""
+        world, app = self.world, self.world.newest
+        if not world.cleans_each_epoch or app is None:
+            return
+        generation = max(r.manifest.generation for r in world.references.records.values())
+        named = frozenset().union(*world.references.named.values())
+        for name in sorted(self._before_calm & world.bucket.objects.keys()):
+            place = parse_data_name(name) or parse_base_name(name)
+            if place is not None and place.generation < generation and name not in named:
+                self.violated(f"{name} of an earlier generation is still there")
+
+    def _nothing_left(self) -> None:
+        references = self.world.references
+        named = frozenset().union(*references.named.values())
+        for name in self.world.bucket.objects:
+            sequence = parse_record_name(name)
+            if sequence is None:
+                if name not in named:
+                    self.violated(f"{name} is needed by nobody and was not deleted")
+            elif sequence < references.oldest_needed:
+                record = self.world.ledger.records[sequence]
+                if record.manifest.kind != "claim":
+                    self.violated(f"record {sequence} is needed by nobody and was not deleted")
+
+    def _restorable(self, manifests: list[Manifest]) -> None:
+        """From the objects alone comes what the batches made."""
+        world = self.world
+        lineage = resolve(manifests).get("op")
+        if lineage is None or not lineage.epochs:
+            return
+        epoch = lineage.last_epoch
+        expected = world.once.durable[epoch]
+        records = world.ledger.records
+        for subtask, known in enumerate(lineage.subtasks):
+            plan = plan_restore(LocalCopy(), known, job_id=lineage.job_id, epoch=epoch)
+            state: State = {}
+            for step in plan.steps:
+                record = records[step.ref.sequence]
+                state = world.once.laid(state, record, step.ref.entry)
+            if state != expected[subtask]:
+                self.violated(f"subtask {subtask} does not come back from the log alone")

@@ -1,0 +1,171 @@
+"""What one seed's world is like: sizes, policies, and which faults it has, and how many.
+
+Swarm: each kind of fault is left out of about half of all seeds, and where it is in, its rate is
+drawn too. A world with everything at once hides as much as one without faults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from random import Random
+
+__all__ = ["Config", "calm", "draw"]
+
+
+@dataclass
+class Config:
+    """One world. Rates are per occasion, ``*_every_s`` mean times between two of them (0: never).
+
+    Attributes:
+        parallelism: subtasks. hosts, workers: executors, and Python workers in each.
+        rows: of a batch, at most. keys: of a subtask.
+        asynchronous, checked: how the query commits.
+        arrow: deltas in their real format; else in a quicker one, under the same digests.
+        indeterminate: an upstream stage that is run again gives other rows.
+        zombies: a second driver may start while the first still runs.
+    """
+
+    parallelism: int = 3
+    hosts: int = 2
+    workers: int = 2
+    rows: int = 40
+    keys: int = 8
+    arrow: bool = False
+    asynchronous: bool = False
+    checked: bool = True
+    indeterminate: bool = False
+    zombies: bool = False
+    retain_epochs: int = 1
+    clean_every_epochs: int = 1
+    clean_min_age_s: float = 0.0
+    inline_budget_bytes: int = 1 << 20
+    base_every_epochs: int = 5
+    apart_every_epochs: int = 4
+    whole_limit_bytes: int = 0
+    base_lease_s: float = 2.0
+    unflushed_epochs: int = 4
+    open_stores: int = 32
+    lease_timeout_s: float = 0.1
+    commit_timeout_s: float = 3.0
+    large_bytes: int = 0  # what a store says that it holds, at least: bases apart
+    # the network, the stores
+    store_s: float = 0.008
+    store_timeout_s: float = 0.4
+    store_faults: float = 0.0
+    torn_delete: float = 0.0
+    flipped_read: float = 0.0
+    outage_every_s: float = 0.0
+    hop_s: float = 0.001
+    hop_timeout_s: float = 2.0
+    hop_faults: float = 0.0
+    # tasks
+    row_s: float = 0.002
+    truncated: float = 0.0
+    processor_fails: float = 0.0
+    twins: float = 0.0
+    reruns: float = 0.0
+    partial: float = 0.0
+    lost_results: float = 0.0
+    sink_fails: float = 0.0
+    # processes and disks
+    worker_killed_every_s: float = 0.0
+    executor_killed_every_s: float = 0.0
+    host_lost_every_s: float = 0.0
+    worker_frozen_every_s: float = 0.0
+    driver_killed_every_s: float = 0.0
+    driver_frozen_every_s: float = 0.0
+    query_stopped_every_s: float = 0.0
+    second_driver_every_s: float = 0.0
+    outside_clean_every_s: float = 0.0
+    local_damage_every_s: float = 0.0
+    moved: float = 0.0
+    disk_full: float = 0.0
+    spontaneous_flush: float = 0.02
+    same_worker: float = 0.8
+
+    def faultless(self) -> Config:
+        """The same world with nothing going wrong any more."""
+        quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
+        for name, _, _ in (*_RATES, *_TIMES):
+            setattr(quiet, name, 0.0)
+        return quiet
+
+
+# name, and the bounds of its rate where it is in
+_RATES = (
+    ("store_faults", 0.002, 0.06),
+    ("torn_delete", 0.02, 0.3),
+    ("flipped_read", 0.001, 0.02),
+    ("hop_faults", 0.002, 0.05),
+    ("truncated", 0.01, 0.1),
+    ("processor_fails", 0.002, 0.05),
+    ("twins", 0.02, 0.3),
+    ("reruns", 0.02, 0.2),
+    ("partial", 0.01, 0.06),
+    ("lost_results", 0.005, 0.08),
+    ("sink_fails", 0.005, 0.05),
+    ("moved", 0.01, 0.2),
+    ("disk_full", 0.005, 0.1),
+)
+_TIMES = (
+    ("outage_every_s", 5.0, 60.0),
+    ("worker_killed_every_s", 0.5, 10.0),
+    ("executor_killed_every_s", 2.0, 20.0),
+    ("host_lost_every_s", 3.0, 40.0),
+    ("worker_frozen_every_s", 0.5, 10.0),
+    ("driver_killed_every_s", 2.0, 20.0),
+    ("driver_frozen_every_s", 2.0, 20.0),
+    ("query_stopped_every_s", 3.0, 30.0),
+    ("second_driver_every_s", 3.0, 20.0),
+    ("outside_clean_every_s", 2.0, 20.0),
+    ("local_damage_every_s", 1.0, 10.0),
+)
+
+
+def draw(random: Random) -> Config:
+    """A world of its own for each seed."""
+    config = Config()
+    config.parallelism = random.choice([1, 2, 3, 3, 4])
+    config.hosts = random.choice([1, 2, 2, 3])
+    config.workers = random.choice([1, 2, 2, 3])
+    config.rows = random.choice([20, 80, 160, 240])
+    config.row_s = random.choice([0.0005, 0.002, 0.01])
+    config.same_worker = random.choice([0.0, 0.5, 0.9, 1.0])
+    config.keys = random.choice([3, 8, 20])
+    config.arrow = random.random() < 0.03
+    config.asynchronous = random.random() < 0.5
+    config.checked = random.random() < 0.5
+    config.retain_epochs = random.choice([1, 1, 2, 4])
+    config.clean_every_epochs = random.choice([0, 1, 1, 1, 3])
+    config.clean_min_age_s = random.choice([0.0, 0.0, 0.0, 1.0])
+    config.inline_budget_bytes = random.choice([0, 100, 1 << 20, 1 << 20])
+    config.base_every_epochs = random.choice([1, 3, 5, 12])
+    config.apart_every_epochs = random.choice([2, 4, 9])
+    config.whole_limit_bytes = random.choice([0, 1 << 20])
+    config.large_bytes = random.choice([0, 0, 1 << 30])
+    config.base_lease_s = random.choice([0.3, 2.0, 20.0])
+    config.unflushed_epochs = random.choice([1, 4, 16])
+    config.open_stores = random.choice([0, 1, 32, 32])
+    config.lease_timeout_s = random.choice([0.02, 0.1, 0.5])
+    config.commit_timeout_s = random.choice([0.0, 3.0, 20.0])
+    for name, low, high in _RATES:
+        if random.random() < 0.5:
+            setattr(config, name, low * (high / low) ** random.random())
+    for name, low, high in _TIMES:
+        if random.random() < 0.35:
+            setattr(config, name, low * (high / low) ** random.random())
+    kind = random.random()
+    if kind < 0.35:
+        config.indeterminate = True  # two drivers at once are exact where batches are determinate
+        config.second_driver_every_s = config.partial = 0.0
+    elif kind < 0.7:
+        config.zombies = True
+        config.reruns *= 0.5
+    else:
+        config.second_driver_every_s = 0.0
+    return config
+
+
+def calm() -> Config:
+    """A small world without faults."""
+    return Config(worker_killed_every_s=0.0)

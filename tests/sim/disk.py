@@ -1,0 +1,308 @@
+"""Local copies on a host's disk: the real folders, and in them stores that are a dict in memory and
+files of what was flushed.
+
+`ModelStore` is a `RocksStore` without RocksDB: `apply`, its batches and its marker are the real
+ones; what was not flushed is gone when the process dies. What is done with
+files, leases and the pointer is real; the disk is `files.Disk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from recovery.folders import unusable
+from recovery.keeper import HOLDER, Keeper, KeeperSettings
+from recovery.local import Clock, Incarnation, LocalSubtask
+from statebackend.errors import LocalCopyError, StoreBusyError
+from statebackend.rocks import store as rocks
+from statebackend.rocks.store import RocksStore
+from tests.sim.config import Config
+from tests.sim.files import MemPath
+from tests.sim.kernel import Process, Scheduler, current
+from tests.sim.threads import Threading
+
+__all__ = ["ModelStore", "Opened", "SimKeeper", "SimSubtask", "ask_for", "files_state"]
+
+_META = rocks.META_PREFIX
+
+
+class Opened:
+    """Which process has which store open: RocksDB's own lock, and a witness for the checkers."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, Process] = {}
+        self.collisions: list[str] = []
+
+
+class ModelStore(RocksStore):
+    """A store as RocksDB would keep it."""
+
+    def __init__(self, path: str, process: Process, opened: Opened, config: Config) -> None:
+        self.path = path
+        self._process, self._opened, self._config = process, opened, config
+        self._mem: dict[bytes, bytes | None] = {}
+        self._view: dict[bytes, bytes] = {}
+        self._files: list[str] = []
+        self._sizes: list[tuple[str, int]] = []
+        self._number = 0
+        self._db: Any = self  # closed when None
+        try:
+            self._load(MemPath(path))
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise LocalCopyError(f"The local store {path} is damaged ({error}).") from error
+        opened.by_path[path] = process
+
+    @classmethod
+    def open_in(cls, path: str, process: Process, opened: Opened, config: Config) -> ModelStore:
+        """Open or make it.
+
+        Raises:
+            StoreBusyError: another process has it.
+            LocalCopyError: its files are not those of its manifest.
+        """
+        holder = opened.by_path.get(path)
+        if holder is not None and not holder.dead:
+            opened.collisions.append(f"{process} opened {path}, which {holder} has open")
+            raise StoreBusyError(f"The local store {path} is open in another process.")
+        return cls(path, process, opened, config)
+
+    def _load(self, folder: MemPath) -> None:
+        folder.mkdir(exist_ok=True)
+        current_file = folder / "CURRENT"
+        if not current_file.exists():
+            return
+        named = current_file.read_text()
+        manifest = (folder / named).read_bytes()
+        self._number = int(named.removeprefix("MANIFEST-"))
+        for name, size_bytes in msgspec.json.decode(manifest, type=list[tuple[str, int]]):
+            data = (folder / name).read_bytes()
+            if len(data) != size_bytes:
+                raise ValueError(f"{name} is {len(data)} bytes")
+            self._files.append(name)
+            self._sizes.append((name, size_bytes))
+            self._number = max(self._number, int(name.partition(".")[0]))
+            for key, value in msgspec.msgpack.decode(data, type=dict[bytes, bytes | None]).items():
+                self._lay(key, value)
+
+    def _lay(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._view.pop(key, None)
+        else:
+            self._view[key] = value
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._view.get(key)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._view.get(key) for key in keys]
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        for key in sorted(self._view):
+            if key.startswith(prefix) and not key.startswith(_META):
+                yield key, self._view[key]
+
+    def content(self) -> dict[bytes, bytes]:
+        """All but the marker."""
+        return {key: value for key, value in self._view.items() if not key.startswith(_META)}
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Any) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self._mem[key] = value
+            self._lay(key, value)
+        if marker is not None:
+            raw = msgspec.json.encode(marker)
+            self._mem[rocks._MARKER_KEY] = raw
+            self._view[rocks._MARKER_KEY] = raw
+        sched = current().sched
+        if sched.chance(self._config.spontaneous_flush):
+            self.flush()  # the memtable was full
+        sched.pause(0.0002)
+
+    def level0_files(self) -> int:
+        return len(self._files)
+
+    def live_bytes(self) -> int:
+        return self._config.large_bytes
+
+    def stored_bytes(self) -> int:
+        return sum(len(k) + len(v) for k, v in self._view.items())
+
+    def compact_if_due(self) -> bool:
+        if len(self._files) < 8:
+            return False
+        self._compact()
+        return True
+
+    def _compact(self) -> None:
+        before = self._files
+        self._mem = dict(self._view)
+        self._files = []
+        self.flush()
+        for name in before:
+            MemPath(self.path, name).unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        if self._process.dead or not self._mem:
+            return
+        folder = MemPath(self.path)
+        self._number += 1
+        name = f"{self._number:06d}.sst"
+        (folder / name).write_bytes(msgspec.msgpack.encode(self._mem))
+        self._mem = {}
+        self._files.append(name)
+        self._sizes.append((name, (folder / name).stat().st_size))
+        sizes = self._sizes = [one for one in self._sizes if one[0] in self._files]
+        self._number += 1
+        manifest = f"MANIFEST-{self._number:06d}"
+        (folder / manifest).write_bytes(msgspec.json.encode(sizes))
+        temporary = folder / "CURRENT.tmp"
+        temporary.write_text(manifest)
+        temporary.replace(folder / "CURRENT")
+
+    def checkpoint(self, path: str) -> list[str]:
+        self.flush()
+        folder, target = MemPath(self.path), MemPath(path)
+        target.mkdir()
+        try:
+            for name, size_bytes in self._sizes:
+                if (folder / name).stat().st_size != size_bytes:
+                    raise LocalCopyError(f"{name} is not what was written.")
+            for name in self._files:
+                (folder / name).link_to(target / name)
+        except OSError as error:
+            raise LocalCopyError(f"The local store {self.path} is damaged ({error}).") from error
+        manifest = f"MANIFEST-{self._number:06d}"  # RocksDB writes these two anew
+        (target / manifest).write_bytes(msgspec.json.encode(self._sizes))
+        (target / "CURRENT").write_text(manifest)
+        return sorted(path.name for path in target.iterdir())
+
+    def close(self) -> None:
+        if self._db is None:
+            return
+        self.flush()
+        self._db = None
+        if not self._process.dead:
+            self._opened.by_path.pop(self.path, None)
+
+
+class SimIncarnation(Incarnation):
+    """One whose lease the kernel takes back, and whose disk may be full."""
+
+    def __init__(self, path: Any, lease: int, subtask: SimSubtask) -> None:
+        super().__init__(path, lease)
+        self._subtask = subtask
+
+    def write_delta(self, epoch: int, digest: str, data: bytes) -> None:
+        if current().sched.chance(self._subtask.config.disk_full):
+            current().sched.note("disk full")
+            raise unusable(str(self.path), OSError(28, "No space left on device"))
+        super().write_delta(epoch, digest, data)
+
+    def abandon(self) -> None:
+        """Its process is gone: the kernel frees the lease."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self.path.disk.os.close(lease)
+
+
+class SimSubtask(LocalSubtask):
+    """Makes incarnations of the simulation's."""
+
+    def __init__(
+        self,
+        local_dir: str,
+        *,
+        subtask: int,
+        sched: Scheduler,
+        process: Process,
+        opened: Opened,
+        config: Config,
+        keeper: SimKeeper,
+        held: list[SimIncarnation],
+    ) -> None:
+        self.process, self.opened, self.config = process, opened, config
+        self._held = held
+        super().__init__(
+            local_dir,
+            job="job",
+            operator="op",
+            subtask=subtask,
+            new_id=sched.new_id,
+            clock=Clock(lambda: sched.now_s, sched.pause),
+            keeper=keeper,
+            keeper_settings=keeper._settings,
+        )
+
+    def _lease(self, path: Any) -> Incarnation | None:
+        held = super()._lease(path)
+        if held is None:
+            return None
+        lease, held._lease = held._lease, None
+        assert lease is not None
+        made = SimIncarnation(held.path, lease, self)
+        self._held[:] = [one for one in self._held if one._lease is not None]
+        self._held.append(made)
+        return made
+
+
+class SimKeeper(Keeper):
+    """A worker's open stores, without a socket: `ask_for` finds it by its door's name."""
+
+    doors: dict[str, SimKeeper]
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: KeeperSettings,
+        process: Process,
+        doors: dict[str, SimKeeper],
+    ) -> None:
+        self._clock, self._settings, self.process = clock, settings, process
+        self._kept = {}
+        self._lock = Threading.Lock()  # type: ignore[assignment]
+        self._closed = Threading.Event()  # type: ignore[assignment]
+        self.door = process.name
+        doors[self.door] = self
+
+    def tend(self, sched: Scheduler) -> None:
+        """What the door's thread does besides."""
+        while True:
+            sched.pause(0.5)
+            self._tidy()
+
+
+def ask_for(doors: dict[str, SimKeeper], path: MemPath, timeout_s: float) -> bool:
+    """In the place of `recovery.keeper.ask_for`: a message to the holder, and its answer."""
+    sched = current().sched
+    try:
+        keeper = doors[(path / HOLDER).read_text()]
+    except (OSError, KeyError):
+        return False
+    sched.pause(0.0005)
+    if keeper.process.dead:
+        return False
+    if keeper.process.frozen_until > sched.now_s:
+        sched.pause(timeout_s)
+        return False
+    freed = keeper._hand_over(path)
+    sched.note("store handed over" if freed else "store asked for in vain")
+    sched.pause(0.0005)
+    return freed
+
+
+def files_state(files: Mapping[str, bytes]) -> dict[bytes, bytes]:
+    """What the files of a store hold, without its marker."""
+    state: dict[bytes, bytes] = {}
+    manifest = files[files["CURRENT"].decode()]
+    for name, _ in msgspec.json.decode(manifest, type=list[tuple[str, int]]):
+        for key, value in msgspec.msgpack.decode(
+            files[name], type=dict[bytes, bytes | None]
+        ).items():
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+    return {key: value for key, value in state.items() if not key.startswith(_META)}

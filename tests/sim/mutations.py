@@ -1,0 +1,254 @@
+"""Planted bugs: each breaks one rule of the protocol, and a checker must show it.
+
+A mutation is what a person might have written instead. It is put into the real code for as long as
+one world runs. ``world`` says what kind of world it needs to show: a rule about twins is not broken
+where there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.sim import planted
+from tests.sim.config import Config
+from tests.sim.planted import Patches
+
+__all__ = ["MUTATIONS", "Mutation", "adjust", "applied"]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted bug.
+
+    Attributes:
+        what: the rule, as it is broken. shows_in: the checkers that may find it.
+        patches: what is put where. world: fields of the config that it needs.
+    """
+
+    what: str
+    shows_in: tuple[str, ...]
+    patches: Callable[[], Patches]
+    world: Mapping[str, Any] = field(default_factory=dict)
+
+
+_OTHER_ROWS = {
+    "indeterminate": True,
+    "zombies": False,
+    "second_driver_every_s": 0.0,
+    "partial": 0.0,
+    "reruns": 0.3,
+    "twins": 0.3,
+    "worker_frozen_every_s": 0.7,
+    "driver_killed_every_s": 6.0,
+    "parallelism": 3,
+}
+_DRIVERS_DIE = {"driver_killed_every_s": 2.0, "query_stopped_every_s": 3.0, "parallelism": 2}
+_CLEANING = {"clean_every_epochs": 1, "clean_min_age_s": 0.0, "driver_killed_every_s": 4.0}
+_BASES = {
+    **_CLEANING,
+    "large_bytes": 1 << 30,
+    "apart_every_epochs": 2,
+    "base_every_epochs": 3,
+    "store_s": 0.03,
+}
+_RECORDS_LOST = {
+    **_DRIVERS_DIE,
+    "asynchronous": True,
+    "zombies": False,
+    "commit_timeout_s": 20.0,
+    "store_faults": 0.15,
+    "outage_every_s": 4.0,
+    "driver_killed_every_s": 1.5,
+}
+_TWO_DRIVERS = {
+    "zombies": True,
+    "indeterminate": False,
+    "driver_frozen_every_s": 2.0,
+    "second_driver_every_s": 3.0,
+}
+
+
+_ONCE, _OUT, _ONE, _REF, _LEFT, _STUCK = (
+    "exactly once",
+    "output",
+    "single writer",
+    "references",
+    "garbage",
+    "liveness",
+)
+
+MUTATIONS: dict[str, Mutation] = {
+    "first attempt wins": Mutation(
+        "an ack is kept against those of newer attempts",
+        (_ONCE,),
+        planted.first_attempt_wins,
+        _OTHER_ROWS,
+    ),
+    "last ack wins": Mutation(
+        "an older attempt's late ack takes the place of a newer one's",
+        (_ONCE,),
+        planted.last_ack_wins,
+        _OTHER_ROWS,
+    ),
+    "no superseding record": Mutation(
+        "an epoch's first record stays, whatever is acked after it",
+        (_ONCE,),
+        planted.no_superseding_record,
+        _OTHER_ROWS,
+    ),
+    "ack without barrier": Mutation(
+        "the end of the input is taken for its barrier",
+        (_ONCE, _OUT),
+        planted.ack_without_barrier,
+        {"truncated": 0.1},
+    ),
+    "claim records deleted": Mutation(
+        "a claim below what is needed goes as a checkpoint does",
+        (_REF,),
+        planted.claims_deleted,
+        _CLEANING,
+    ),
+    "delta applied before it is durable": Mutation(
+        "RocksDB takes an epoch in before its record is written",
+        (_ONCE,),
+        planted.applied_too_early,
+        {**_OTHER_ROWS, "asynchronous": False, "sink_fails": 0.05},
+    ),
+    "retention by record": Mutation(
+        "what is needed is counted from the newest record, not from the confirmed epoch",
+        (_ONCE, _REF),
+        planted.retention_by_record,
+        {**_CLEANING, **_DRIVERS_DIE},
+    ),
+    "epoch before pruned too early": Mutation(
+        "what epoch n - 1 needs goes when n is durable, not when it is confirmed",
+        (_ONCE, _REF),
+        planted.pruned_too_early,
+        {**_CLEANING, **_OTHER_ROWS, "base_every_epochs": 1, "large_bytes": 0},
+    ),
+    "a taken slot is success": Mutation(
+        "a commit that finds another's record takes itself for committed",
+        (_ONCE, _REF),
+        planted.taken_slot_is_success,
+        _TWO_DRIVERS,
+    ),
+    "unknown is success": Mutation(
+        "a commit without an answer is taken for done",
+        (_ONCE, _ONE),
+        planted.unknown_is_success,
+        {"store_faults": 0.1, "commit_timeout_s": 0.0},
+    ),
+    "generation not raised": Mutation(
+        "a claim goes on with the generation that it found",
+        (_ONE,),
+        planted.generation_not_raised,
+        _DRIVERS_DIE,
+    ),
+    "two epochs ahead": Mutation(
+        "with asynchronous commits the last ack does not wait for the record before",
+        (_ONCE,),
+        planted.no_wait_for_the_record_before,
+        {**_DRIVERS_DIE, "asynchronous": True, "store_s": 0.05},
+    ),
+    "ack before the record": Mutation(
+        "with synchronous commits the last ack returns while the record is being written",
+        (_ONCE,),
+        planted.ack_before_the_record,
+        {**_DRIVERS_DIE, "asynchronous": False},
+    ),
+    "grants ignored": Mutation(
+        "cleaning does not ask which bases are being uploaded",
+        (_REF, _ONCE),
+        planted.grants_ignored,
+        _BASES,
+    ),
+    "lapsed grants count": Mutation(
+        "a base is taken although its grant has lapsed and its objects may be gone",
+        (_REF, _ONCE),
+        planted.lapsed_grants_count,
+        {**_BASES, "base_lease_s": 0.1, "worker_frozen_every_s": 0.3, "rows": 20},
+    ),
+    "pending acks ignored": Mutation(
+        "cleaning deletes objects of acks that no record names yet",
+        (_REF, _ONCE),
+        planted.pending_ignored,
+        {
+            **_CLEANING,
+            "inline_budget_bytes": 0,
+            "parallelism": 3,
+            "rows": 20,
+            "row_s": 0.0005,
+            "store_s": 0.03,
+            "asynchronous": True,
+        },
+    ),
+    "garbage is kept": Mutation(
+        "slices that nobody names are never deleted",
+        (_LEFT,),
+        planted.garbage_is_kept,
+        {**_CLEANING, "inline_budget_bytes": 0},
+    ),
+    "bases are kept": Mutation(
+        "files of bases that nobody names are never deleted",
+        (_LEFT,),
+        planted.bases_are_kept,
+        _BASES,
+    ),
+    "only the commit is taken back": Mutation(
+        "a rewind leaves the next batch's plan, so that Spark skips one",
+        (_OUT, _ONCE, _STUCK),
+        planted.only_the_commit_taken_back,
+        _RECORDS_LOST,
+    ),
+    "no rewind": Mutation(
+        "a commit of Spark's stays although its record was lost",
+        (_OUT, _ONCE, _STUCK),
+        planted.no_rewind,
+        _RECORDS_LOST,
+    ),
+    "no lease": Mutation(
+        "a local store is opened without its lease",
+        (_ONE,),
+        planted.no_lease,
+        {"twins": 0.3, "worker_frozen_every_s": 0.7, "workers": 2},
+    ),
+    "files taken over by name": Mutation(
+        "a base names files of the base before by their names alone",
+        (_ONCE, _REF),
+        planted.files_by_name,
+        {**_BASES, "whole_limit_bytes": 0, "host_lost_every_s": 3.0, "hosts": 2},
+    ),
+    "marker first": Mutation(
+        "the marker is set before the rows that it stands for",
+        (_ONCE,),
+        planted.marker_first,
+        {"spontaneous_flush": 0.3, "worker_killed_every_s": 0.3, "rows": 80, "keys": 20},
+    ),
+}
+
+
+def adjust(name: str, config: Config) -> None:
+    """Make a world in which the mutation has a chance."""
+    if name:
+        for field_name, value in MUTATIONS[name].world.items():
+            setattr(config, field_name, value)
+
+
+@contextlib.contextmanager
+def applied(name: str) -> Iterator[None]:
+    """While open, the product has this bug; without a name none."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for where, attribute, value in MUTATIONS[name].patches() if name else ():
+            before.append((where, attribute, getattr(where, attribute, None)))
+            setattr(where, attribute, value)
+        yield
+    finally:
+        for where, attribute, value in reversed(before):
+            if value is None:
+                delattr(where, attribute)
+            else:
+                setattr(where, attribute, value)

@@ -1,0 +1,283 @@
+"""What a planted bug changes: names in modules and classes, and what is put there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+import recovery.local
+import recovery.upload
+import snapshot.log
+import snapshot.retention
+from snapshot.bases import BaseBook, Grant
+from snapshot.coordinator import Coordinator
+from snapshot.epoch import Acked, EpochState
+from snapshot.lineage import SubtaskLineage
+from snapshot.log import CommitLog
+from snapshot.retention import Fate
+from snapshot.running import RunningOperator
+from snapshot.tenure import Verdict
+from statebackend.rocks.store import Marker, RocksStore
+from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.session import RunSession
+from tests.sim.kernel import current
+from tests.sim.seams import decoded
+from tests.sim.task import SimEpoch
+
+__all__ = ["Patches"]
+
+Patches = Iterator[tuple[Any, str, Any]]
+
+
+def first_attempt_wins() -> Patches:
+    def take(self: EpochState, ack: Any) -> Acked:
+        self.acks.setdefault(ack.subtask, ack)
+        return Acked.COMPLETE if len(self.acks) == self.parallelism else Acked.PARTIAL
+
+    yield EpochState, "take", take
+
+
+def last_ack_wins() -> Patches:
+    def take(self: EpochState, ack: Any) -> Acked:
+        self.acks[ack.subtask] = ack
+        return Acked.COMPLETE if len(self.acks) == self.parallelism else Acked.PARTIAL
+
+    yield EpochState, "take", take
+
+
+def no_superseding_record() -> Patches:
+    really = EpochState.take_due
+
+    def take_due(self: EpochState) -> Any:
+        return None if self._taken else really(self)
+
+    yield EpochState, "take_due", take_due
+
+
+def ack_without_barrier() -> Patches:
+    yield SimEpoch, "wants_barrier", False
+
+
+def claims_deleted() -> Patches:
+    really = snapshot.retention._record
+
+    def record(name: str, view: Any) -> Fate:
+        fate = really(name, view)
+        sequence = snapshot.retention.parse_record_name(name)
+        old = sequence is not None and sequence < view.oldest_needed
+        return Fate.DEAD if old and fate is Fate.LIVE else fate
+
+    yield snapshot.retention, "_record", record
+
+
+def applied_too_early() -> Patches:
+    really = SimEpoch._snapshot
+
+    def made(self: SimEpoch, opened: Any, table: Any) -> Any:
+        request = really(self, opened, table)
+        reply = opened.reply
+        if not reply.layers and request.delta.data:
+            rows = decoded(request.delta.data, arrow=self._config.arrow)
+            marker = Marker(
+                job_id=reply.job_id,
+                operator="op",
+                key_group_start=reply.key_group_start,
+                key_group_end=reply.key_group_end,
+                epoch=self._context.epoch,
+                chain=request.chain,
+            )
+            opened.store.apply([key for key, _ in rows], [value for _, value in rows], marker)
+        return request
+
+    # With a plan that believes the epoch's number alone, as whoever applies early would have it.
+    yield SimEpoch, "_snapshot", made
+    yield from chain_ignored()
+
+
+def chain_ignored() -> Patches:
+    def holds(self: SubtaskLineage, epoch: int, digest: str) -> bool:
+        return self.chain_at(epoch) is not None or epoch + 1 in self.deltas
+
+    yield SubtaskLineage, "holds", holds
+
+
+def retention_by_record() -> Patches:
+    really = Coordinator._oldest_needed
+
+    def oldest_needed(self: Coordinator) -> int:
+        newest = [e.sequence for o in self._operators.values() for e in o.lineage.epochs.values()]
+        return max([really(self), *newest])
+
+    yield Coordinator, "_oldest_needed", oldest_needed
+
+
+def pruned_too_early() -> Patches:
+    really = RunningOperator.oldest_needed
+
+    def oldest_needed(self: RunningOperator, epoch: int) -> int | None:
+        return really(self, epoch + 1) if epoch in self.lineage.epochs else really(self, epoch)
+
+    yield RunningOperator, "oldest_needed", oldest_needed
+
+
+def taken_slot_is_success() -> Patches:
+    really = snapshot.log.judge
+
+    def judge(outcome: Any, found: Any, own: str) -> Verdict:
+        verdict = really(outcome, found, own)
+        return Verdict.COMMITTED if verdict is Verdict.FENCED else verdict
+
+    yield snapshot.log, "judge", judge
+
+
+def unknown_is_success() -> Patches:
+    really = snapshot.log.judge
+
+    def judge(outcome: Any, found: Any, own: str) -> Verdict:
+        verdict = really(outcome, found, own)
+        return Verdict.COMMITTED if verdict is Verdict.UNKNOWN else verdict
+
+    yield snapshot.log, "judge", judge
+
+
+def generation_not_raised() -> Patches:
+    really = CommitLog._claimed
+
+    def claimed(self: CommitLog, manifest: Any) -> Any:
+        lower = max(1, manifest.generation - 1)
+        return really(self, msgspec.structs.replace(manifest, generation=lower))
+
+    yield CommitLog, "_claimed", claimed
+
+
+def no_wait_for_the_record_before() -> Patches:
+    really = RunSession._commit_behind
+
+    def behind(self: RunSession, coordinator: Any, tenure: Any, ack: Any) -> None:
+        really(self, coordinator, tenure, ack)
+
+    yield RunSession, "_commit_behind", behind
+
+
+def ack_before_the_record() -> Patches:
+    really = RunSession._commit
+
+    def commit(self: RunSession, coordinator: Any, tenure: Any, work: Any) -> None:
+        if coordinator.asynchronous:
+            really(self, coordinator, tenure, work)
+        else:  # the record is written by the way, and taken for durable at once
+            actor = current()
+            actor.sched.spawn(actor.process, lambda: really(self, coordinator, tenure, work))
+
+    yield RunSession, "_commit", commit
+
+
+def grants_ignored() -> Patches:
+    yield BaseBook, "open_grants", lambda self: set()
+
+
+def lapsed_grants_count() -> Patches:
+    really = BaseBook._held
+
+    def held(self: BaseBook, subtask: int, grant_id: str) -> Grant:
+        known = self.given.get(grant_id)
+        if known is None:
+            return really(self, subtask, grant_id)
+        return self.grants.setdefault(subtask, known)
+
+    grant = BaseBook.grant
+
+    def given(self: BaseBook, subtask: int, epoch: int, chain: str) -> Grant | None:
+        one = grant(self, subtask, epoch, chain)
+        if one is not None:
+            self.given[one.id] = one
+        return one
+
+    yield BaseBook, "given", {}
+    yield BaseBook, "grant", given
+    yield BaseBook, "_held", held
+
+
+def pending_ignored() -> Patches:
+    yield Coordinator, "pending_names", lambda self: set()
+    really = snapshot.retention._data
+
+    def data(name: str, view: Any) -> Fate:
+        fate = really(name, view)
+        return Fate.DEAD if fate is Fate.DRIVERS and view.is_driver else fate
+
+    yield snapshot.retention, "_data", data
+
+
+def garbage_is_kept() -> Patches:
+    really = snapshot.retention._data
+
+    def data(name: str, view: Any) -> Fate:
+        fate = really(name, view)
+        return Fate.DRIVERS if fate is Fate.DEAD else fate
+
+    yield snapshot.retention, "_data", data
+
+
+def bases_are_kept() -> Patches:
+    really = snapshot.retention._base
+
+    def base(name: str, view: Any) -> Fate:
+        fate = really(name, view)
+        return Fate.DRIVERS if fate is Fate.DEAD else fate
+
+    yield snapshot.retention, "_base", base
+
+
+def only_the_commit_taken_back() -> Patches:
+    yield CheckpointLocation, "trim", lambda self, batch: None
+
+
+def no_rewind() -> Patches:
+    def rewind(self: CheckpointLocation, batch: int) -> None:
+        self.trim(batch)
+
+    yield CheckpointLocation, "rewind", rewind
+
+
+def no_lease() -> Patches:
+    class Fcntl:
+        LOCK_EX = LOCK_NB = 0
+
+        @staticmethod
+        def flock(file: int, how: int) -> None:
+            """Everybody gets it."""
+
+    yield recovery.local, "fcntl", Fcntl
+
+
+def files_by_name() -> Patches:
+    def reusable(granted: Any, shared: Any) -> Any:
+        files = granted.files if granted is not None else []
+        return {f.name: f for f in files if not f.name.startswith(("CURRENT", "MANIFEST-"))}
+
+    yield recovery.upload, "reusable", reusable
+    really = recovery.upload.BaseUpload._file
+
+    def file(self: Any, path: Any, known: Any) -> Any:
+        return known if known is not None else really(self, path, None)
+
+    yield recovery.upload.BaseUpload, "_file", file
+
+
+def marker_first() -> Patches:
+    really = RocksStore._write_checked
+
+    def apply(self: RocksStore, keys: Any, values: Any, marker: Any) -> None:
+        really(self, (), (), marker)
+        really(self, keys, values, None)
+
+    def apply_batches(self: RocksStore, batches: Any, marker: Any) -> None:
+        really(self, (), (), marker)
+        for keys, values in batches:
+            really(self, keys, values, None)
+
+    yield RocksStore, "apply", apply
+    yield RocksStore, "apply_batches", apply_batches

@@ -1,0 +1,207 @@
+"""The tasks of one batch: attempts, twins, failures, and evaluations that are done again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statebackend.errors import StateBackendError
+from tests.sim.kernel import TimedOutError, current
+from tests.sim.location import Plan, State
+from tests.sim.task import Attempt
+
+if TYPE_CHECKING:
+    from tests.sim.app import App, Query
+
+__all__ = ["Stage"]
+
+_FAILURES_MAX = 4  # of a task, then the query fails: spark.task.maxFailures
+_LOOK_S = 0.25
+
+
+class Stage:
+    """Runs every subtask until one attempt of each has ended well.
+
+    Attributes:
+        salt: which rows the upstream gave: another one when an indeterminate stage is run again.
+        states: by subtask, what state is before the batch.
+    """
+
+    def __init__(
+        self, app: App, session: str, plan: Plan, states: tuple[State | None, ...]
+    ) -> None:
+        self._app, self._session, self._plan = app, session, plan
+        self.states = states
+        world = app.world
+        self._sched, self._config = world.sched, world.config
+        self.number = 0
+        self.salt = 0
+        if self._config.indeterminate:
+            world.salts += 1
+            self.salt = world.salts
+        self._parallelism = self._config.parallelism
+        self._wanted = list(range(self._parallelism))
+        self._inbox: list[tuple[Attempt, StateBackendError | None]] = []
+        self._waiting: tuple[object, int] | None = None
+        self._running: dict[int, list[Attempt]] = {}
+        self._failures: dict[int, int] = {}
+        self._done: dict[int, Attempt] = {}
+        self._abandoned = False
+        self.attempts: set[Attempt] = set()
+
+    # --- from outside --------------------------------------------------------------------------
+
+    def deliver(self, what: str, attempt: Attempt, failure: StateBackendError | None) -> None:
+        """An attempt has ended."""
+        self._inbox.append((attempt, failure))
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Something may have changed."""
+        if self._waiting is not None:
+            actor, number = self._waiting
+            self._waiting = None
+            self._sched.wake(actor, number)  # type: ignore[arg-type]
+
+    def abandon(self) -> None:
+        """The query has ended: what runs is killed, sooner or later."""
+        self._abandoned = True
+        for attempts in self._running.values():
+            for attempt in attempts:
+                self._kill(attempt)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def run(self, query: Query) -> dict[int, Attempt]:
+        """Until all is done; the attempt that counts, by subtask.
+
+        Raises:
+            StateBackendError: a task failed too often.
+        """
+        sched, config = self._sched, self._config
+        if sched.chance(config.partial):
+            sched.random.shuffle(self._wanted)
+            self._wanted = sorted(self._wanted[: sched.random.randrange(self._parallelism)])
+        while True:
+            if self._abandoned or not query.isActive:
+                self.abandon()
+                return self._done
+            self._launch()
+            if len(self._done) >= len(self._wanted) and not self._again():
+                break
+            self._wait()
+            while self._inbox:
+                self._ended(*self._inbox.pop(0))
+        for attempts in self._running.values():
+            for attempt in attempts:
+                self._kill(attempt)  # twins
+        return self._done
+
+    def _wait(self) -> None:
+        actor = current()
+        if self._inbox:
+            return
+        self._waiting = (actor, actor.wait)
+        try:
+            self._sched.park(_LOOK_S)
+        except TimedOutError:
+            self._speculate()
+        self._waiting = None
+
+    def _launch(self) -> None:
+        for subtask in self._wanted:
+            if subtask not in self._done and not self._running.get(subtask):
+                self._start(subtask)
+
+    def _start(self, subtask: int) -> bool:
+        app = self._app
+        worker = app.idle_worker(subtask)
+        if worker is None:
+            return False
+        app.world.attempts += 1
+        attempt = Attempt(
+            app,
+            self._session,
+            self._plan,
+            subtask,
+            app.world.attempts,
+            self.number,
+            self.salt,
+            self.states[subtask],
+        )
+        self.attempts.add(attempt)
+        attempt.worker, attempt.started_s = worker, self._sched.now_s
+        self._running.setdefault(subtask, []).append(attempt)
+        worker.run(attempt)
+        return True
+
+    def _speculate(self) -> None:
+        """A task that takes long gets a twin."""
+        for subtask, attempts in sorted(self._running.items()):
+            late = len(attempts) == 1 and self._sched.now_s - attempts[0].started_s > _LOOK_S
+            wanted = late and subtask not in self._done and self._sched.chance(self._config.twins)
+            if wanted and self._start(subtask):
+                self._sched.note("speculative twin", str(attempts[0]))
+
+    def _ended(self, attempt: Attempt, failure: StateBackendError | None) -> None:
+        if attempt.over:
+            return
+        attempt.over = True
+        running = self._running.get(attempt.subtask, [])
+        if attempt not in running:
+            return  # of an evaluation, or a batch, that is over
+        running.remove(attempt)
+        subtask = attempt.subtask
+        if subtask in self._done:
+            return
+        if failure is None:
+            if self._sched.chance(self._config.lost_results):
+                # Its executor is lost with the output before anybody has fetched it.
+                self._sched.note("result lost", str(attempt))
+                return
+            self._done[subtask] = attempt
+            for twin in running:
+                self._kill(twin)
+            if self._config.indeterminate and self._sched.chance(self._config.reruns / 3):
+                self._run_again()  # while others still run
+            return
+        if running:
+            return  # its twin goes on
+        self._failures[subtask] = self._failures.get(subtask, 0) + 1
+        if self._failures[subtask] >= _FAILURES_MAX:
+            raise failure
+
+    def _again(self) -> bool:
+        """Whether outputs are lost and what was done is done again; by all, if rows may differ."""
+        sched, config = self._sched, self._config
+        if not self._done or not sched.chance(config.reruns):
+            return False
+        self._run_again()
+        return len(self._done) < len(self._wanted)
+
+    def _run_again(self) -> None:
+        sched, config = self._sched, self._config
+        self.number += 1
+        if config.indeterminate:
+            self._app.world.salts += 1
+            self.salt = self._app.world.salts
+            sched.note("stage run again with other rows")
+            self._done.clear()
+            self._running.clear()  # they go on, and are not listened to
+        else:
+            sched.note("stage run again")
+            for subtask in sorted(self._done):
+                if sched.random.random() < 0.5:
+                    del self._done[subtask]
+                    self._running[subtask] = []
+        self._launch()
+
+    def _kill(self, attempt: Attempt) -> None:
+        """Spark ends a task by ending its Python worker."""
+        worker = attempt.worker
+        assert worker is not None
+
+        def kill() -> None:
+            if worker.attempt is attempt:
+                worker.kill("task")
+
+        self._sched.call(kill, 0.001 + 0.05 * self._sched.random.random())

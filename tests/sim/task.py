@@ -1,0 +1,173 @@
+"""One attempt at one subtask's epoch: the real task, its input and its processor played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from recovery.local import Clock, LocalSubtask
+from recovery.restore import OpenSubtask
+from recovery.upload import BaseUpload
+from snapshot.messages import BaseGrant, BeginReply
+from snapshot.storage.counting import CountingStore
+from statebackend.errors import BarrierMissingError, ProcessorError
+from statebackend.spark.reporter import UploadReporter
+from statebackend.spark.task import SubtaskEpoch, _Timings
+from statebackend.state.table import StateTable
+from tests.sim.disk import SimSubtask
+from tests.sim.location import Plan, State, rows_of
+
+if TYPE_CHECKING:
+    from tests.sim.app import App, Worker
+
+__all__ = ["Attempt", "SimEpoch"]
+
+
+class Attempt:
+    """What the driver asks a worker for.
+
+    Attributes:
+        number: Spark's task attempt id, growing. stage: which evaluation of the batch.
+        expected: the state after the batch before, by the model.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        session: str,
+        plan: Plan,
+        subtask: int,
+        number: int,
+        stage: int,
+        salt: int,
+        expected: State | None,
+    ) -> None:
+        self.app, self.session, self.plan = app, session, plan
+        self.subtask, self.number = subtask, number
+        self.stage, self.salt = stage, salt
+        self.expected = expected
+        self.worker: Worker | None = None
+        self.started_s = 0.0
+        self.output: State = {}
+        self.over = False
+
+    def __str__(self) -> str:
+        return f"{self.app.process}:{self.plan.batch}.{self.subtask}#{self.number}"
+
+
+class SimEpoch(SubtaskEpoch):
+    """The real sequence of `SubtaskEpoch.run`, on the simulation's worker."""
+
+    wants_barrier = True
+
+    def __init__(self, attempt: Attempt, worker: Worker) -> None:
+        app, config = attempt.app, attempt.app.world.config
+        self._attempt, self._worker, self._config = attempt, worker, config
+        self._sched = app.world.sched
+        self._rows = rows_of(attempt.plan, attempt.salt, config.parallelism, config.keys)[
+            attempt.subtask
+        ]
+        self._spec: Any = worker.spec
+        self._context: Any = SimpleNamespace(
+            epoch=attempt.plan.batch,
+            query_id=app.shared.query_id,
+            attempt=attempt.number,
+            endpoint=SimpleNamespace(app=app, session=attempt.session),
+        )
+        self._taken: Any = SimpleNamespace(
+            subtask=attempt.subtask,
+            stamp_ms=attempt.plan.stamp_ms,
+            max_event_ms=None,
+            second_event_ms=None,
+            stage=SimpleNamespace(rows=len(self._rows), staged_bytes=0),
+        )
+        self._store = CountingStore(worker.store)
+        self._work: Any = SimpleNamespace(path=None)
+        self._timings = _Timings()
+        self._client: Any = worker.client
+        self._counted = {}
+        self._next_timer_ms = None
+
+    def read(self) -> None:
+        """The input, up to the barrier.
+
+        Raises:
+            BarrierMissingError: upstream died, which looks like the end of the input.
+        """
+        sched, config = self._sched, self._config
+        cut = None
+        if sched.chance(config.truncated):
+            cut = sched.random.randint(0, len(self._rows))
+        for place in range(0, len(self._rows), 8):
+            if cut is not None and place >= cut:
+                break
+            sched.pause(config.row_s)
+        if cut is not None:
+            sched.note("input truncated", str(self._attempt))
+            self._rows = self._rows[:cut]
+            if self.wants_barrier:
+                raise BarrierMissingError("The input ended without its barrier.")
+
+    def _process(self, table: StateTable, reply: BeginReply) -> Iterator[Any]:
+        """A running total by key; one row is one step."""
+        sched, config, output = self._sched, self._config, self._attempt.output
+        self._attempt.app.world.restored(self._attempt, table, reply)
+        output.clear()
+        fails_at = -1
+        if self._rows and sched.chance(config.processor_fails):
+            fails_at = sched.random.randrange(len(self._rows))
+        pause_s = config.row_s * (0.5 + sched.random.random())
+        for place, (key, amount) in enumerate(self._rows):
+            if place == fails_at:
+                raise ProcessorError("The processor raised.")
+            if amount == 0:
+                table.put(key, None)
+                output[key] = b""
+            else:
+                total = b"%d" % (int(table.get(key) or b"0") + amount)
+                table.put(key, total)
+                output[key] = total
+            sched.pause(pause_s)
+        yield output
+
+    def _local(self) -> LocalSubtask:
+        worker, world = self._worker, self._attempt.app.world
+        return SimSubtask(
+            worker.host.folder,
+            subtask=self._attempt.subtask,
+            sched=self._sched,
+            process=worker.process,
+            opened=world.opened,
+            config=self._config,
+            keeper=worker.keeper,
+            held=worker.held,
+        )
+
+    def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
+        counted = CountingStore(self._worker.store)
+        endpoint = self._context.endpoint
+        reporter = UploadReporter(
+            self._client,
+            endpoint,
+            job="job",
+            operator="op",
+            subtask=self._attempt.subtask,
+            grant=grant,
+            counted=counted,
+            timeout_s=self._spec.begin_timeout_s,
+        )
+        self._sched.note("base upload begins", grant.id)
+        BaseUpload(
+            opened.incarnation,
+            grant,
+            store=counted,
+            generation=opened.reply.generation,
+            reporter=reporter,
+            now_s=lambda: self._sched.now_s,
+        ).start()
+
+
+def clock_of(sched: Any) -> Clock:
+    """The virtual one, as `recovery.local` wants it."""
+    return Clock(lambda: sched.now_s, sched.pause)

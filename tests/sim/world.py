@@ -1,0 +1,263 @@
+"""One seed's world: a bucket, hosts, applications, chaos and the checkers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from snapshot.cleaning import CleanReport, clean
+from snapshot.messages import BeginReply
+from statebackend.errors import StateBackendError
+from statebackend.spark.launch import Launch
+from statebackend.state.table import StateTable
+from tests.sim import chaos, mutations
+from tests.sim.app import App
+from tests.sim.bucket import Bucket
+from tests.sim.checkers.exactly_once import ExactlyOnce
+from tests.sim.checkers.garbage import Garbage
+from tests.sim.checkers.ledger import Ledger
+from tests.sim.checkers.output import Output
+from tests.sim.checkers.references import References
+from tests.sim.checkers.single_writer import SingleWriter
+from tests.sim.cluster import Host
+from tests.sim.config import Config, draw
+from tests.sim.disk import ModelStore, Opened, SimKeeper
+from tests.sim.files import Disk
+from tests.sim.kernel import Process, Scheduler, current
+from tests.sim.location import Committed, Shared, State
+from tests.sim.seams import installed
+from tests.sim.task import Attempt
+
+__all__ = ["Result", "World", "simulate", "simulate_task"]
+
+_CALM_BATCHES = 4
+_CALM_S = 90.0
+_CALM_MIN_S = 3.0  # by then what was on its way has arrived
+
+
+@dataclass
+class Result:
+    """What became of one seed."""
+
+    seed: int
+    events: int
+    epochs: int
+    digest: str
+    virtual_s: float
+    counts: Counter[str]
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+
+
+class World:
+    """Everything that one seed simulates."""
+
+    def __init__(self, seed: int, config: Config, *, keep_trace: bool) -> None:
+        self.seed, self.config = seed, config
+        self.sched = Scheduler(seed, keep_trace=keep_trace)
+        self.bucket = Bucket(self.sched)
+        self.shared = Shared()
+        self.disk = Disk()
+        root = self.disk.root()
+        self.opened = Opened()
+        self.doors: dict[str, SimKeeper] = {}
+        self.hosts = [Host(number, root) for number in range(config.hosts)]
+        self.apps: list[App] = []
+        self.newest: App | None = None
+        self.workers = self.attempts = self.salts = self.made = self.epochs = 0
+        self.is_calm = False
+        self.cleaned = 0  # by drivers, since it is calm
+        self.cleans_each_epoch = config.clean_every_epochs == 1 and not config.clean_min_age_s
+        self.violations: list[tuple[str, str]] = []
+        self.once = ExactlyOnce(self)
+        self.output = Output(self)
+        self.single = SingleWriter(self)
+        self.references = References(self)
+        self.garbage = Garbage(self)
+        checkers = [self.single, self.references, self.once, self.garbage]
+        self.ledger = Ledger(self.bucket, checkers)
+        self.bucket.watchers.append(self.ledger)
+        self.was_flipped = config.flipped_read > 0.0
+        self.supervised = True
+        self.outside = Process("outside")
+
+    # --- what is seen --------------------------------------------------------------------------
+
+    def violated(self, checker: str, what: str) -> None:
+        """Something that must never be."""
+        self.violations.append((checker, what))
+        self.sched.note(f"VIOLATION {checker}", what)
+        raise Stopped(what)
+
+    def open_store(self, path: str, settings: object) -> ModelStore:
+        """In the place of `RocksStore.open`."""
+        return ModelStore.open_in(path, current().process, self.opened, self.config)
+
+    def start_app(self) -> App:
+        self.made += 1
+        app = App(self, self.made)
+        self.apps.append(app)
+        self.sched.note("driver started", str(app.process))
+        return app
+
+    def kill_app(self, app: App) -> None:
+        self.apps = [one for one in self.apps if one is not app]
+        self.sched.kill(app.process)
+
+    def bound(self, app: App, launch: Launch) -> None:
+        """A query is let in: it has claimed."""
+        self.newest = app
+
+    def restored(self, attempt: Attempt, table: StateTable, reply: BeginReply) -> None:
+        """An attempt has its state."""
+        self.once.restored(attempt, table, reply)
+        self.single.opened()
+
+    def committed(self, app: App, session: str, committed: Committed, model: list[State]) -> None:
+        """Spark has committed a batch."""
+        self.epochs += 1
+        self.sched.note("batch committed", f"{app.process} {committed.plan.batch}")
+        self.output.committed(committed, model)
+        self.once.committed(app, committed)
+
+    def failed(self, attempt: Attempt, error: StateBackendError) -> None:
+        """A task has failed."""
+        self.sched.note(f"task failed: {error.code}", str(attempt))
+        self.references.failed(attempt, error)
+
+    def query_failed(self, app: App, error: Exception) -> None:
+        """A query, or its start, has failed."""
+        self.references.query_failed(app, error)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def supervise(self) -> None:
+        """Somebody starts the job again when its driver is gone."""
+        while True:
+            if not self.apps and self.supervised:
+                self.start_app()
+            self.sched.pause(0.2 + self.sched.random.random())
+
+    def run(self, events: int) -> None:
+        sched = self.sched
+        sched.spawn(Process("supervisor"), self.supervise)
+        chaos.unleash(self)
+        self._until(events=events)
+        self._calm_down()
+        self.garbage.at_the_end()
+
+    def _until(self, **limits: Any) -> None:
+        self.sched.run(**limits)
+        error = self.sched.failed
+        if error is None:
+            return
+        if not isinstance(error, Stopped):
+            self.violations.append(("unexpected", f"{type(error).__name__}: {error}"))
+        raise error
+
+    def _calm_down(self) -> None:
+        """Nothing goes wrong any more: the job must go on by itself."""
+        sched = self.sched
+        self.is_calm = True
+        sched.note("calm")
+        quiet = self.config.faultless()
+        self.config.__dict__.update(quiet.__dict__)
+        start_s, epochs = sched.now_s, self.epochs
+        self.garbage.begin_calm()
+        while (
+            self.epochs < epochs + _CALM_BATCHES
+            or sched.now_s < start_s + _CALM_MIN_S
+            or (self.cleans_each_epoch and self.cleaned < 2)
+        ):
+            if sched.now_s > start_s + _CALM_S:
+                self.violations.append(("liveness", "no progress although nothing goes wrong"))
+                return
+            self._until(until_s=sched.now_s + 1.0)
+
+    def clean(self, *arguments: Any, **settings: Any) -> CleanReport:
+        """In the place of `clean` where a driver calls it: counted."""
+        since_calm = self.is_calm
+        report = clean(*arguments, **settings)
+        self.sched.note("driver cleaned", f"{sorted(report.removed)}")
+        self.cleaned += since_calm
+        return report
+
+    def do_outside(self, what: Callable[[], None]) -> None:
+        """Have something run by a stranger's process, to its end."""
+        ended = []
+
+        def run() -> None:
+            what()
+            ended.append(True)
+
+        self.sched.spawn(self.outside, run)
+        deadline_s = self.sched.now_s + 60.0
+        while not ended and self.sched.now_s < deadline_s:
+            self._until(until_s=self.sched.now_s + 0.1)
+        if not ended:
+            self.violations.append(("liveness", "what a stranger did came to no end"))
+
+
+class Stopped(Exception):
+    """A checker has seen enough."""
+
+
+def simulate(
+    seed: int,
+    *,
+    events: int = 20_000,
+    mutation: str = "",
+    config: Config | None = None,
+    keep_trace: bool = False,
+) -> Result:
+    """Run one seed: so many events with its faults, and then until all is calm and checked."""
+    config = config or draw(Random(f"config {seed}"))
+    if config.asynchronous:
+        config.checked = True  # as the product demands
+    mutations.adjust(mutation, config)
+    world = World(seed, config, keep_trace=keep_trace)
+    failure: BaseException | None = None
+    with (
+        installed(world.sched, world.doors, world.disk, world, arrow=config.arrow),
+        mutations.applied(mutation),
+    ):
+        try:
+            world.run(events)
+        except Stopped:
+            pass
+        except Exception as error:
+            failure = error
+            if not world.violations:
+                world.violations.append(("unexpected", f"{type(error).__name__}: {error}"))
+        finally:
+            _end(world)
+    if failure is not None and keep_trace and not isinstance(failure, Stopped):
+        raise failure
+    sched = world.sched
+    return Result(
+        seed=seed,
+        events=sched.events,
+        epochs=world.epochs,
+        digest=f"{sched.digest:016x}",
+        virtual_s=sched.now_s,
+        counts=sched.counts,
+        violations=world.violations,
+        trace=sched.trace or [],
+    )
+
+
+def simulate_task(task: tuple[int, int, str]) -> Result:
+    """`simulate` for a pool of processes: seed, events, mutation."""
+    seed, events, mutation = task
+    return simulate(seed, events=events, mutation=mutation)
+
+
+def _end(world: World) -> None:
+    """Let go of everything: leases are file descriptors."""
+    sched = world.sched
+    for app in list(world.apps):
+        world.kill_app(app)
+    sched.end()
