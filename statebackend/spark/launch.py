@@ -37,11 +37,12 @@ from statebackend.errors import (
     UnsupportedQueryError,
 )
 from statebackend.settings import Settings
+from statebackend.spark.atstart import set_for_a_start, wanted_at_start
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, live_lineages
-from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
+from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.sources import check_sink
 from statebackend.spark.specs import Operator, log_changes, operator_specs
@@ -50,14 +51,6 @@ from statebackend.spark.wire import Server
 __all__ = ["Launch", "Operator"]
 
 _log = logging.getLogger("statebackend.spark")
-_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
-# What a query takes along of its session when it is started. Spark turns adaptive execution off for
-# stateful queries of its own; ours would be planned three times in each batch, to the same plan.
-_AT_START = {_CHECK: "false", "spark.sql.adaptive.enabled": "false"}
-# Spark asks for a batch's size in bytes before each row of it, which takes a quarter of the JVM's
-# time. Where the number of rows bounds it, it need not; this value says so.
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-_NO_LIMIT = str((1 << 31) - 1)
 _ASYNC_PROGRESS = (
     "asyncprogresstrackingenabled",
     "_asyncprogresstrackingoverridesinksupportcheck",
@@ -261,11 +254,14 @@ class Launch:
         """
         last = max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
         if last > first_epoch:
-            raise JobRunningError(
-                f"Another driver of job {self._job.name!r} made epoch {last} durable while this "
-                f"query was started with batch {first_epoch}.",
-                todo="Stop the other driver, and start this query again.",
-            )
+            raise self._overtaken(f"made epoch {last} durable", first_epoch)
+
+    def _overtaken(self, what: str, first_epoch: int) -> JobRunningError:
+        return JobRunningError(
+            f"Another driver of job {self._job.name!r} {what} while this query was started with "
+            f"batch {first_epoch}.",
+            todo="Stop the other driver, and start this query again.",
+        )
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
@@ -287,36 +283,18 @@ class Launch:
         server = _Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
         with _Services.starting:  # the check is the session's: one start at a time
-            at_start = self._at_start()
-            checked = [
-                (one, name, one.conf.get(name, None)) for one in self._sessions for name in at_start
-            ]
+            narrow = all(operator.narrow for operator in self._operators.values())
+            wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
             context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
-            for one, name, said in checked:
-                if name in _AT_START or said is None:
-                    one.conf.set(name, at_start[name])
             try:
-                yield
+                with set_for_a_start(self._sessions, wanted):
+                    yield
             except BaseException:
                 server.remove(self._name)
                 raise
             finally:
-                for one, name, said in checked:
-                    if said is None:
-                        one.conf.unset(name)
-                    else:
-                        one.conf.set(name, said)
                 context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
-
-    def _at_start(self) -> dict[str, str]:
-        """All that is set; what is not in ``_AT_START`` only where the user has not."""
-        settings = dict(_AT_START)
-        if all(operator.narrow for operator in self._operators.values()):
-            settings[_BATCH_BYTES] = _NO_LIMIT
-        if self._file_manager is not None:
-            settings[FILE_MANAGER] = self._file_manager
-        return settings
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
@@ -418,6 +396,9 @@ class Launch:
         if self._first_epoch is not None:
             # Decided before the start; batches that no operator took part in may have been
             # committed since, and are found out by the first begin.
+            if location.last_offset > self._first_epoch + 1:
+                what = f"planned batch {location.last_offset} of {location.path}"
+                raise self._overtaken(what, self._first_epoch)
             location = dataclasses.replace(location, last_commit=self._first_epoch - 1)
         location = dataclasses.replace(location, query_id=str(query.id))
         decision = self._decide(location, manifests)
