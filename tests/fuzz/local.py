@@ -110,7 +110,7 @@ class _Pointers:
         held = Incarnation(path, os.open(path / "lease", os.O_RDWR | os.O_CREAT))
         found = (held.bad, held.uploaded)
         held.release()
-        (path / kind).unlink()
+        (path / kind).unlink(missing_ok=True)  # a holder's goes with its release
         return SAME if kind == "BAD" and found[0] else TAKEN
 
     def _delta(self, path: Path, name: bytes) -> str:
