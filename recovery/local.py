@@ -354,8 +354,14 @@ class LocalSubtask:
                 if held is None:
                     continue
                 pointer = self.path / f"{_POINTER}{name}"
-                pointer.write_text(name)
-                pointer.replace(self.path / "current")
+                try:
+                    pointer.write_text(name)
+                    pointer.replace(self.path / "current")
+                except OSError:
+                    shutil.rmtree(path, ignore_errors=True)
+                    remove(pointer)
+                    held.release()
+                    raise
                 return held
         except OSError as error:
             raise unusable(str(self.path), error) from error

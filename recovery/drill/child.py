@@ -1,4 +1,4 @@
-"""The driver of a drill: `python -m recovery.drill.child <JSON>`, a process that may be killed.
+"""The driver of a drill: `python -m recovery.drill.child <file>`, a process that may be killed.
 
 It runs one job until the stop file is there and all input has been read, and appends what happens
 to a file of events, one JSON object in a line.
@@ -70,7 +70,7 @@ class _Watch:
 
 def main() -> None:
     """Run a driver as it is told."""
-    told = msgspec.json.decode(sys.argv[1], type=Told)
+    told = Told.read(Path(sys.argv[1]))
     logging.basicConfig(level=logging.INFO)
     _end_with_the_parent()
     events = _Events(Path(told.events))
@@ -151,7 +151,7 @@ def _session(told: Told) -> SparkSession:
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"{_JAVA} -Djava.io.tmpdir={scratch}",
+        "spark.driver.extraJavaOptions": f'{_JAVA} "-Djava.io.tmpdir={scratch}"',
         "spark.executor.extraJavaOptions": _JAVA,
         "spark.local.dir": str(scratch),
         "spark.executor.memory": "512m",

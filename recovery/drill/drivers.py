@@ -18,6 +18,7 @@ from recovery.drill.told import Event, Told
 __all__ = ["Driver"]
 
 _GONE_WITHIN_S = 180.0
+_REAPED_WITHIN_S = 30.0
 _ERROR_CHARACTERS_MAX = 2000
 
 
@@ -51,9 +52,11 @@ class Driver:
         self._events = Path(told.events)
         self._read_bytes = 0
         self.log = self._events.with_suffix(".log")
+        said = self._events.with_suffix(".told")
+        told.write(said)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "recovery.drill.child", msgspec.json.encode(told).decode()],
+                [sys.executable, "-m", "recovery.drill.child", str(said)],
                 stdin=subprocess.PIPE,  # its other end is here: the driver ends when we do
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -102,6 +105,11 @@ class Driver:
         """From now on its end is the drill's doing."""
         if self.running:
             self.ending = "killed"
+
+    def reap(self) -> None:
+        """Wait for its end, which somebody has brought about. Raises `TimeoutExpired`."""
+        self._process.wait(timeout=_REAPED_WITHIN_S)
+        self.look()
 
     def kill(self, processes: LiveProcesses) -> None:
         """SIGKILL to it and its JVM; returns when both are gone."""

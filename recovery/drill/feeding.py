@@ -16,6 +16,7 @@ _LOOK_EVERY_S: Final = 0.05
 _LEAD: Final = 2  # inputs that wait, so that a batch can begin when one ends
 _LEAD_MAX: Final = 8
 _PATIENCE_S: Final = 5.0  # then one more is fed: a batch may have taken two
+_STOP_WITHIN_S: Final = 30.0
 
 
 class Pace(threading.Thread):
@@ -41,6 +42,7 @@ class Pace(threading.Thread):
         super().__init__(name="drill-pace", daemon=True)
         self.epochs: list[EpochDone] = []
         self.failure: Exception | None = None
+        self.hung = False  # an input was still being fed when it was to end
         self.fed = 0
         self.done = threading.Event()  # all that is wanted has been fed
         self._checkpoint, self._feed = checkpoint, feed
@@ -61,11 +63,12 @@ class Pace(threading.Thread):
         """Feed up to so many in all, and then no more."""
         self._wanted = inputs
 
-    def stop(self) -> None:
-        """End, after one more look."""
+    def stop(self, timeout_s: float = _STOP_WITHIN_S) -> None:
+        """End, after one more look; an input that takes longer to feed is left alone (`hung`)."""
         self._stopping.set()
-        if self.is_alive():
-            self.join()
+        if self.is_alive() and not self.hung:
+            self.join(timeout_s)
+            self.hung = self.is_alive()
         self._look()
 
     def run(self) -> None:

@@ -94,6 +94,11 @@ class LiveStage:
         return self._setup.store
 
     @property
+    def uri(self) -> str:
+        """Of the job's store."""
+        return self._setup.told.uri
+
+    @property
     def hosts(self) -> Sequence[DiskHost]:
         """Those with executors."""
         return self._setup.cluster.hosts

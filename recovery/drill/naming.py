@@ -8,9 +8,12 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from statebackend.errors import SettingError
+
+if TYPE_CHECKING:
+    from recovery.drill.scenario import DrillFault, Strike
 
 __all__ = ["check_name", "drawn_seed", "impossible", "load"]
 
@@ -37,7 +40,11 @@ def check_name(name: str, known: Iterable[str], *, kind: str) -> None:
 
 
 def impossible(
-    faults: Iterable[str], *, cluster: str = "", store: str = "file", commit: str = "sync"
+    faults: Iterable[str | DrillFault | Strike],
+    *,
+    cluster: str = "",
+    store: str = "file",
+    commit: str = "sync",
 ) -> dict[str, str]:
     """The faults that cannot be made in a drill with these options, each with the reason.
 
@@ -48,13 +55,18 @@ def impossible(
     """
     from recovery.drill.catalogue import ALL
     from recovery.drill.needs import Given, missing
+    from recovery.drill.scenario import Strike
 
     given = Given(cluster=cluster, s3=store != "file", commit=commit, compiler=True)
     reasons: dict[str, str] = {}
-    for name in faults:
-        check_name(name, ALL, kind="fault")
-        if reason := missing(ALL[name], given):
-            reasons[name] = reason
+    for one in faults:
+        if isinstance(one, str):
+            check_name(one, ALL, kind="fault")
+            fault = ALL[one]
+        else:
+            fault = one.fault if isinstance(one, Strike) else one
+        if reason := missing(fault, given):
+            reasons[fault.name] = reason
     return reasons
 
 

@@ -102,6 +102,12 @@ class Order:
         parts = urlsplit(str(self.job.settings.get("s3_endpoint", "")))
         return f"{parts.hostname}:{parts.port or 80}" if parts.scheme == "http" else ""
 
+    def names(self) -> list[str]:
+        """The faults that must be made, each as often; in a soak, which draws, each once."""
+        if self.duration_s is not None:
+            return list(dict.fromkeys(fault.name for fault in self.pool())) if self.faults else []
+        return [fault.name for fault in self.pool()]
+
     def pool(self) -> list[DrillFault]:
         """The faults that may strike; for a soak that names none, all that have a weight."""
         from recovery.drill.catalogue import ALL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from snapshot.messages import RestoreReport
 
 __all__ = [
+    "NOTHING_COMPARED",
     "REPORT_VERSION",
     "DrillReport",
     "DriverLife",
@@ -21,6 +23,7 @@ __all__ = [
 
 REPORT_VERSION: Final = 1
 EXAMPLES_MAX: Final = 10
+NOTHING_COMPARED: Final = "nothing was compared: the truth and the output have no rows"
 
 
 class EpochDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,8 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
         at_epoch: the last epoch that Spark had committed by then; -1 for none.
         until_s: when it was taken back (a store that was down, a process that thawed).
         target: to what: a process, a host, a file, a kind of request.
-        skipped: why it could not be made on this machine or with this job; empty if it was.
+        skipped: why it does not count as made: it could not be made on this machine or with this
+            job, or it struck a job that had nothing left to do. Empty if it was made.
         recovered_s: from the strike to the next epoch that was committed after it; None: none was.
     """
 
@@ -97,12 +101,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the results were found to be, against the truth that was made without Spark.
 
     Attributes:
-        exact: nothing lost, duplicated or wrong, and the job came to its end.
+        exact: nothing lost, duplicated or wrong, something to compare, and the job came to its end.
         expected, found: rows of the truth and of the job's output.
         lost: rows of the truth that the output has not. duplicated: rows that it has too often.
         wrong: rows that are in no truth.
         examples: the first few of them, as text, with the kind in front.
-        failure: why the job did not come to its end; empty if it did.
+        failure: why the job did not come to its end, or why there was nothing to compare; else
+            empty.
     """
 
     exact: bool
@@ -123,8 +128,9 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
         command: what to type for that; empty if the drill was run from Python.
         cluster: `two-hosts`, or a Spark master.
         store: `file` or `s3`.
-        settings: the backend's settings and commit mode that were asked for.
         duration_s: from the first start to the verdict.
+        asked: names of the faults that were asked for, each as often as it was to be made. For a
+            soak each once; empty for one that names none.
     """
 
     version: int = REPORT_VERSION
@@ -143,8 +149,29 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
     recoveries: list[Recovery]
     requests: list[RequestCount]
     warnings: list[str] = []
+    asked: list[str] = []
 
     @property
     def exact(self) -> bool:
-        """Whether the results were exact and every fault was made that was asked for."""
-        return self.verdict.exact
+        """Whether the results were exact and every fault was made that was asked for.
+
+        `verdict.exact` is about the results alone.
+        """
+        return self.verdict.exact and not self.not_struck
+
+    @property
+    def not_struck(self) -> dict[str, str]:
+        """The faults that were not made as often as they were asked for, each with the reason.
+
+        A drill without them shows less than was asked, however right its results are.
+        """
+        reasons: dict[str, str] = {}
+        for name, times in Counter(self.asked).items():
+            tries = [one for one in self.faults if one.fault == name]
+            if sum(1 for one in tries if not one.skipped) >= times:
+                continue
+            skipped = [one.skipped for one in tries if one.skipped]
+            reasons[name] = skipped[-1] if skipped else "the job came to its end before it"
+            if times > 1:
+                reasons[name] += f" ({times - len(tries) + len(skipped)} of {times})"
+        return reasons

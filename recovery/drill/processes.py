@@ -92,12 +92,6 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def _signal(pids: Sequence[int], how: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, how)
-
-
 class LiveProcesses:
     """The processes that carry a token, by role.
 
@@ -136,15 +130,15 @@ class LiveProcesses:
 
     def kill(self, pids: Sequence[int]) -> None:
         """SIGKILL; one that has ended is no error."""
-        _signal(pids, signal.SIGKILL)
+        self._signal(pids, signal.SIGKILL)
 
     def freeze(self, pids: Sequence[int]) -> None:
         """SIGSTOP."""
-        _signal(pids, signal.SIGSTOP)
+        self._signal(pids, signal.SIGSTOP)
 
     def thaw(self, pids: Sequence[int]) -> None:
         """SIGCONT."""
-        _signal(pids, signal.SIGCONT)
+        self._signal(pids, signal.SIGCONT)
 
     def end(self, timeout_s: float = 20.0) -> None:
         """Kill all of them, frozen ones too, and those that they start meanwhile."""
@@ -152,6 +146,13 @@ class LiveProcesses:
         while (left := self.all()) and time.monotonic() < deadline_s:
             self.kill(left)
             time.sleep(_POLL_S)
+
+    def _signal(self, pids: Sequence[int], how: int) -> None:
+        for pid in pids:
+            # Listed minutes ago, perhaps: the number may be another process's by now.
+            if environment_of(pid).get(TOKEN) == self.token:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, how)
 
     def _with(self, words: str, host: str | None) -> list[int]:
         found = [pid for pid in self.all() if words in command_of(pid)]

@@ -6,7 +6,7 @@ shape, `write_html` draws it over time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from recovery.drill.outcome import DrillReport, DriverLife, Recovery, Struck
+from recovery.drill.outcome import NOTHING_COMPARED, DrillReport, DriverLife, Recovery, Struck
 from statebackend.errors import EnvironmentMissingError
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "count",
     "duration",
     "how_it_went",
-    "not_struck",
     "seconds",
     "size",
     "verdict_line",
@@ -73,21 +72,6 @@ def write_html(report: DrillReport, path: Path) -> None:
     path.write_text(page(report), encoding="utf-8")
 
 
-def not_struck(report: DrillReport, asked: Iterable[str]) -> dict[str, str]:
-    """The faults that were asked for and not made once, each with the reason.
-
-    A drill without them shows less than was asked, however right its results are.
-    """
-    reasons: dict[str, str] = {}
-    for name in asked:
-        tries = [one for one in report.faults if one.fault == name]
-        if not tries:
-            reasons[name] = "the job came to its end before it"
-        elif all(one.skipped for one in tries):
-            reasons[name] = tries[-1].skipped
-    return reasons
-
-
 # --- words and figures, the same in text and on the page ------------------------------------------
 
 
@@ -99,6 +83,8 @@ def verdict_line(report: DrillReport) -> str:
     kinds = (("lost", verdict.lost), ("duplicated", verdict.duplicated), ("wrong", verdict.wrong))
     bad = ", ".join(f"{number:,} {kind}" for kind, number in kinds if number)
     found = f"{verdict.found:,} of {count(verdict.expected, 'row')}"
+    if verdict.failure == NOTHING_COMPARED:
+        return f"not exact: {verdict.failure}"
     if verdict.failure:
         return f"not exact: the job did not come to its end ({found}{', ' + bad if bad else ''})"
     return f"not exact: {bad or 'the results differ'} ({found})"
@@ -156,7 +142,7 @@ def as_text(report: DrillReport) -> str:
     """The report for a terminal: the verdict first, how to replay last; ends with a newline."""
     verdict = report.verdict
     lines = [_capital(verdict_line(report)) + "."]
-    if verdict.failure:
+    if verdict.failure and verdict.failure != NOTHING_COMPARED:
         lines += ["", *_indented(verdict.failure)]
     if verdict.examples:
         lines += ["", *(line for one in verdict.examples for line in _indented(one))]

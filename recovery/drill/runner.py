@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from recovery.drill import needs, shim, sink
 from recovery.drill.check import check
 from recovery.drill.cluster import LOCAL_DIR, Cluster, open_cluster
+from recovery.drill.ending import TidyStack, end, failure_text
 from recovery.drill.live import LiveStage, Setup
 from recovery.drill.order import FaultLike, Order, has_timers, named_faults, named_job
 from recovery.drill.outcome import DrillReport, RequestCount, Struck, Verdict
@@ -27,7 +28,7 @@ from recovery.drill.s3server import BUCKET, S3Server, credentials
 from recovery.drill.scenario import DrillJob, planned
 from recovery.drill.striking import START_S, Striker
 from recovery.drill.told import Told, address_of
-from statebackend.errors import SettingError, StateBackendError
+from statebackend.errors import SettingError
 
 __all__ = ["run_drill"]
 
@@ -92,9 +93,17 @@ def run_drill(
     order.check()
     root = _empty(folder)
     report = _Drill(order, root).run()
-    if folder is None and report.verdict.exact:
-        shutil.rmtree(root, ignore_errors=True)
+    if folder is None:
+        _leave(root, report)
     return report
+
+
+def _leave(root: Path, report: DrillReport) -> None:
+    """Remove a temporary folder, or say where it is if there is something to look at."""
+    if report.verdict.exact:
+        shutil.rmtree(root, ignore_errors=True)
+    else:
+        report.warnings.append(f"The drill's folder was left for you to look at: {root}.")
 
 
 def _check_outermost() -> None:
@@ -141,7 +150,8 @@ class _Drill:
         """Everything, in order; whatever was started has ended when it returns."""
         order = self.order
         token = f"drill-{os.getpid()}-{secrets.token_hex(4)}"
-        with guarded(token), contextlib.ExitStack() as stack:
+        with TidyStack() as stack:
+            stack.enter_context(guarded(token))
             stage, cluster = self._set_up(stack, token)
             striker = Striker(stage, seed=order.seed, given=self.given)
             stack.enter_context(cluster)
@@ -149,17 +159,12 @@ class _Drill:
             stack.callback(stage.pace.stop)
             try:
                 self._strike_all(stage, striker)
-            except (StateBackendError, OSError) as error:
-                self.failure = str(error)
+            except Exception as error:  # whatever a feed or a fault raises: the report says it
+                self.failure = failure_text(error)
                 stage.say(f"given up: {self.failure}")
-            stage.pace.stop()
-            for driver in stage.drivers:
-                driver.look()
-                driver.condemn()
-            cluster.stop()
-            for driver in stage.drivers:
-                driver.look()
+            stage.warnings += end(stage, cluster)
             verdict = self._verdict(stage)
+        stage.warnings += stack.failures
         return self._report(stage, verdict, striker.struck)
 
     # --- before --------------------------------------------------------------------------------
@@ -285,7 +290,8 @@ class _Drill:
             if not self.failure:  # else there may be nothing to make it from
                 raise
             truth = []
-        verdict = check(truth, rows, keys=job.keys, failure=self.failure)
+        schema = sink.schema_of(self.root / "out")
+        verdict = check(truth, rows, keys=job.keys, failure=self.failure, schema=schema)
         stage.say("exact" if verdict.exact else f"not exact: {verdict.failure or verdict.examples}")
         return verdict
 
@@ -318,4 +324,5 @@ class _Drill:
                 for (verb, group), count in sorted(counts.items())
             ],
             warnings=stage.warnings,
+            asked=order.names(),
         )

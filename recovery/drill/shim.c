@@ -12,7 +12,8 @@
  *
  * WHEN is "before" or "after" the call has had its effect, CALL is unlink, rename or link, and TEXT
  * is a part of the path. NTH counts each process's matching calls, from 1; every one from there on
- * counts. Who is held writes "PID CALL PATH" to the file "held"; whoever is refused makes "refused".
+ * counts. Who is held writes "PID CALL PATH" to the file "held"; whoever is refused makes "refused";
+ * whoever is told a shifted time adds "PID NUMBER" to "shifted", once for each offset.
  *
  * Not seen: memory maps, io_uring, stdio's own writes, and calls that libc makes inside itself.
  */
@@ -58,6 +59,8 @@ static _Atomic(struct rules *) current = &ring[0];
 static atomic_llong looked_ns = -LOOK_EVERY_NS;
 static atomic_flag looking = ATOMIC_FLAG_INIT;
 static atomic_long holds, kills;
+static atomic_llong shifted_ns; /* the offset that this process has told that it goes by */
+static atomic_int shifted_pid;
 
 /* --- the real ones ----------------------------------------------------------------------------- */
 
@@ -127,6 +130,7 @@ static void look(void)
     if (!memcmp(now, &next, sizeof next)) return;
     if (memcmp(&now->hold, &next.hold, sizeof next.hold)) atomic_store(&holds, 0);
     if (memcmp(&now->kill, &next.kill, sizeof next.kill)) atomic_store(&kills, 0);
+    if (now->offset_ns != next.offset_ns) atomic_store(&shifted_ns, 0);
     at = (at + 1) % (int)(sizeof ring / sizeof ring[0]);
     ring[at] = next;
     atomic_store(&current, &ring[at]);
@@ -502,11 +506,34 @@ static void shift(struct timespec *at, long long by_ns)
     at->tv_nsec = (ns + 1000000000LL) % 1000000000LL;
 }
 
+static void tell_shifted(long long by_ns)
+{
+    char file[PATH_MAX], line[64];
+    int pid = getpid(); /* a fork has what its parent told */
+    if (atomic_exchange(&shifted_ns, by_ns) == by_ns && atomic_load(&shifted_pid) == pid) return;
+    atomic_store(&shifted_pid, pid);
+    if (!control("shifted", file)) return;
+    int before = errno;
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+                          0644);
+    if (fd >= 0) {
+        int n = snprintf(line, sizeof line, "%d %lld\n", pid, by_ns / 1000000LL);
+        syscall(SYS_write, fd, line, (size_t)n);
+        syscall(SYS_close, fd);
+    }
+    errno = before;
+}
+
 EXPORT int clock_gettime(clockid_t clock, struct timespec *at)
 {
     int result = real_clock(clock, at);
-    if (!result && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
-        shift(at, rules()->offset_ns);
+    if (!result && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        long long by_ns = rules()->offset_ns;
+        if (by_ns) {
+            shift(at, by_ns);
+            tell_shifted(by_ns);
+        }
+    }
     return result;
 }
 

@@ -7,11 +7,14 @@ skipped. Nothing outside the processes that preload it is touched, and root is n
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -23,22 +26,56 @@ __all__ = ["Shim", "build_shim", "environment", "shim_of"]
 _SOURCE: Final = Path(__file__).with_name("shim.c")
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _COMPILE_TIMEOUT_S: Final = 60.0
+_PROBE_TIMEOUT_S: Final = 60.0
+_SPLITTING: Final = frozenset(" :;$\t\n")  # the loader takes a name with these for several, or none
+_STRUCK: Final = 7
+_PROBE: Final = f"""
+import errno, os, sys
+try:
+    os.fsync(os.open(sys.argv[1], os.O_RDONLY))
+except OSError as error:
+    sys.exit({_STRUCK} if error.errno == errno.EIO else 1)
+"""
 
 Call = Literal["unlink", "rename", "link"]
 When = Literal["before", "after"]
 
 
 def build_shim(folder: Path) -> Path | None:
-    """Compile the library into a folder; None where there is no compiler, or it cannot do it."""
-    source = _SOURCE.read_bytes()
-    library = folder / f"shim-{hashlib.blake2b(source, digest_size=8).hexdigest()}.so"
-    if library.exists():
-        return library
+    """Compile the library, and try it on a process.
+
+    Args:
+        folder: for the library. Where its path has a character at which the loader splits, a
+            temporary folder is taken, which goes with this process.
+
+    Returns:
+        the library; None where there is no compiler, or what it made has no effect here.
+    """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
+    place = _loadable(folder.resolve())
+    if compiler is None or place is None:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{library.name}.{os.getpid()}"
+    source = _SOURCE.read_bytes()
+    library = place / f"shim-{hashlib.blake2b(source, digest_size=8).hexdigest()}.so"
+    if not (library.exists() or _compile(compiler, library)):
+        return None
+    return library if _has_effect(library) else None
+
+
+def _loadable(folder: Path) -> Path | None:
+    """The folder, or a temporary one in its place; None if that is no better."""
+    if not _SPLITTING & set(str(folder)):
+        return folder
+    if _SPLITTING & set(tempfile.gettempdir()):
+        return None
+    place = tempfile.mkdtemp(prefix="statebackend-shim-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Path(place)
+
+
+def _compile(compiler: str, library: Path) -> bool:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    draft = library.with_name(f".{library.name}.{os.getpid()}")
     command = [compiler, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(draft)]
     try:
         subprocess.run(
@@ -48,9 +85,27 @@ def build_shim(folder: Path) -> Path | None:
             timeout=_COMPILE_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return False
     draft.replace(library)
-    return library
+    return True
+
+
+def _has_effect(library: Path) -> bool:
+    """Whether a process under the library meets a fault that is turned on for it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        control, disk = Path(scratch, "control"), Path(scratch, "disk")
+        disk.mkdir()
+        Shim(control).fail_syncs(disk)
+        try:
+            probe = subprocess.run(
+                [sys.executable, "-c", _PROBE, str(disk)],
+                env={**os.environ, **environment(library, control)},
+                capture_output=True,
+                timeout=_PROBE_TIMEOUT_S,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return False
+    return probe.returncode == _STRUCK
 
 
 def environment(library: Path, control: Path) -> dict[str, str]:
@@ -90,7 +145,17 @@ class Shim:
 
     def shift_clock(self, offset_ms: int) -> None:
         """The wall clock is off by so much; monotonic clocks go on as they are."""
+        self._forget("shifted")
         self._tell("clock-offset-ms", str(offset_ms))
+
+    def shifted(self, offset_ms: int) -> set[int]:
+        """The processes that were told a time that is off by so much, since `shift_clock`."""
+        try:
+            lines = (self._control / "shifted").read_text().splitlines()
+        except FileNotFoundError:
+            return set()
+        told = (line.partition(" ") for line in lines)
+        return {int(pid) for pid, _, by_ms in told if by_ms == str(offset_ms)}
 
     def hold_at(self, call: Call, part: str, *, when: When = "before", nth: int = 1) -> None:
         """Whoever calls this on a path with this part in it waits there, until `release`.

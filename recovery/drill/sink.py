@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["committed_epochs", "rows_in", "writer"]
+__all__ = ["committed_epochs", "rows_in", "schema_of", "writer"]
 
 
 def writer(folder: Path) -> Callable[[DataFrame, int], None]:
@@ -54,3 +55,9 @@ def rows_in(folder: Path, last: int) -> Iterator[tuple[int, dict[str, Any]]]:
         if batch <= last:
             for row in pq.read_table(path).to_pylist():
                 yield batch, row
+
+
+def schema_of(folder: Path) -> pa.Schema | None:
+    """The types of the output's columns; None: there is no output."""
+    path = next(iter(sorted(folder.glob("*.parquet"))), None)
+    return None if path is None else pq.read_schema(path)

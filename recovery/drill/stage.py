@@ -79,6 +79,10 @@ class Stage(Protocol):
         """The living ones."""
 
     @property
+    def uri(self) -> str:
+        """Of the job's store."""
+
+    @property
     def proxy(self) -> FaultProxy | None:
         """Between the job and its S3 server; None on files."""
 
@@ -88,6 +92,9 @@ class Stage(Protocol):
 
     def committed(self) -> int:
         """The last epoch that Spark has committed; -1 for none."""
+
+    def has_read_all(self) -> bool:
+        """Whether a job that is not fed has come to the end of what there is."""
 
     def wait_for_epoch(self, epoch: int, timeout_s: float = 120.0) -> None:
         """Until Spark has committed it. Raises `DrillError` if the time runs out."""

@@ -11,8 +11,9 @@ from recovery.drill.outcome import Struck
 from recovery.drill.scenario import DrillFault, Strike, soak, target_rng
 from recovery.drill.stage import CannotStrikeError
 
-__all__ = ["START_S", "Striker"]
+__all__ = ["NOTHING_LEFT", "START_S", "Striker"]
 
+NOTHING_LEFT: Final = "no epoch came after it"  # it struck a job that had nothing left to do
 START_S: Final = 600.0  # on a busy machine, from nothing to the first epoch
 _EPOCH_S: Final = 600.0
 _LASTED_S: Final = 1.0  # shorter strikes are moments
@@ -94,7 +95,14 @@ class Striker:
         stage = self._stage
         rng = target_rng(self._seed, self._number, fault.name)
         self._number += 1
-        at_s, at_epoch = stage.now_s(), stage.committed()
+        at_epoch = stage.committed()
+        # What was committed before the strike must not be taken for the recovery from it.
+        stage.until(
+            lambda: at_epoch < 0 or any(done.epoch == at_epoch for done in stage.pace.epochs),
+            f"epoch {at_epoch} to be seen",
+            _EPOCH_S,
+        )
+        at_s, before = stage.now_s(), len(stage.pace.epochs)
         stage.say(f"{fault.name} strikes")
         stage.struck.append(fault.name)
         target, skipped, ended_s = "", "", None
@@ -109,15 +117,16 @@ class Striker:
                 f"an epoch after {fault.name}",
                 _EPOCH_S,
             )
+            if len(stage.pace.epochs) == before:
+                skipped = NOTHING_LEFT
+                stage.say(f"{fault.name} does not count: {skipped}")
         except CannotStrikeError as error:
             stage.over()
             stage.struck.remove(fault.name)
             skipped = str(error)
             stage.say(f"{fault.name} skipped: {skipped}")
         finally:
-            # The one before the strike may be seen only after it: its number tells.
-            later = [e.at_s for e in stage.pace.epochs if e.at_s > at_s and e.epoch > at_epoch]
-            after = [] if skipped else later
+            after = [] if skipped else [done.at_s for done in stage.pace.epochs[before:]]
             lasted = ended_s is not None and ended_s - at_s > _LASTED_S
             self.struck.append(
                 Struck(

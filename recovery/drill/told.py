@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
@@ -20,7 +21,10 @@ __all__ = ["Event", "FunctionAddress", "Told", "address_of"]
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a driver's process needs to know; no secrets.
+    """Everything that a driver's process needs to know.
+
+    It may hold secrets (a store's key in `conf`), so it goes through a file that only its owner can
+    read: every user of a machine can read the arguments of a process.
 
     Attributes:
         build: the job's function as `module:name`.
@@ -39,6 +43,16 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     settings: dict[str, Any] = {}
     conf: dict[str, str] = {}
+
+    def write(self, path: Path) -> None:
+        """Put it into a new file. Raises `OSError`."""
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Told:
+        """What was written there. Raises `OSError`, `msgspec.ValidationError`."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

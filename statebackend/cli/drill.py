@@ -164,7 +164,7 @@ def run_one(
     if report is not None:
         (report / "report.json").write_text(reports.as_json(result), encoding="utf-8")
         reports.write_html(result, report / "report.html")
-    missing = _missing(result, names, soak=bool(lasting))
+    missing = _missing(result, soak=bool(lasting))
     ok = result.verdict.exact and (lenient or not missing)
     if as_json:
         say_json(ok=ok, not_struck=missing, report=result)
@@ -306,11 +306,11 @@ def _telling(title: str) -> Iterator[Callable[[str], None]]:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def _missing(report: DrillReport, names: tuple[str, ...], *, soak: bool) -> dict[str, str]:
-    """The faults that were asked for and never made; a soak without names must have made one."""
-    if soak and not names and all(one.skipped for one in report.faults):
+def _missing(report: DrillReport, *, soak: bool) -> dict[str, str]:
+    """The faults that were asked for and not made; a soak without names must have made one."""
+    if soak and not report.asked and all(one.skipped for one in report.faults):
         return {"any": "no fault was made in the time that there was"}
-    return reports.not_struck(report, names)
+    return report.not_struck
 
 
 def _show(report: DrillReport, missing: dict[str, str]) -> None:

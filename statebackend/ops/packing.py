@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pyspark.sql import types as T
 
 from statebackend import system
-from statebackend.errors import CorruptionError
+from statebackend.errors import CorruptionError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.rowconv import arrow_schema
@@ -40,6 +41,7 @@ _GROUP_FIELD: Final = pa.field("__statebackend_key_group", pa.uint16())
 _PAYLOAD_BYTES: Final = 6 << 10
 # Payloads whose rows are made one batch.
 _JOINED: Final = 64
+_BINARIES_BYTES_MAX: Final = (1 << 31) - 1
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -78,7 +80,9 @@ class RowPacker:
         ends = np.cumsum(np.bincount(owners, minlength=self.parallelism)).tolist()
         columns = [*take(batch, order).columns, _uint16(groups)]
         dealt = pa.RecordBatch.from_arrays(columns, schema=schema)
-        step = max(1, dealt.num_rows * self.payload_bytes // max(1, dealt.nbytes))
+        # A message has a head of its own, larger the more columns there are.
+        room_bytes = max(self.payload_bytes // 4, self.payload_bytes - _head_bytes(dealt))
+        step = max(1, dealt.num_rows * room_bytes // max(1, dealt.nbytes))
         payloads, heads, start = [], [], 0
         for end in ends:
             for first in range(start, end, step):
@@ -118,8 +122,10 @@ def payload_schema(schema: pa.Schema) -> pa.Schema:
 def _read(payload: pa.BinaryScalar, schema: pa.Schema) -> pa.RecordBatch:
     try:
         # A copy: what is kept of a payload must not keep its neighbours.
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload.as_py()), schema)
-        batch.validate(full=True)
+        message = pa.py_buffer(payload.as_py())
+        # Texts as bytes: Spark does not ask whether they are UTF-8, and so must not we.
+        pa.ipc.read_record_batch(message, _texts_as_bytes(schema)).validate(full=True)
+        batch = pa.ipc.read_record_batch(message, schema)
     except (pa.ArrowException, OSError, EOFError, TypeError) as error:
         raise CorruptionError(
             f"A payload of rows cannot be read: {error}",
@@ -129,9 +135,40 @@ def _read(payload: pa.BinaryScalar, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
+@lru_cache(maxsize=64)
+def _texts_as_bytes(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(_bytes_for(field.type)) for field in schema])
+
+
+def _bytes_for(kind: pa.DataType) -> pa.DataType:
+    """The type with the same buffers and binary values where it has texts."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_bytes_for(field.type)) for field in fields])
+    if pa.types.is_map(kind):
+        return pa.map_(_bytes_for(kind.key_type), _bytes_for(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_bytes_for(kind.value_type)))
+    return kind
+
+
+def _head_bytes(batch: pa.RecordBatch) -> int:
+    return int(batch.slice(0, 0).serialize().size)
+
+
 def _binaries(items: list[pa.Buffer]) -> pa.BinaryArray:
-    ends = np.cumsum([0, *[item.size for item in items]], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(items))]
+    ends = np.cumsum([0, *[item.size for item in items]], dtype=np.int64)
+    if ends[-1] > _BINARIES_BYTES_MAX:
+        raise ValueMismatchError(
+            f"Partial rows of one batch of Spark's take {ends[-1]} bytes, more than Arrow has "
+            f"room for in a column ({_BINARIES_BYTES_MAX}).",
+            todo="Lower spark.sql.execution.arrow.maxRecordsPerBatch.",
+        )
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(items))]
     return pa.Array.from_buffers(pa.binary(), len(items), buffers)
 
 

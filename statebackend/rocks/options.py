@@ -12,10 +12,8 @@ from rocksdict import (
     BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
-    DBCompactionStyle,
     DBCompressionType,
     Options,
-    UniversalCompactOptions,
     WriteBufferManager,
 )
 
@@ -26,7 +24,6 @@ _BUFFERS_PER_PROCESS: Final = 4
 _MAP_BLOCK_BYTES: Final = 16 << 10
 _MAP_BUFFER_FILTER: Final = 0.01  # of the write buffer's size
 _FILTER_PART_BYTES: Final = 16 << 10
-_MAP_EXTRA_PERCENT: Final = 50
 
 
 @dataclass(frozen=True)
@@ -67,20 +64,6 @@ def _cache(size_bytes: int) -> Any:
     return Cache.new_hyper_clock_cache(size_bytes, 0)
 
 
-def _merge_by_size(options: Any) -> None:
-    """Merge files of like size, and all of it when the newer ones are half as large as the rest.
-
-    A map is large and an epoch touches little of it, all over: by levels, every few flushes rewrite
-    the whole store. This way that takes a third of the processor time, and there are fewer files to
-    look into. What it costs is disk: 1.5 times the state, twice during a whole merge. A store may
-    be opened either way, whichever way it was made.
-    """
-    options.set_compaction_style(DBCompactionStyle.universal())
-    sizes = UniversalCompactOptions()
-    sizes.max_size_amplification_percent = _MAP_EXTRA_PERCENT
-    options.set_universal_compaction_options(sizes)
-
-
 def store_options(settings: RocksSettings) -> Any:
     """What a store is opened with: always all of it, never what lies beside the files."""
     options = Options(raw_mode=True)
@@ -104,7 +87,6 @@ def store_options(settings: RocksSettings) -> Any:
         table.set_block_size(_MAP_BLOCK_BYTES)
         options.set_memtable_prefix_bloom_ratio(_MAP_BUFFER_FILTER)
         options.set_memtable_whole_key_filtering(True)
-        _merge_by_size(options)
     table.set_block_cache(_cache(settings.block_cache_bytes))
     table.set_cache_index_and_filter_blocks(True)
     # In parts: the filter of a million entries does not fit a shard of the cache, and was read anew

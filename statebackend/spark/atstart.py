@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.spark.location import FILE_MANAGER
 
-__all__ = ["set_for_a_start", "wanted_at_start"]
+__all__ = ["few_rows_at_once", "only_our_python", "set_for_a_start", "wanted_at_start"]
 
+_log = logging.getLogger("statebackend.spark")
 # Spark turns adaptive execution off for stateful queries of its own; ours would be planned three
 # times in each batch, to the same plan.
 _ALWAYS: Final = {
@@ -23,12 +27,59 @@ _ALWAYS: Final = {
 _BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = str((1 << 31) - 1)
 
+_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ROWS_MAX: Final = 10_000
+_OURS: Final = "MapInArrow"
+_PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
+
+
+def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
+    """Whether no Python function of the user's runs in a query, whose rows might be wide.
+
+    Args:
+        ours: how many nodes of the plan are ours.
+    """
+    frame: Any = writer._df
+    try:
+        field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
+        field.setAccessible(True)
+        if field.get(writer._jwrite) is not None:
+            return False  # what it does with its frame is not known
+        patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        function = patterns.PYTHON_UDF()
+        found, nodes = 0, [frame._jdf.queryExecution().analyzed()]
+        while nodes:
+            node: Any = nodes.pop()
+            name = str(node.getClass().getSimpleName())
+            if name == _OURS:
+                found += 1
+            elif any(word in name for word in _PYTHONS) or any(
+                one.containsPattern(function) for one in _items(node.expressions())
+            ):
+                return False
+            nodes.extend(_items(node.children()))
+    except Py4JError as error:  # another release of Spark: then it is not known
+        _log.debug("the plan cannot be looked through (%s)", error)
+        return False
+    return found == ours
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """A Scala sequence's."""
+    return (sequence.apply(i) for i in range(sequence.length()))
+
+
+def few_rows_at_once(sessions: Sequence[SparkSession]) -> bool:
+    """Whether Spark gives no more rows to Python at once than it does by default."""
+    said = [int(one.conf.get(_ROWS, "10000") or 0) for one in sessions]
+    return all(0 < rows <= _ROWS_MAX for rows in said)
+
 
 def wanted_at_start(*, narrow: bool, file_manager: str | None) -> dict[str, str]:
     """What a query takes along of its session.
 
     Args:
-        narrow: all operators' rows are so narrow that their number bounds a batch's bytes.
+        narrow: all rows that go to Python are so narrow that their number bounds a batch's bytes.
         file_manager: see :meth:`CheckpointLocation.file_manager`.
     """
     settings = dict(_ALWAYS)
@@ -42,15 +93,21 @@ def wanted_at_start(*, narrow: bool, file_manager: str | None) -> dict[str, str]
 @contextlib.contextmanager
 def set_for_a_start(sessions: Sequence[SparkSession], wanted: Mapping[str, str]) -> Iterator[None]:
     """While open the sessions have these settings; what a user has set stays, but for `_ALWAYS`."""
-    said = [(one, name, one.conf.get(name, None)) for one in sessions for name in wanted]
-    for one, name, value in said:
-        if name in _ALWAYS or value is None:
-            one.conf.set(name, wanted[name])
-    try:
+    with contextlib.ExitStack() as stack:
+        for one in sessions:
+            for name, value in wanted.items():
+                said = one.conf.get(name, None)
+                if name in _ALWAYS or said is None:
+                    stack.callback(_set_back, one, name, said)
+                    one.conf.set(name, value)
         yield
-    finally:
-        for one, name, value in said:
-            if value is None:
-                one.conf.unset(name)
-            else:
-                one.conf.set(name, value)
+
+
+def _set_back(session: SparkSession, name: str, said: str | None) -> None:
+    try:
+        if said is None:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, said)
+    except Exception as error:  # the query's own error is the one to be seen
+        _log.warning("%s could not be set back (%s)", name, error)

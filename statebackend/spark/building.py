@@ -40,7 +40,6 @@ __all__ = ["Early", "FrameBuilder", "key_names", "united_sides"]
 
 _log = logging.getLogger("statebackend.spark")
 # So many rows of so many fields of fixed width are far from 64 MB, Spark's limit for a batch.
-_NARROW_ROWS: Final = 10_000
 _NARROW_FIELDS: Final = 100
 
 
@@ -111,7 +110,8 @@ class FrameBuilder:
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
-        operator = replace(operator, narrow=self._narrow(df.schema, rows))
+        narrow, nodes = _narrow(df.schema, rows), 2 if early else 1
+        operator = replace(operator, narrow=narrow, nodes=nodes)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
         spec = self._spec(operator, plan, packed=early is not None)
         task = SubtaskTask(spec, self._shipped(packed), self.token())
@@ -194,14 +194,6 @@ class FrameBuilder:
             deleted=tuple(declared.dropped),
             time=when,
             initial=initial,
-        )
-
-    def _narrow(self, *schemas: StructType) -> bool:
-        fields = [field for schema in schemas for field in schema]
-        return (
-            self._frame_rows() <= _NARROW_ROWS
-            and len(fields) <= _NARROW_FIELDS
-            and all(is_fixed_width(field.dataType) for field in fields)
         )
 
     def _frame_rows(self) -> int:
@@ -306,6 +298,12 @@ class FrameBuilder:
             if not (conf.get("spark.master") or "").startswith("local["):
                 warnings.warn(message, stacklevel=5)
             _log.info(message)
+
+
+def _narrow(*schemas: StructType) -> bool:
+    fields = [field for schema in schemas for field in schema]
+    fixed = all(is_fixed_width(field.dataType) for field in fields)
+    return fixed and len(fields) <= _NARROW_FIELDS
 
 
 def key_schema_of(rows: StructType, names: list[str]) -> StructType:

@@ -37,7 +37,12 @@ from statebackend.errors import (
     UnsupportedQueryError,
 )
 from statebackend.settings import Settings
-from statebackend.spark.atstart import set_for_a_start, wanted_at_start
+from statebackend.spark.atstart import (
+    few_rows_at_once,
+    only_our_python,
+    set_for_a_start,
+    wanted_at_start,
+)
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
@@ -114,6 +119,7 @@ class Launch:
         self._first_epoch: int | None = None
         self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
+        self._narrow = False
 
     # --- before Spark starts anything ----------------------------------------------------------
 
@@ -137,6 +143,9 @@ class Launch:
         location = CheckpointLocation(self._spark, path) if path else None
         if location is not None and writer is not None:
             self._file_manager = location.file_manager(options.get("path"))
+        if writer is not None and all(one.narrow for one in self._operators.values()):
+            nodes = sum(one.nodes for one in self._operators.values())
+            self._narrow = only_our_python(writer, nodes)
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
         progress = location.progress() if location else None
@@ -254,14 +263,13 @@ class Launch:
         """
         last = max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
         if last > first_epoch:
-            raise self._overtaken(f"made epoch {last} durable", first_epoch)
-
-    def _overtaken(self, what: str, first_epoch: int) -> JobRunningError:
-        return JobRunningError(
-            f"Another driver of job {self._job.name!r} {what} while this query was started with "
-            f"batch {first_epoch}.",
-            todo="Stop the other driver, and start this query again.",
-        )
+            raise JobRunningError(
+                f"Epoch {last} of job {self._job.name!r} is durable, and this query was started "
+                f"with batch {first_epoch}: another driver went on meanwhile, or the checkpoint "
+                f"location is an older copy than the job's log.",
+                todo="Stop the other driver, and start this query again. If there is none, give "
+                "it the checkpoint location that belongs to the job, in its newest state.",
+            )
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
@@ -283,7 +291,7 @@ class Launch:
         server = _Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
         with _Services.starting:  # the check is the session's: one start at a time
-            narrow = all(operator.narrow for operator in self._operators.values())
+            narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
             context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
@@ -345,6 +353,7 @@ class Launch:
         location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot()).progress()
         manifests = self._log.manifests()
         first_epoch = self._started_at(query, location, manifests)
+        self._check_not_overtaken(manifests, first_epoch)  # before whoever goes on is fenced
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
@@ -396,10 +405,11 @@ class Launch:
         if self._first_epoch is not None:
             # Decided before the start; batches that no operator took part in may have been
             # committed since, and are found out by the first begin.
-            if location.last_offset > self._first_epoch + 1:
-                what = f"planned batch {location.last_offset} of {location.path}"
-                raise self._overtaken(what, self._first_epoch)
-            location = dataclasses.replace(location, last_commit=self._first_epoch - 1)
+            location = dataclasses.replace(
+                location,
+                last_commit=self._first_epoch - 1,
+                last_offset=min(location.last_offset, self._first_epoch),
+            )
         location = dataclasses.replace(location, query_id=str(query.id))
         decision = self._decide(location, manifests)
         if decision.verdict is Verdict.REWIND:

@@ -29,7 +29,7 @@ class Operator:
     """An operator as the driver made it.
 
     ``deleted``: names given to deleteIfExists. ``narrow``: Spark's batches of its rows are small by
-    their number of rows alone.
+    their number of rows alone. ``nodes``: how many of the plan's nodes that run Python are its own.
     """
 
     uid: str
@@ -41,6 +41,7 @@ class Operator:
     time: TimePlan = NO_TIME
     initial: InitialState | None = None
     narrow: bool = False
+    nodes: int = 1
 
 
 def operator_specs(

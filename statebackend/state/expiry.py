@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from statebackend.errors import LocalCopyError, SettingError
 from statebackend.state.cells import KeyCursor, RowCodecLike
-from statebackend.state.ranges import clamped, set_between
+from statebackend.state.ranges import clamped, pack_at, set_between
 from statebackend.state.table import StateTable
 
 __all__ = [
@@ -124,8 +124,7 @@ class TTL:
             )
 
 
-_PIECE_ROWS: Final = 1 << 16
-_EMPTY_PIECES: Final = 2
+_PIECE_ROWS: Final = 1 << 16  # of a list, read at once
 
 
 class ListHead(NamedTuple):
@@ -171,25 +170,41 @@ class ListHead(NamedTuple):
 def list_items(table: StateTable, key: bytes, head: ListHead) -> list[tuple[bytes, bytes]]:
     """The stored elements of a list, with their full keys, in order.
 
+    Time and memory follow what is stored: a damaged head may name any number of elements, and an
+    honest one may have a gap as long as the list (see ``ExpiryIndex``).
+
     Raises:
-        LocalCopyError: the head names far more elements than there are.
+        LocalCopyError: the head names many elements, and there is none.
     """
     stored: list[tuple[bytes, bytes]] = []
-    empty = 0
     for start in range(head.first, head.following, _PIECE_ROWS):
-        places = range(start, min(start + _PIECE_ROWS, head.following))
-        items = [key + place.to_bytes(INDEX_BYTES, "big") for place in places]
-        found = zip(items, table.multi_get(items), strict=True)
-        before = len(stored)
-        stored += [(item, data) for item, data in found if data is not None]
-        empty = empty + 1 if len(stored) == before else 0
-        if empty == _EMPTY_PIECES:  # a damaged head must not cost the memory that it says
-            raise LocalCopyError(
-                f"A list with a TTL names elements {head.first} to {head.following}, and "
-                f"{empty * _PIECE_ROWS} of them in a row are not there.",
-                todo="The local store is set aside; the state is restored from the next good copy.",
-            )
+        end = min(start + _PIECE_ROWS, head.following)
+        found = _read(table, [key + pack_at(place) for place in range(start, end)])
+        stored += found
+        if not found and end < head.following:  # a gap: the others are looked for by the range
+            there = _elements_between(table, key + pack_at(end), key + pack_at(head.following))
+            for at in range(0, len(there), _PIECE_ROWS):
+                stored += _read(table, there[at : at + _PIECE_ROWS])
+            if not stored:
+                raise LocalCopyError(
+                    f"A list with a TTL names elements {head.first} to {head.following}, and none "
+                    "of them is there.",
+                    todo="The local store is set aside; the state is restored from the next good "
+                    "copy.",
+                )
+            break
     return stored
+
+
+def _read(table: StateTable, items: list[bytes]) -> list[tuple[bytes, bytes]]:
+    found = zip(items, table.multi_get(items), strict=True)
+    return [(item, data) for item, data in found if data is not None]
+
+
+def _elements_between(table: StateTable, start: bytes, end: bytes) -> list[bytes]:
+    """The full keys that are set there, in order: this epoch's own, too."""
+    own = [key for key, data in table.entries.items() if start <= key < end and data is not None]
+    return sorted({*set_between(table, start, end), *own})
 
 
 class TtlCell:
@@ -340,7 +355,8 @@ class ExpiryIndex:
             put(key, None)
             return len(items), gone
         earliest = min(value[:TIME_BYTES] for _, value in live)
-        head = head._replace(first=int.from_bytes(live[0][0][-INDEX_BYTES:], "big"))
+        first, last = (int.from_bytes(live[at][0][-INDEX_BYTES:], "big") for at in (0, -1))
+        head = head._replace(first=first, following=last + 1)
         if head.following - head.first > 2 * len(live):  # more gaps than elements: close them
             head = head._replace(first=head.following, following=head.following + len(live))
             for place, (item, value) in enumerate(live, start=head.first):

@@ -50,7 +50,7 @@ class Stand:
         (Path(told["folder"]) / "driver.log").write_text("hello")
         told["on_progress"]("   1.2 s  [1] epoch 0 committed")
         self.before()
-        return msgspec.structs.replace(self.report, seed=told["seed"])
+        return msgspec.structs.replace(self.report, seed=told["seed"], asked=list(told["faults"]))
 
     @property
     def folder(self) -> Path:

@@ -222,3 +222,19 @@ def test_a_payload_that_cannot_be_read_is_refused(tmp_path: Path, how: str) -> N
 def test_a_packer_goes_to_the_workers() -> None:
     again = pickle.loads(pickle.dumps(packer()))  # what Spark's closure does
     assert list(again(iter([rows(9)]))) == list(packer()(iter([rows(9)])))
+
+
+def test_texts_that_are_no_utf8_go_through_as_they_came() -> None:
+    # Spark does not ask whether a text is UTF-8: a cast of bytes, a file in another encoding.
+    raw = pa.array([b"\xff\xfe", b"ok"], pa.binary()).cast(pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    nested = pa.StructArray.from_arrays([texts], names=["s"])
+    schema = T.StructType().add("k", "long").add("t", "string")
+    schema = schema.add("n", T.StructType().add("s", "string"))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([1, 2], pa.int64()), texts, nested], schema=arrow_schema(schema)
+    )
+    packer = RowPacker(iter, schema, (0,), 1, 128)
+    (payloads,) = packer(iter([batch]))
+    ((rows, _),) = unpacked(payloads.column(0), batch.schema)
+    assert rows.column(1).view(pa.binary()).to_pylist() == [b"\xff\xfe", b"ok"]

@@ -455,6 +455,28 @@ def test_a_directory_in_a_files_place_is_an_unusable_directory(tmp_path: Path, n
         local.acquire(0)
 
 
+@pytest.mark.parametrize("name", ["current", ".current.one"])
+def test_a_pointer_that_cannot_be_written_leaves_no_lease_and_no_incarnation(
+    tmp_path: Path, name: str
+) -> None:
+    clock = FakeClock()
+    local = LocalSubtask(
+        str(tmp_path), job="j", operator="op", subtask=0, new_id=lambda: "one", clock=clock
+    )
+    (local.path / name).mkdir()
+    with pytest.raises(LocalDirError, match="local_dir="):
+        local.create()
+    assert [path.name for path in local.path.iterdir()] == [name]
+    open_files = [os.readlink(link) for link in _links(Path("/proc/self/fd"))]
+    assert not [path for path in open_files if path.startswith(str(tmp_path))]
+    (local.path / name).rmdir()
+    local.create().release()
+
+
+def _links(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_symlink()]
+
+
 def test_a_subtasks_directory_that_vanished_is_an_unusable_directory(tmp_path: Path) -> None:
     local = subtask(tmp_path)
     shutil.rmtree(local.path)

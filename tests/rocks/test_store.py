@@ -566,21 +566,3 @@ def test_a_close_that_cannot_flush_raises_a_typed_error(path: str) -> None:
     # It is closed all the same: the lock is free.
     store.close()
     RocksStore.open(path, TINY).close()
-
-
-def test_a_store_is_the_same_whichever_way_its_files_are_merged(path: str) -> None:
-    by_size = RocksSettings(TINY.block_cache_bytes, TINY.write_buffer_bytes, for_maps=True)
-    expected: Entries = {}
-    for epoch in range(24):
-        # Of an operator that had a map and lost it, and was given one again.
-        store = RocksStore.open(path, by_size if epoch // 6 % 2 else TINY)
-        assert dict(store.scan()) == expected
-        changes: dict[bytes, bytes | None] = dict(entries_of(2000, seed=epoch))
-        for key in sorted(changes)[epoch::7]:
-            changes[key] = None
-        apply(store, changes, marker(epoch))
-        expected = {key: value for key, value in changes.items() if value is not None}
-        store.flush()
-        store.compact_if_due()
-        assert store.multi_get(sorted(changes)) == [changes[key] for key in sorted(changes)]
-        store.close()

@@ -54,6 +54,7 @@ class Shared:
     offsets: dict[int, Plan] = field(default_factory=dict)
     commits: dict[int, Committed] = field(default_factory=dict)
     plans: int = 0
+    in_part: int = -2  # the last batch that was read in part
 
     def trim(self) -> None:
         """Spark keeps the last hundred batches; fewer do."""

@@ -78,7 +78,10 @@ class Stage:
             StateBackendError: a task failed too often.
         """
         sched, config = self._sched, self._config
-        if sched.chance(config.partial):
+        # Two in a row are refused for good, as the atlas says: nobody could go on from there.
+        shared = self._app.world.shared
+        if sched.chance(config.partial) and shared.in_part < self._plan.batch - 1:
+            shared.in_part = self._plan.batch
             sched.random.shuffle(self._wanted)
             self._wanted = sorted(self._wanted[: sched.random.randrange(self._parallelism)])
         while True:

@@ -40,7 +40,6 @@ class World:
         self.opened = SimpleNamespace(collisions=[])
         self.newest: Any = SimpleNamespace(sessions={"s": None}, stage=None)
         self.apps = [self.newest]
-        self.was_flipped = False
         self.cleans_each_epoch = True
         self.violations: list[tuple[str, str]] = []
         self.once, self.output = ExactlyOnce(self), Output(self)

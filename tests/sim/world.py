@@ -80,7 +80,6 @@ class World:
         checkers = [self.single, self.references, self.once, self.garbage]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
-        self.was_flipped = config.flipped_read > 0.0
         self.supervised = True
         self.outside = Process("outside")
 

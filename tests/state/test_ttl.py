@@ -11,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from statebackend.errors import KeyContextError, SettingError, ValueMismatchError
+from statebackend.errors import (
+    KeyContextError,
+    LocalCopyError,
+    SettingError,
+    ValueMismatchError,
+)
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
+from statebackend.state import expiry
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.cells import KeyCursor
+from statebackend.state.expiry import ListHead
 from statebackend.state.folds import AggregatingCell, ReducingCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
@@ -307,6 +314,114 @@ def test_an_element_that_lives_long_does_not_make_a_list_long(stored: Subtask) -
     assert sum(asked) <= 3 * 20
 
 
+# --- lists with long gaps -----------------------------------------------------------------------
+
+LONG, SHORT = TTL(10**7), TTL(100)
+WHERE = ["same epoch", "end", "confirm", "reopen", "spilled"]
+
+
+@pytest.fixture
+def pieces_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "_PIECE_ROWS", 4)
+
+
+def _appended(subtask: Subtask, ttl: TTL, rows: range) -> None:
+    subtask.begin(subtask.now_ms, ttl)
+    subtask.list.extend([(n,) for n in rows])
+
+
+def _go_on(subtask: Subtask, now_ms: int, where: str) -> None:
+    """To the next epoch, with what there is in one of the places where it may be."""
+    if where == "spilled":
+        subtask.spill.limit_bytes = 1
+        subtask.table.relieve()
+    if where in ("same epoch", "spilled"):
+        subtask.begin(now_ms, LONG)
+    else:
+        subtask.end(now_ms, LONG, then=where)
+
+
+def _head(subtask: Subtask) -> ListHead:
+    data = subtask.table.get(OWNERS[0][0] + b"\0\2" + OWNERS[0][1])
+    assert data is not None
+    return ListHead.decode(data)
+
+
+@pytest.mark.usefixtures("pieces_of_four")
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("behind", [1, 9])
+def test_a_gap_as_long_as_the_list_hides_nothing_behind_it(
+    stored: Subtask, where: str, behind: int
+) -> None:
+    _appended(stored, LONG, range(10))
+    _appended(stored, SHORT, range(10, 20))
+    _appended(stored, LONG, range(20, 20 + behind))
+    _go_on(stored, 200, "end" if where == "same epoch" else where)
+    assert stored.clean() == 10
+    left = [(n,) for n in (*range(10), *range(20, 20 + behind))]
+    head = _head(stored)
+    assert (head.first, head.following) == (0, 20 + behind)  # the gap was not closed
+    _go_on(stored, 201, where)
+    assert list(stored.list.get()) == left
+    stored.list.append((99,))
+    assert list(stored.list.get()) == [*left, (99,)]
+    _go_on(stored, 202, where)
+    assert list(stored.list.get()) == [*left, (99,)]
+    stored.list.put([(7,)])
+    assert list(stored.list.get()) == [(7,)]
+    stored.list.clear()
+    assert stored.stored() == []
+
+
+@pytest.mark.usefixtures("pieces_of_four")
+@pytest.mark.parametrize("where", WHERE)
+def test_a_list_whose_end_went_is_read_and_goes_on_where_it_ends(
+    stored: Subtask, where: str
+) -> None:
+    _appended(stored, LONG, range(10))
+    _appended(stored, SHORT, range(10, 20))
+    before = _head(stored)
+    _go_on(stored, 200, "end" if where == "same epoch" else where)
+    assert stored.clean() == 10
+    assert _head(stored).following == 10
+    # As it was written before the end of a list was drawn in.
+    old = _head(stored)._replace(following=before.following)
+    stored.table.put(OWNERS[0][0] + b"\0\2" + OWNERS[0][1], old.encode())
+    _go_on(stored, 201, where)
+    rows = [(n,) for n in range(10)]
+    assert list(stored.list.get()) == rows
+    stored.list.append((99,))
+    assert list(stored.list.get()) == [*rows, (99,)]
+    stored.end(3 * 10**7, LONG, then="confirm")
+    assert stored.clean() == 11
+    assert stored.stored() == []
+
+
+@pytest.mark.usefixtures("pieces_of_four")
+def test_a_head_that_names_more_than_there_is_gives_what_there_is(stored: Subtask) -> None:
+    _appended(stored, LONG, range(6))
+    key = OWNERS[0][0] + b"\0\2" + OWNERS[0][1]
+    for following in (1 << 33, 2**63, 2**64 - 1):
+        stored.table.put(key, _head(stored)._replace(following=following).encode())
+        stored.at(0)
+        assert list(stored.list.get()) == [(n,) for n in range(6)]
+    stored.list.clear()
+    assert stored.stored() == []
+
+
+@pytest.mark.usefixtures("pieces_of_four")
+def test_a_head_without_any_element_is_damage(subtask: Subtask) -> None:
+    _appended(subtask, LONG, range(6))
+    for key in subtask.stored():
+        if len(key) == len(OWNERS[0][1]) + 4 + 8 and key[2:4] == b"\0\2":
+            subtask.table.put(key, None)
+    with pytest.raises(LocalCopyError, match="elements 0 to 6"):
+        subtask.list.get()
+
+
+# --- how much is removed, and when --------------------------------------------------------------
+
+
 def test_removal_takes_no_more_than_its_limit_and_goes_on_in_the_next_epoch(
     subtask: Subtask,
 ) -> None:
@@ -442,6 +557,7 @@ RULES = st.sampled_from(
     [TTL(64, update=u, expired=e) for u in ("write", "create", "read")
      for e in ("hide", "until_cleaned")]
 )  # fmt: skip
+PIECES = st.sampled_from([1, 2, 1 << 16])  # how many elements of a list are read at once
 EPOCH = st.tuples(
     st.integers(0, 70),  # time that goes by
     st.lists(CHANGE, max_size=15),
@@ -571,13 +687,19 @@ def _runs_like_the_model(base: Any, folder: Path, limit: int, ttl: TTL, epochs: 
 
 
 @pytest.mark.parametrize("limit_bytes", [1 << 30, 1_500, 1])
-@given(ttl=RULES, epochs=st.lists(EPOCH, max_size=6))
+@given(ttl=RULES, epochs=st.lists(EPOCH, max_size=6), piece_rows=PIECES)
 @settings(deadline=None, max_examples=50)
 def test_state_with_a_ttl_is_like_its_model_however_it_is_spilled_and_layered(
-    tmp_path_factory: pytest.TempPathFactory, limit_bytes: int, ttl: TTL, epochs: Any
+    tmp_path_factory: pytest.TempPathFactory,
+    limit_bytes: int,
+    ttl: TTL,
+    epochs: Any,
+    piece_rows: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("ttl", numbered=True)
-    _runs_like_the_model(MemoryBase(), folder / "spill", limit_bytes, ttl, epochs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expiry, "_PIECE_ROWS", piece_rows)
+        _runs_like_the_model(MemoryBase(), folder / "spill", limit_bytes, ttl, epochs)
 
 
 @given(ttl=RULES, epochs=st.lists(EPOCH, max_size=5), limit=st.sampled_from([1 << 30, 1_500]))

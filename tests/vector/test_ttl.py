@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from statebackend.state import expiry
 from statebackend.state.expiry import read_share_ms
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl import TTL, ExpiryIndex
@@ -104,3 +105,33 @@ def test_at_every_moment_the_bytes_are_those_of_rows(ms: int, update: Any, expir
                 base.apply(*table.freeze(0).sorted())
             assert bases[0].entries == bases[1].entries, (what, number, now_ms)
             now_ms += after_ms
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_list_with_a_gap_as_long_as_itself_is_read_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    monkeypatch.setattr(expiry, "_PIECE_ROWS", 4)
+    base = MemoryBase()
+
+    def epoch(ttl_ms: int, now_ms: int, appended: int) -> list[int]:
+        """Append so many rows, numbered on from 100 times the epoch; what the list holds then."""
+        table = StateTable(base)
+        operator = Operator("k string", TTL(ttl_ms))
+        keys, states = operator.all_keys().take([1]), operator.by_column(table, now_ms).list
+        many = keys.take([0] * appended)
+        states.append(many, columns(FIXED, [(now_ms * 100 + n, None) for n in range(appended)]))
+        index, found = states.get(keys)
+        assert index.tolist() == [0] * found.num_rows
+        ExpiryIndex(table).clean(range(512), now_ms, 1000)
+        base.apply(*table.freeze(0).sorted())
+        return found.column("n").to_pylist()  # type: ignore[no-any-return]
+
+    epoch(10**6, 0, 10)
+    epoch(100, 1, 10)
+    epoch(10**6, 2, behind)
+    stay = [*range(10), *range(200, 200 + behind)]
+    assert epoch(10**6, 300, 0) == stay  # the end of this one cleans
+    assert epoch(10**6, 301, 0) == stay
+    assert epoch(10**6, 302, 2) == [*stay, 30200, 30201]
+    assert epoch(10**6, 303, 0) == [*stay, 30200, 30201]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random as random_numbers
+from functools import partial
 from typing import Final
 
+from recovery.drill.catalogue.waits import until_met
 from recovery.drill.scenario import DrillFault
-from recovery.drill.shim import shim_of
+from recovery.drill.shim import Shim, shim_of
 from recovery.drill.stage import Stage
 
 __all__ = ["FAULTS", "LASTS_S"]
@@ -24,8 +26,18 @@ def _jump(stage: Stage, rng: random_numbers.Random) -> str:
     with shim.calm_afterwards():
         for offset_ms in (first_ms, second_ms):
             shim.shift_clock(offset_ms)
+            until_met(
+                stage,
+                partial(_goes_by, stage, shim, offset_ms),
+                "an executor or Python worker that goes by the shifted clock",
+            )
             stage.pause(LASTS_S)
     return f"all processes by {first_ms / 1000:+.1f} s, then {second_ms / 1000:+.1f} s"
+
+
+def _goes_by(stage: Stage, shim: Shim, offset_ms: int) -> bool:
+    at_work = {*stage.processes.executors(), *stage.processes.python_workers()}
+    return bool(at_work & shim.shifted(offset_ms))
 
 
 FAULTS: tuple[DrillFault, ...] = (

@@ -11,12 +11,14 @@ import random as random_numbers
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from recovery.drill.catalogue.waits import until_or_end
 from recovery.drill.scenario import DrillFault
 from recovery.drill.shim import Shim, shim_of
-from recovery.drill.stage import Host, Stage
+from recovery.drill.stage import CannotStrikeError, Host, Stage
 
 __all__ = ["FAULTS", "LASTS_S", "LocalPlace", "places"]
 
@@ -24,6 +26,7 @@ LASTS_S: Final = 3.0  # how long a disk refuses, after...
 _OPEN_S: Final = 1.0  # ... this long for stores that are open on it
 _SEEN_LIMIT_S: Final = 20.0
 _SEEN_EPOCHS: Final = 3
+_STILL_TRIES: Final = 5
 _WAIT_S: Final = 120.0
 # A disk that refuses fails one attempt after the other until it is well again.
 _PATIENT: Final = {"spark.task.maxFailures": "1000"}
@@ -86,17 +89,62 @@ def places(stage: Stage) -> list[LocalPlace]:
 @contextlib.contextmanager
 def _still(stage: Stage, host: Host) -> Iterator[None]:
     """Nobody touches a host's local copies inside; afterwards those who had them open are gone."""
-    workers = stage.processes.python_workers(host.name)
-    stage.processes.freeze(workers)
+    frozen: list[int] = []
     try:
+        # One may have begun since the last list.
+        while new := [
+            pid for pid in stage.processes.python_workers(host.name) if pid not in frozen
+        ]:
+            stage.processes.freeze(new)
+            frozen += new
         yield
     finally:
-        stage.processes.kill(workers)
+        stage.processes.kill(frozen)
 
 
 def _drawn(stage: Stage, rng: random_numbers.Random) -> LocalPlace:
-    found: list[LocalPlace] = stage.until(lambda: places(stage), "a local copy", _WAIT_S)
+    found: list[LocalPlace] = until_or_end(stage, lambda: places(stage), "a local copy", _WAIT_S)
     return rng.choice(found)
+
+
+Struck = tuple[str, Callable[[], bool]]
+
+
+def _strike_still(
+    stage: Stage,
+    rng: random_numbers.Random,
+    candidates: Callable[[Host], list[LocalPlace]],
+    strike: Callable[[LocalPlace], Struck],
+) -> str:
+    """Strike a copy of a host that lies still, and wait until it was met.
+
+    Args:
+        candidates: the copies of a host that may be struck. They are asked for again once it lies
+            still: until then a new worker or a compaction may move them.
+        strike: does it; gives what it was, and how to see that it was met.
+
+    Raises:
+        CannotStrikeError: what was to be struck went away each time.
+    """
+    for _ in range(_STILL_TRIES):
+        hosts: list[Host] = until_or_end(
+            stage,
+            lambda: [host for host in stage.hosts if candidates(host)],
+            "local copies to strike",
+            _WAIT_S,
+        )
+        host = rng.choice(hosts)
+        with _still(stage, host), contextlib.suppress(FileNotFoundError, shutil.Error):
+            if found := candidates(host):
+                what, seen = strike(rng.choice(found))
+                break
+    else:
+        raise CannotStrikeError("the local copies went away each time")
+    return _outcome(stage, what, seen)
+
+
+def _places_of(stage: Stage, host: Host) -> list[LocalPlace]:
+    return [place for place in places(stage) if place.host.name == host.name]
 
 
 def _outcome(stage: Stage, what: str, seen: Callable[[], bool]) -> str:
@@ -135,16 +183,15 @@ def _damaging(damage: Damage) -> Callable[[Stage, random_numbers.Random], str]:
     """Damage one file of one copy, drawn by kind first."""
 
     def strike(stage: Stage, rng: random_numbers.Random) -> str:
-        place = _drawn(stage, rng)
-        with _still(stage, place.host):
+        def one(place: LocalPlace) -> Struck:
             files = {kind: paths for kind, paths in place.files().items() if paths}
             kind = rng.choice(sorted(files))
             path = rng.choice(files[kind])
             damage(path, rng)
             damaged = path.read_bytes() if path.exists() else b""
-        return _outcome(
-            stage, f"{place.name}: {kind} {path.name}", lambda: place.looked_at(path, damaged)
-        )
+            return f"{place.name}: {kind} {path.name}", lambda: place.looked_at(path, damaged)
+
+        return _strike_still(stage, rng, partial(_places_of, stage), one)
 
     return strike
 
@@ -154,19 +201,24 @@ def _delete_any(stage: Stage, rng: random_numbers.Random) -> str:
     which = rng.choice(["host", "copy", "file"])
     if which == "file":
         return _damaging(_delete)(stage, rng)
-    place = _drawn(stage, rng)
-    gone = place.host.local_dir if which == "host" else place.copy
-    with _still(stage, place.host):
-        shutil.rmtree(gone, ignore_errors=True)
-    what = f"{place.host.name}: all" if which == "host" else f"{place.name}: all of it"
-    return _outcome(stage, what, place.looked_at)
+
+    def strike(place: LocalPlace) -> Struck:
+        shutil.rmtree(place.host.local_dir if which == "host" else place.copy, ignore_errors=True)
+        what = f"{place.host.name}: all" if which == "host" else f"{place.name}: all of it"
+        return what, place.looked_at
+
+    return _strike_still(stage, rng, partial(_places_of, stage), strike)
 
 
 def _replace_by_foreign(stage: Stage, rng: random_numbers.Random) -> str:
     """Put another subtask's store, table file or delta where a subtask's own was."""
-    pairs = stage.until(lambda: _pairs(stage), "two local copies on one host", _WAIT_S)
-    own, other = rng.choice(pairs)
-    with _still(stage, own.host):
+
+    def candidates(host: Host) -> list[LocalPlace]:
+        found = _places_of(stage, host)
+        return found if len(found) > 1 else []
+
+    def strike(own: LocalPlace) -> Struck:
+        other = rng.choice([o for o in candidates(own.host) if o.pointer != own.pointer])
         ours, theirs = own.files(), other.files()
         kinds = ["store", *(k for k in ("table", "delta") if ours[k] and theirs[k])]
         kind = rng.choice(kinds)
@@ -180,18 +232,9 @@ def _replace_by_foreign(stage: Stage, rng: random_numbers.Random) -> str:
             file = rng.choice(ours[kind])
             damaged = rng.choice(theirs[kind]).read_bytes()
             file.write_bytes(damaged)
-    what = f"{own.name}: {kind} of {other.name}"
-    return _outcome(stage, what, lambda: own.looked_at(file, damaged))
+        return f"{own.name}: {kind} of {other.name}", lambda: own.looked_at(file, damaged)
 
-
-def _pairs(stage: Stage) -> list[tuple[LocalPlace, LocalPlace]]:
-    found = places(stage)
-    return [
-        (own, other)
-        for own in found
-        for other in found
-        if own.host.name == other.host.name and own.pointer != other.pointer
-    ]
+    return _strike_still(stage, rng, candidates, strike)
 
 
 def _refusing(
@@ -208,7 +251,7 @@ def _refusing(
             # Stores that are open may do without the disk for long: now they must be opened.
             stage.processes.kill(stage.processes.python_workers(host.name))
             shim.forget_refusals()
-            stage.until(shim.refused, "somebody to need the disk", _WAIT_S)
+            until_or_end(stage, shim.refused, "somebody to need the disk", _WAIT_S)
             stage.pause(LASTS_S)
         return f"{host.name}, until {LASTS_S:g} s after a store could not be opened"
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from recovery.drill.catalogue.stores import planned
+from recovery.drill.catalogue.waits import until_or_end
 from recovery.drill.faults import Facts, Fault
 from recovery.drill.s3 import WRITES, Verb
 from recovery.drill.scenario import DrillFault
@@ -103,7 +104,7 @@ def stopped_at(stage: Stage, place: Place, *, landed: bool, nth: int = 1) -> Ite
         with shim.calm_afterwards():
             part = f"{stage.store.resolve()}/{place.folder}/"
             shim.hold_at(place.call, part, when="after" if landed else "before", nth=nth)
-            stage.until(shim.held, f"a {place.call} in {place.folder}/", _LIMIT_S)
+            until_or_end(stage, shim.held, f"a {place.call} in {place.folder}/", _LIMIT_S)
             yield []
         return
     proxy = stage.proxy
@@ -114,7 +115,7 @@ def stopped_at(stage: Stage, place: Place, *, landed: bool, nth: int = 1) -> Ite
 
     numbers: list[int] = []
     with planned(proxy, _HoldFrom(place, nth)):
-        stage.until(held, f"a request for {place.folder}/", _LIMIT_S)
+        until_or_end(stage, held, f"a request for {place.folder}/", _LIMIT_S)
         yield numbers
         numbers += held()
 
@@ -136,7 +137,12 @@ def _in_commit(stage: Stage, rng: random_numbers.Random) -> str:
         _land(stage, held)
     stage.start_driver()
     if how == "late":
-        stage.wait_for_epoch(stage.committed() + 1, _LIMIT_S)
+        last = stage.committed()
+        stage.until(
+            lambda: stage.committed() > last or stage.has_read_all(),
+            f"epoch {last + 1}, or the end of the input",
+            _LIMIT_S,
+        )
         _land(stage, held)
     return {"lost": "the record was lost", "landed": "it landed", "late": "it came late"}[how]
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from functools import partial
 from random import Random
 from typing import Final
 
+import msgspec
+
+from recovery.drill.catalogue.waits import until_met, until_or_end
 from recovery.drill.processes import parent_of
 from recovery.drill.scenario import DrillFault
 from recovery.drill.stage import CannotStrikeError, Stage
+from recovery.drill.told import Event
 
 __all__ = ["FAULTS"]
 
 _FOUND_WITHIN_S: Final = 120.0
 _KILLED_WITHIN_S: Final = 3.0  # spark.python.task.killTimeout, and a second
 _TWIN_TRIES: Final = 3
+_TWIN_WITHIN_S: Final = 60.0
 _NEXT_EPOCH_S: Final = 600.0
+_ERROR_CHARACTERS_MAX: Final = 200
+_CODE: Final = re.compile(r"\[(SB\d{4})\]")
 # How soon a driver gives a silent executor up; Spark's own default is two minutes.
 _QUICK_TO_NOTICE: Final = {
     "spark.network.timeout": "30s",
@@ -25,8 +34,8 @@ _QUICK_TO_NOTICE: Final = {
 
 
 def _python_workers(stage: Stage) -> list[int]:
-    found: list[int] = stage.until(
-        stage.processes.python_workers, "a Python worker", _FOUND_WITHIN_S
+    found: list[int] = until_or_end(
+        stage, stage.processes.python_workers, "a Python worker", _FOUND_WITHIN_S
     )
     return found
 
@@ -35,8 +44,8 @@ def _executors(stage: Stage, host: str | None = None) -> list[int]:
     if not _has_executors(stage):
         raise CannotStrikeError("this cluster has no executor processes of its own")
     where = f" on {host}" if host else ""
-    found: list[int] = stage.until(
-        lambda: stage.processes.executors(host), f"an executor{where}", _FOUND_WITHIN_S
+    found: list[int] = until_or_end(
+        stage, lambda: stage.processes.executors(host), f"an executor{where}", _FOUND_WITHIN_S
     )
     return found
 
@@ -81,7 +90,12 @@ def _freeze_executor(stage: Stage, rng: Random) -> str:
     committed = stage.committed()
     stage.processes.freeze(frozen)
     try:
-        stage.wait_for_epoch(committed + 2, _NEXT_EPOCH_S)
+        until_or_end(
+            stage,
+            lambda: stage.committed() >= committed + 2,
+            f"epoch {committed + 2} without a frozen executor",
+            _NEXT_EPOCH_S,
+        )
     finally:
         stage.processes.thaw(frozen)
     return f"executor {executor} with {len(frozen) - 1} Python processes"
@@ -100,7 +114,7 @@ def _with_workers(stage: Stage, rng: Random) -> tuple[int, list[int]]:
 
     _executors(stage)  # refuses where there never are any
     chosen: tuple[int, list[int]] = rng.choice(
-        stage.until(found, "an executor's Python workers", _FOUND_WITHIN_S)
+        until_or_end(stage, found, "an executor's Python workers", _FOUND_WITHIN_S)
     )
     return chosen
 
@@ -109,13 +123,19 @@ def _twin(stage: Stage, rng: Random) -> str:
     """The Python workers of one executor freeze; Spark starts their tasks elsewhere, too.
 
     Spark kills a worker whose task has lost against its twin: so it is seen whether one had a task.
+    It starts no twin on a host that has the task already, so there must be two.
     """
     for _ in range(_TWIN_TRIES):
         executor, frozen = _with_workers(stage, rng)
-        committed = stage.committed()
+        wanted = stage.committed() + 2
         stage.processes.freeze(frozen)
         try:
-            stage.wait_for_epoch(committed + 2, _NEXT_EPOCH_S)
+            until_met(
+                stage,
+                partial(_has_come_to, stage, wanted),
+                "an epoch without the frozen workers (Spark started no twins)",
+                _TWIN_WITHIN_S,
+            )
             stage.pause(_KILLED_WITHIN_S)
             lost = set(frozen) - set(stage.processes.python_workers())
         finally:
@@ -125,6 +145,10 @@ def _twin(stage: Stage, rng: Random) -> str:
     raise CannotStrikeError("Spark gave no task to any of the frozen workers")
 
 
+def _has_come_to(stage: Stage, epoch: int) -> bool:
+    return stage.committed() >= epoch
+
+
 def _rival(stage: Stage, rng: Random) -> str:
     """Until one of the two has given up: the first at its next commit, or the second before."""
     if len(stage.hosts) > 1:
@@ -132,9 +156,34 @@ def _rival(stage: Stage, rng: Random) -> str:
             "the first driver's executors have all of the workers' cores; with local-cluster each "
             "driver brings its own"
         )
+    known = _failures(stage)
     stage.start_rival()
-    stage.until(lambda: stage.drivers_running() < 2, "one of two drivers to end", _NEXT_EPOCH_S)
-    return "a second driver on the same job"
+    second = max(int(log.stem) for log in (stage.root / "drivers").glob("*.log"))
+    until_or_end(
+        stage, lambda: stage.drivers_running() < 2, "one of two drivers to end", _NEXT_EPOCH_S
+    )
+    ended = {n: error for n, error in _failures(stage).items() if n not in known}
+    how = [
+        f"the {'second was refused' if number == second else 'first was overtaken'}: {error}"
+        for number, error in sorted(ended.items())
+    ]
+    return "; ".join(how) or "one of two drivers ended without an error"
+
+
+def _failures(stage: Stage) -> dict[int, str]:
+    """What drivers failed with, by their numbers: a code of ours, else a first line."""
+    found = {}
+    for path in (stage.root / "drivers").glob("*.events"):
+        data = path.read_bytes()
+        for line in data[: data.rfind(b"\n") + 1].splitlines():  # one may be written right now
+            event = msgspec.json.decode(line, type=Event)
+            if event.kind == "failed":
+                # Spark's error begins with its own words, so ours may be in the log only.
+                log = path.with_suffix(".log").read_text(errors="replace")
+                codes = _CODE.findall(event.error) or _CODE.findall(log)
+                first_line = event.error.partition("\n")[0][:_ERROR_CHARACTERS_MAX]
+                found[int(path.stem)] = codes[-1] if codes else first_line
+    return found
 
 
 FAULTS: Final = (
@@ -189,6 +238,7 @@ FAULTS: Final = (
             "spark.speculation.minTaskRuntime": "1s",
         },
         settings={"lease_timeout_s": 1.0},
+        needs=frozenset({"two-hosts"}),
     ),
     DrillFault(
         name="two-drivers",

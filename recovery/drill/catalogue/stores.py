@@ -13,13 +13,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
+from recovery.drill.catalogue.waits import until_met, until_or_end
 from recovery.drill.faults import Calm, Chance, Facts, Fault, FaultPlan, Weather
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.s3 import WRITES, Verb
-from recovery.drill.s3server import BUCKET
 from recovery.drill.scenario import DrillFault, Need
 from recovery.drill.shim import shim_of
 from recovery.drill.stage import CannotStrikeError, Stage
@@ -79,8 +80,10 @@ class OncePerKey:
 def _slow(stage: Stage, rng: random_numbers.Random) -> str:
     proxy = proxy_of(stage)
     proxy.set_pace(latency_s=_LATENCY_S, bytes_per_s=_BYTES_PER_S)
+    before = proxy.count().requests
     try:
         stage.pause(LASTS_S)
+        until_met(stage, lambda: proxy.count().requests > before, "a request to the store")
     finally:
         proxy.set_pace()
     return f"{_LATENCY_S:g} s before each request, {_BYTES_PER_S >> 10} KiB/s, for {LASTS_S:g} s"
@@ -91,11 +94,17 @@ def _stormy(fault: Fault, share: float, what: str) -> Callable[[Stage, random_nu
 
     def strike(stage: Stage, rng: random_numbers.Random) -> str:
         proxy = proxy_of(stage)
+        before = proxy.count().faulted
         with planned(proxy, Weather(Chance(fault=fault, share=share))):
             stage.pause(LASTS_S)
-        return f"{what}, for {LASTS_S:g} s"
+            _until_faulted(stage, proxy, before)
+        return f"{what}, {proxy.count().faulted - before} in all"
 
     return strike
+
+
+def _until_faulted(stage: Stage, proxy: FaultProxy, before: int) -> None:
+    until_met(stage, lambda: proxy.count().faulted > before, "a request that suffers it")
 
 
 def _corrupt(stage: Stage, rng: random_numbers.Random) -> str:
@@ -108,8 +117,17 @@ def _corrupt(stage: Stage, rng: random_numbers.Random) -> str:
         for host in stage.hosts:  # so that state is read from the store
             _remove_copies(host.local_dir)
         stage.start_driver()
-        stage.wait_for_epoch(stage.committed() + 1, _WAIT_S)
-    return f"the first read of each of {proxy.count().faulted - before} objects"
+        last = stage.committed()
+        # A job at the end of its input has no further epoch, but its driver has read the log.
+        stage.until(
+            lambda: stage.committed() > last or stage.has_read_all(),
+            f"epoch {last + 1}, or the end of the input",
+            _WAIT_S,
+        )
+    struck = proxy.count().faulted - before
+    if not struck:
+        raise CannotStrikeError("the new driver and its workers read nothing from the store")
+    return f"the first read of each of {struck} objects"
 
 
 def _remove_copies(local_dir: Path) -> None:
@@ -122,12 +140,14 @@ def store_down(seconds: float = DOWN_S) -> DrillFault:
 
     def strike(stage: Stage, rng: random_numbers.Random) -> str:
         proxy = proxy_of(stage)
+        before = proxy.count().faulted
         proxy.go_down()
         try:
             stage.pause(seconds)
+            _until_faulted(stage, proxy, before)
         finally:
             proxy.come_up()
-        return f"for {seconds:g} s"
+        return f"{proxy.count().faulted - before} requests, for {seconds:g} s or longer"
 
     return DrillFault(
         name="store-down",
@@ -148,9 +168,11 @@ def _refuse_folder(stage: Stage, rng: random_numbers.Random) -> str:
     what = rng.choice(["full", "read-only", "syncs fail"])
     turn_on = {"full": shim.fill_disk, "read-only": shim.forbid_writes}.get(what, shim.fail_syncs)
     with shim.calm_afterwards():
+        shim.forget_refusals()
         turn_on(stage.store)
         stage.pause(LASTS_S)
-    return f"{what}, for {LASTS_S:g} s"
+        until_met(stage, shim.refused, "anybody whom it was refused")
+    return f"{what}, for {LASTS_S:g} s or longer"
 
 
 # --- the newest record ------------------------------------------------------------------------
@@ -158,7 +180,7 @@ def _refuse_folder(stage: Stage, rng: random_numbers.Random) -> str:
 
 def _damage_newest(stage: Stage, rng: random_numbers.Random) -> str:
     """Damage the newest record while no driver runs; a start must refuse; bring it back."""
-    stage.until(lambda: stage.committed() >= 1, "two epochs", _WAIT_S)
+    until_or_end(stage, lambda: stage.committed() >= 1, "two epochs", _WAIT_S)
     stage.kill_driver()
     record = _NewestRecord(stage)
     whole = record.read()
@@ -204,7 +226,7 @@ class _NewestRecord:
         else:
             proxy = proxy_of(stage)
             keys = [r.key for r in proxy.requests() if r.group == "log/" and r.verb in WRITES]
-            self._url = f"{proxy.url}/{BUCKET}/{max(keys)}"
+            self._url = f"{proxy.url}/{urlsplit(stage.uri).netloc}/{max(keys)}"
             self.name = max(keys).rpartition("/")[2]
 
     def read(self) -> bytes:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.drill.check import check
-from recovery.drill.sink import rows_in
+from recovery.drill.outcome import NOTHING_COMPARED
+from recovery.drill.sink import rows_in, schema_of
 from statebackend.errors import DrillError
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20)
@@ -29,7 +30,7 @@ def output(rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def test_the_same_rows_in_any_order_are_exact(rows: list[tuple[int, int]], random: Any) -> None:
     shuffled = random.sample(rows, len(rows))
     verdict = check(rows, output(shuffled))
-    assert verdict.exact
+    assert verdict.exact == bool(rows)
     assert (verdict.expected, verdict.found) == (len(rows), len(rows))
 
 
@@ -39,8 +40,8 @@ def test_every_difference_is_counted_once(
 ) -> None:
     verdict = check(truth, output(found))
     assert verdict.expected - verdict.lost + verdict.duplicated + verdict.wrong == verdict.found
-    assert verdict.exact == (sorted(truth) == sorted(found))
-    assert bool(verdict.examples) == (not verdict.exact)
+    assert verdict.exact == (sorted(truth) == sorted(found) != [])
+    assert bool(verdict.examples) == (sorted(truth) != sorted(found))
     assert verdict.wrong == sum(row not in truth for row in found)
 
 
@@ -65,7 +66,13 @@ def test_no_output_at_all_is_everything_lost() -> None:
     for keys in (None, ["k"]):
         verdict = check([(1, 1), (2, 2)], [], keys=keys)
         assert (verdict.exact, verdict.lost) == (False, 2)
-    assert check([], []).exact
+
+
+def test_nothing_and_nothing_are_not_taken_for_exact() -> None:
+    for keys in (None, ["k"]):
+        verdict = check([], [], keys=keys)
+        assert (verdict.exact, verdict.failure) == (False, NOTHING_COMPARED)
+    assert check([], [], failure="it hung").failure == "it hung"
 
 
 def test_a_job_that_did_not_end_is_not_exact_whatever_its_rows_are() -> None:
@@ -89,6 +96,44 @@ def test_values_of_every_kind_are_compared(tmp_path: Path, value: Any, other: An
     found = [row for _, row in rows_in(tmp_path, last=0)]
     assert check([(1, value)], found).exact
     assert check([(1, other)], found).wrong == 1
+
+
+NESTED = pa.struct([("a", pa.int64()), ("m", pa.map_(pa.int64(), pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "truths", "others"),
+    [
+        (
+            pa.map_(pa.int64(), pa.float64()),
+            [(10, 1.0), (9, None)],
+            [{9: None, 10: 1.0}, [(9, None), (10, 1.0)]],
+            [{9: None, 10: 2.0}, {"9": None, "10": 1.0}, {10: 1.0}],
+        ),
+        (
+            pa.struct([("b", pa.int64()), ("a", pa.string())]),
+            {"b": 1, "a": "x"},
+            [(1, "x"), {"a": "x", "b": 1}],
+            [("x", 1), {"a": "x", "c": 1}, (1,), None],
+        ),
+        (
+            pa.list_(NESTED),
+            [{"a": 1, "m": [(2, "y"), (1, "x")]}, None],
+            [[(1, {1: "x", 2: "y"}), None], ({"a": 1, "m": {2: "y", 1: "x"}}, None)],
+            [[(1, {1: "x", 2: "z"}), None], [(1, {1: "x", 2: "y"})]],
+        ),
+    ],
+    ids=["map", "struct", "nested"],
+)
+def test_maps_and_structs_are_compared_as_the_output_s_types_say(
+    tmp_path: Path, kind: pa.DataType, stored: Any, truths: list[Any], others: list[Any]
+) -> None:
+    table = pa.table({"k": pa.array([1]), "v": pa.array([stored], kind)})
+    pq.write_table(table, tmp_path / "0000000000.parquet")
+    found = [row for _, row in rows_in(tmp_path, last=0)]
+    schema = schema_of(tmp_path)
+    assert [check([(1, v)], found, schema=schema).exact for v in truths] == [True] * len(truths)
+    assert [check([(1, v)], found, schema=schema).wrong for v in others] == [1] * len(others)
 
 
 def test_output_of_a_batch_that_spark_did_not_commit_does_not_count(tmp_path: Path) -> None:

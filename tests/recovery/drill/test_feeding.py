@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,33 @@ def test_it_ends_with_as_many_inputs_as_are_wanted(world: World) -> None:
     world.commit(1)
     time.sleep(0.3)
     assert world.fed == [0, 1, 2, 3]
+
+
+def test_a_feed_that_hangs_does_not_hold_the_drill_up(tmp_path: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def feed(number: int) -> None:
+        entered.set()
+        release.wait(LIMIT_S)
+
+    pace = Pace(
+        tmp_path,
+        feed,
+        now_s=time.monotonic,
+        driver=lambda: 1,
+        committed=lambda done: None,
+    )
+    pace.start()
+    try:
+        assert entered.wait(LIMIT_S)
+        pace.stop(timeout_s=0.2)
+        assert pace.hung
+        began_s = time.monotonic()
+        pace.stop()
+        assert time.monotonic() - began_s < 5, "it is not waited for twice"
+    finally:
+        release.set()
+        pace.join(LIMIT_S)
 
 
 def test_a_batch_that_is_repeated_is_written_down_again(world: World) -> None:

@@ -6,6 +6,7 @@ Each test runs a small suite of its own, in which `run_drill` answers at once wi
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -26,23 +27,30 @@ from pathlib import Path
 import msgspec
 import pytest
 from recovery.drill import runner
+from recovery.drill.order import named_faults
 from recovery.drill.outcome import Struck
+from recovery.drill.scenario import Strike
 from tests.recovery.drill.reports import LOSSES, full_report
 
 CALLS = Path(__file__).with_name("calls.jsonl")
+
+def fault_of(one):
+    return one.fault if isinstance(one, Strike) else one
 
 def run_drill(job, *, truth=None, on_progress=None, **told):
     with CALLS.open("a") as file:
         file.write(json.dumps({"job": str(job), "truth": truth and truth.__name__, **told},
                               default=str) + "\\n")
     on_progress("epoch 0 committed")
+    asked = [fault.name for fault in map(fault_of, named_faults(told.get("faults", ())))]
     faults = [
         Struck(fault=name, at_s=1.0, at_epoch=0, skipped="no compiler" if job == "skips" else "")
-        for name in told.get("faults", ())
+        for name in asked
     ]
     if job == "breaks":
         raise OSError("no Java here")
-    report = full_report(job=str(job), command="", faults=faults, seed=told["seed"])
+    report = full_report(job=str(job), command="", faults=faults, asked=asked,
+                         seed=told["seed"])
     return msgspec.structs.replace(report, verdict=LOSSES) if job == "loses" else report
 
 @pytest.fixture(autouse=True)
@@ -79,20 +87,54 @@ def suite(pytester: pytest.Pytester) -> Suite:
 
 def test_pytest_finds_the_plugin_where_the_package_is_installed() -> None:
     (found,) = entry_points(group="pytest11", name="statebackend_drill")
-    assert found.value == "recovery.drill.plugin"
+    assert found.value == "statebackend.pytest_plugin"
 
 
 def test_a_suite_without_drills_pays_next_to_nothing_for_the_plugin() -> None:
-    heavy = ("pyspark", "numpy", "pandas", "pyarrow", "rocksdict", "jinja2", "rich", "boto3")
-    script = f"""
+    script = """
 import sys
-import recovery.drill.plugin
-print([name for name in {heavy!r} if name in sys.modules])
+import pytest
+before = set(sys.modules)
+import statebackend.pytest_plugin
+standard = sys.stdlib_module_names
+print(sorted(n for n in set(sys.modules) - before if n.partition(".")[0] not in standard))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "['statebackend', 'statebackend.pytest_plugin']"
+
+
+def test_importing_the_drills_package_loads_none_of_its_modules() -> None:
+    script = """
+import sys
+import recovery.drill
+print(sorted(n for n in sys.modules if n.startswith(("recovery", "pyspark", "msgspec"))))
+recovery.drill.FaultPlan, recovery.drill.run_drill
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "['recovery', 'recovery.drill']"
+
+
+def test_a_project_with_a_package_recovery_of_its_own_runs_its_tests(tmp_path: Path) -> None:
+    (tmp_path / "recovery").mkdir()
+    (tmp_path / "recovery" / "__init__.py").write_text("MINE = 1\n")
+    (tmp_path / "test_mine.py").write_text(
+        "from recovery import MINE\n\n"
+        "def test_it(): assert MINE == 1\n\n"
+        "def test_drilled(drill): drill('running-totals')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "."],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "your project has another one" in done.stdout
 
 
 def test_the_marker_is_explained(suite: Suite) -> None:
@@ -160,6 +202,31 @@ def test_each(drill):
         ["driver-killed"],
         ["executor-killed"],
     ]
+
+
+def test_faults_are_given_as_the_runner_takes_them(suite: Suite) -> None:
+    suite.run("""
+from recovery.drill import Strike
+from recovery.drill.catalogue import ALL
+
+KILLED = ALL["executor-killed"]
+STRIKE = Strike(fault=KILLED, after_epoch=2)
+
+def test_name(drill): drill("totals", faults="executor-killed")
+def test_fault(drill): drill("totals", faults=KILLED)
+def test_strike(drill): drill("totals", faults=STRIKE)
+
+@pytest.mark.drill(faults=STRIKE, cluster=None, at_epoch=None)
+def test_marked(drill): drill("totals")
+
+@pytest.mark.drill(faults=[STRIKE, "driver-killed"], each=True)
+def test_each(drill, request):
+    assert request.node.name in ("test_each[executor-killed]", "test_each[driver-killed]")
+    drill("totals")
+""").assert_outcomes(passed=6)
+    assert suite.calls[0]["faults"] == ["executor-killed"]
+    assert [len(call["faults"]) for call in suite.calls] == [1] * 6
+    assert suite.calls[3].keys() == {"job", "truth", "faults", "seed", "folder"}
 
 
 def test_a_seed_is_drawn_and_the_option_replays_it(suite: Suite) -> None:
@@ -238,10 +305,15 @@ def test_lenient(drill): drill("skips")
 
 @pytest.mark.drill(["disk-full"], lenient=True)
 def test_lenient_and_wrong(drill): drill("loses")
+
+def test_fault(drill):
+    from recovery.drill import Strike
+    from recovery.drill.catalogue import ALL
+    drill("skips", faults=Strike(fault=ALL["disk-full"], after_epoch=1))
 """,
         "-rs",
     )
-    result.assert_outcomes(failed=2, skipped=1)
+    result.assert_outcomes(failed=3, skipped=1)
     result.stdout.fnmatch_lines(
         ["The results are exact, but disk-full was not made: no compiler.", "SKIPPED*no compiler"]
     )

@@ -60,6 +60,16 @@ def test_roles_and_hosts_are_told_apart_and_strangers_are_not_touched(
     mine.kill([executor.pid])  # it has ended: no error
 
 
+def test_a_number_that_is_another_process_s_by_now_is_not_signalled(start: Start) -> None:
+    mine = LiveProcesses(f"mine-{os.getpid()}")
+    stranger = start("stranger")
+    mine.freeze([stranger.pid])
+    mine.kill([stranger.pid])
+    with pytest.raises(subprocess.TimeoutExpired):
+        stranger.wait(timeout=0.3)
+    assert "(stopped)" not in Path(f"/proc/{stranger.pid}/status").read_text()
+
+
 def test_the_guard_ends_frozen_processes_when_its_drill_is_killed(start: Start) -> None:
     token = f"guarded-{os.getpid()}"
     process = start(token)

@@ -11,8 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.drill.outcome import DrillReport, DriverLife, EpochDone, Struck, Verdict
-from recovery.drill.report import as_json, as_text, not_struck, seconds, verdict_line, write_html
+from recovery.drill.outcome import (
+    NOTHING_COMPARED,
+    DrillReport,
+    DriverLife,
+    EpochDone,
+    Struck,
+    Verdict,
+)
+from recovery.drill.report import as_json, as_text, seconds, verdict_line, write_html
 from recovery.drill.timeline import timeline
 from statebackend.errors import EnvironmentMissingError
 from tests.recovery.drill.reports import LOSSES, full_report, recovery
@@ -146,6 +153,15 @@ def test_results_that_differ_in_no_counted_way_are_not_told_as_exact() -> None:
     assert verdict_line(full_report(verdict=odd)).startswith("not exact: the results differ")
 
 
+def test_a_drill_that_compared_nothing_is_not_told_as_exact() -> None:
+    nothing = Verdict(
+        exact=False, expected=0, found=0, lost=0, duplicated=0, wrong=0, failure=NOTHING_COMPARED
+    )
+    text = as_text(full_report(verdict=nothing))
+    assert text.startswith("Not exact: nothing was compared: the truth and the output have no rows")
+    assert text.count("nothing was compared") == 1
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 
@@ -160,9 +176,29 @@ def test_the_json_is_read_back_as_the_same_report() -> None:
 
 def test_a_fault_that_was_never_made_is_named_with_its_reason() -> None:
     asked = ["executor-killed", "disk-full", "clock-jumps"]
-    assert not_struck(full_report(), asked) == {
+    report = full_report(asked=asked)
+    assert report.not_struck == {
         "disk-full": "there is no compiler",
         "clock-jumps": "the job came to its end before it",
+    }
+    assert (report.verdict.exact, report.exact) == (True, False)
+
+
+def test_a_drill_is_exact_if_its_results_are_and_every_fault_was_made() -> None:
+    assert full_report(asked=["executor-killed", "store-down"]).exact
+    assert not full_report(asked=["executor-killed"], verdict=LOSSES).exact
+
+
+def test_a_fault_that_was_asked_for_twice_must_be_made_twice() -> None:
+    once = Struck(fault="disk-full", at_s=1.0, at_epoch=0, recovered_s=1.0)
+    missed = Struck(fault="disk-full", at_s=5.0, at_epoch=2, skipped="no copy left")
+    asked = ["disk-full", "disk-full"]
+    assert full_report(faults=[once, once], asked=asked).not_struck == {}
+    assert full_report(faults=[once, missed], asked=asked).not_struck == {
+        "disk-full": "no copy left (1 of 2)"
+    }
+    assert full_report(faults=[once], asked=asked).not_struck == {
+        "disk-full": "the job came to its end before it (1 of 2)"
     }
 
 
@@ -172,7 +208,7 @@ def test_a_fault_that_was_made_once_counts_though_it_was_skipped_before() -> Non
         Struck(fault="disk-full", at_s=5.0, at_epoch=2),
         Struck(fault="disk-full", at_s=9.0, at_epoch=4, skipped="no copy left"),
     ]
-    assert not_struck(full_report(faults=tries), ["disk-full"]) == {}
+    assert full_report(faults=tries, asked=["disk-full"]).not_struck == {}
 
 
 # --- over time ------------------------------------------------------------------------------------

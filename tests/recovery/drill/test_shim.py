@@ -86,6 +86,38 @@ def run(start: Start) -> Run:
     return ran
 
 
+def test_a_folder_whose_name_the_loader_would_split_does_no_harm(
+    tmp_path: Path, control: Path
+) -> None:
+    built = build_shim(tmp_path / "a drill" / "of:mine")
+    if built is None:
+        pytest.skip("no C compiler")
+    control = tmp_path / "a control"
+    shim = Shim(control)
+    shim.forbid_writes(tmp_path)
+    script = f"""
+        import errno
+        try:
+            open({str(tmp_path / "file")!r}, "w")
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, **environment(built, control)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.split() == ["EROFS"]
+
+
+def test_a_library_without_effect_is_as_good_as_none(tmp_path: Path, library: Path) -> None:
+    folder = tmp_path / "shim"
+    folder.mkdir()
+    (folder / library.name).write_bytes(b"nothing that a loader takes")
+    assert build_shim(folder) is None
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     deadline_s = time.monotonic() + 20
     while not condition():
@@ -172,7 +204,7 @@ def test_a_read_only_disk_changes_nothing_even_for_root(run: Run, folder: Path) 
 
 
 @pytest.mark.parametrize("offset_ms", [3_600_000, -3_600_000, -250])
-def test_the_wall_clock_jumps_and_no_other_does(run: Run, offset_ms: int) -> None:
+def test_the_wall_clock_jumps_and_no_other_does(run: Run, control: Path, offset_ms: int) -> None:
     found = run(
         """
         import threading
@@ -181,10 +213,12 @@ def test_the_wall_clock_jumps_and_no_other_does(run: Run, offset_ms: int) -> Non
         jumped_ns = time.time_ns() - wall_ns - (time.monotonic_ns() - steady_ns)
         began = time.monotonic()
         threading.Event().wait(0.2)
-        say(jumped_ms=jumped_ns / 1e6, waited_s=time.monotonic() - began)
+        say(jumped_ms=jumped_ns / 1e6, waited_s=time.monotonic() - began, pid=os.getpid())
         """,
         str(offset_ms),
     )
+    assert Shim(control).shifted(offset_ms) == {found["pid"]}
+    assert not Shim(control).shifted(offset_ms + 1)
     assert abs(found["jumped_ms"] - offset_ms) < 100
     assert 0.15 < found["waited_s"] < 10
 

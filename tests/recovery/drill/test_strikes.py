@@ -7,8 +7,9 @@ import random
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from recovery.drill.catalogue.disks import places
 from recovery.drill.catalogue.middles import CLEAN_UP, COMMIT, UPLOAD, Place, stopped_at
 from recovery.drill.catalogue.stores import OncePerKey
 from recovery.drill.faults import Facts, Fault
+from recovery.drill.proxy import FaultProxy
 from recovery.drill.s3 import Verb
 from recovery.drill.shim import build_shim, environment
+from recovery.drill.stage import CannotStrikeError
 
 FILES = ("db/CURRENT", "db/MANIFEST-000005", "db/000008.sst", "deltas/4-abc", "deltas/5-def")
 
@@ -38,11 +41,17 @@ class Processes:
 
     folder: Path
     done: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+    working: list[int] = field(default_factory=list)
+    at_freeze: Callable[[], object] = lambda: None
 
     def python_workers(self, host: str | None = None) -> list[int]:
         return [11, 12]
 
+    def executors(self, host: str | None = None) -> list[int]:
+        return self.working
+
     def freeze(self, pids: list[int]) -> None:
+        self.at_freeze()
         self.done.append(("freeze", files_of(self.folder)))
 
     def kill(self, pids: list[int]) -> None:
@@ -52,7 +61,8 @@ class Processes:
 class Stage:
     """As much of a stage as these strikes need; epochs go by."""
 
-    proxy = None
+    proxy: FaultProxy | None = None
+    ended = False
 
     def __init__(self, folder: Path, shim: Path | None = None) -> None:
         self.hosts = [Host("h1", folder / "local")]
@@ -65,8 +75,14 @@ class Stage:
         self._epoch += 1
         return self._epoch
 
+    def has_read_all(self) -> bool:
+        return self.ended
+
     def pause(self, seconds: float) -> None:
-        pass
+        self.meanwhile()
+
+    def meanwhile(self) -> None:
+        """What the job does while a strike waits."""
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
         deadline_s = time.monotonic() + 20
@@ -131,6 +147,102 @@ def test_what_is_deleted_is_gone_before_anybody_looks(stage: Stage, seed: int) -
     ALL["local-deleted"].strike(stage, random.Random(seed))
     (_, before), (_, after) = stage.processes.done
     assert after.keys() < before.keys()
+
+
+def test_a_copy_that_moves_until_its_host_lies_still_is_struck_where_it_is_then(
+    stage: Stage,
+) -> None:
+    def move() -> None:
+        for subtask, old in (("0", "aa"), ("1", "bb")):
+            folder = stage.hosts[0].local_dir / "job" / "op" / subtask
+            (folder / old).rename(folder / "moved")
+            (folder / "current").write_text("moved")
+
+    stage.processes.at_freeze = move
+    assert ALL["local-flipped"].strike(stage, random.Random(1))
+    (_, before), (_, after) = stage.processes.done
+    assert [path for path in before if before[path] != after[path]]
+
+
+STORE_FAULTS = ["store-slow", "store-throttled", "store-down", "answers-lost"]
+STORE_FAULTS += ["credentials-expired"]
+
+
+@pytest.mark.parametrize("name", STORE_FAULTS)
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_store_s_fault_that_no_request_met_has_not_struck(
+    stage: Stage, name: str, ended: bool
+) -> None:
+    stage.proxy, stage.ended = FaultProxy("127.0.0.1:9"), ended
+    with pytest.raises(CannotStrikeError, match="read all its input" if ended else "within 60 s"):
+        ALL[name].strike(stage, random.Random(1))
+
+
+@pytest.mark.parametrize("name", ["store-slow", "store-down", "credentials-expired"])
+def test_a_store_s_fault_that_a_request_met_has_struck(stage: Stage, name: str) -> None:
+    with FaultProxy("127.0.0.1:9") as proxy:
+        stage.proxy = proxy
+
+        def ask() -> None:
+            with suppress(OSError):
+                urllib.request.urlopen(f"{proxy.url}/bucket/key", timeout=20)
+
+        stage.meanwhile = ask
+        assert ALL[name].strike(stage, random.Random(1))
+
+
+@pytest.mark.parametrize("name", ["store-folder-failing", "clock-jumped"])
+def test_a_fault_of_the_library_that_nobody_met_has_not_struck(stage: Stage, name: str) -> None:
+    stage.shim = stage.store.parent / "control"
+    stage.store.mkdir()
+    with pytest.raises(CannotStrikeError, match="within 60 s"):
+        ALL[name].strike(stage, random.Random(1))
+    assert not list(stage.shim.iterdir())
+
+
+def test_a_clock_has_jumped_when_a_process_at_work_goes_by_it(stage: Stage, tmp_path: Path) -> None:
+    library = build_shim(tmp_path / "shim")
+    if library is None:
+        pytest.skip("no C compiler")
+    stage.shim = tmp_path / "control"
+    stage.shim.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time\nwhile True: time.time(), time.sleep(0.02)"],
+        env={**os.environ, **environment(library, stage.shim)},
+    )
+    stage.processes.working = [process.pid]
+    stage.meanwhile = lambda: time.sleep(0.02)
+    try:
+        assert "all processes by" in ALL["clock-jumped"].strike(stage, random.Random(1))
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("loser", "log", "said"),
+    [
+        (1, "the job was taken over [SB4001]", "the first was overtaken: SB4001"),
+        (2, "[SB1016] another driver runs it", "the second was refused: SB1016"),
+        (2, "no code of ours", "the second was refused: Spark's error"),
+    ],
+)
+def test_of_two_drivers_it_is_said_which_one_gave_up_and_why(
+    stage: Stage, loser: int, log: str, said: str
+) -> None:
+    folder = stage.store.parent / "drivers"
+    folder.mkdir()
+    (folder / "1.log").touch()
+
+    def start_rival() -> None:
+        (folder / "2.log").touch()
+        (folder / f"{loser}.log").write_text(log)
+        event = b'{"kind":"failed","error":"Spark\'s error\\nand more"}\n'
+        (folder / f"{loser}.events").write_bytes(event + b'{"kind":"rea')
+
+    stage.root, stage.start_rival = folder.parent, start_rival  # type: ignore[attr-defined]
+    stage.drivers_running = lambda: 1  # type: ignore[attr-defined]
+    assert ALL["two-drivers"].strike(stage, random.Random(1)) == said
 
 
 def test_the_second_look_at_damage_in_one_key_is_spared() -> None:

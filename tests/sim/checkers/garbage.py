@@ -81,6 +81,8 @@ class Garbage(Checker):
         world = self.world
         lineage = resolve(manifests).get("op")
         if lineage is None or not lineage.epochs:
+            if world.once.durable:
+                self.violated("the log holds no epoch, and some were durable")
             return
         epoch = lineage.last_epoch
         expected = world.once.durable[epoch]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import pytest
 
@@ -91,23 +92,24 @@ def test_a_frozen_worker_that_thaws_after_its_successor_took_over_harms_nobody(t
     assert {r["source"] for r in held} == {"durable"}
 
 
-def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(local_cluster: Trial):
-    local_cluster.write_input(flag_in_file=4)
-    dawdle = local_cluster.root / "dawdle"
+def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(two_hosts: Trial):
+    two_hosts.write_input(flag_in_file=4)
+    dawdle = two_hosts.root / "dawdle"
     conf = {
         "spark.speculation": "true",
         "spark.speculation.multiplier": "1.5",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.interval": "200ms",
     }
-    driver = local_cluster.start(
-        "a", dawdle=str(dawdle), conf=conf, settings={"lease_timeout_s": 1.0}
-    )
+    driver = two_hosts.start("a", dawdle=str(dawdle), conf=conf, settings={"lease_timeout_s": 1.0})
     until(dawdle.exists, "a dawdling task")
-    local_cluster.wait_for_batch(4)  # the twin finished it
+    began_s = time.monotonic()
+    two_hosts.wait_for_batch(4)  # the twin finished it, on the other host
+    assert dawdle.exists()
+    assert time.monotonic() - began_s < 55, "the first attempt gives up dawdling after 60 s"
     dawdle.unlink()
-    local_cluster.finish(driver, "a")
-    local_cluster.check()
+    two_hosts.finish(driver, "a")
+    two_hosts.check()
 
 
 def test_subtasks_stay_on_their_host_and_move_when_it_is_lost(two_hosts: Trial):

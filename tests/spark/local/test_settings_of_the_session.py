@@ -15,8 +15,9 @@ from tests.spark.local.processors import Typed
 from tests.spark.local.world import checkpoints, durable_state, setting, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from tests.spark.local.world import World
@@ -57,32 +58,80 @@ def test_a_setting_changes_nothing(world: World, key: str, value: str) -> None:
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def _kept(k: int) -> int:
+    return k
+
+
+def _with_own(df: DataFrame) -> DataFrame:
+    own = F.udf(_kept, "int", useArrow=False)
+    return df.select(own("k").alias("k"), "n")
+
+
+def _plain(df: DataFrame) -> DataFrame:
+    return df
+
+
 @pytest.mark.parametrize(
-    ("schema", "said", "lifted"),
+    ("schema", "said", "before", "lifted"),
     [
-        ("k int, n bigint", None, True),
-        ("k int, n bigint", "100", False),
-        ("k string, n bigint", None, False),
+        ("k int, n bigint", None, _plain, True),
+        ("k int, n bigint", "100", _plain, False),
+        ("k string, n bigint", None, _plain, False),
+        ("k int, n bigint", None, lambda df: df.mapInArrow(_same, df.schema), False),
+        (
+            "k int, n bigint",
+            None,
+            _with_own,
+            False,
+        ),
     ],
+    ids=["narrow", "said by the user", "texts", "a user's mapInArrow", "a user's function"],
 )
 def test_only_batches_of_narrow_rows_are_not_measured(
-    make_world: Callable[..., World], schema: str, said: str | None, lifted: bool
+    make_world: Callable[..., World],
+    schema: str,
+    said: str | None,
+    before: Callable[[DataFrame], DataFrame],
+    lifted: bool,
 ) -> None:
     world = make_world(schema=schema)
     world.input.add([{"k": i % 7, "n": i} for i in range(50)])
-    seen: list[tuple[bool, int]] = []
-
-    def see(frame: DataFrame, batch: int) -> None:
-        unlimited = frame.sparkSession.conf.get(BATCH_BYTES) == str((1 << 31) - 1)
-        seen.append((unlimited, sum(row["n"] for row in frame.collect())))
-
     with setting(world.spark, BATCH_BYTES, said) if said else contextlib.nullcontext():
         backend = world.backend()
-        df = world.input.stream(world.spark)
+        df = before(world.input.stream(world.spark))
         frame = backend.aggregate(df, keys="k", aggregations={"n": ("sum", "n")}, uid="totals")
-        world.run(backend, frame, see)
+        writer = frame.writeStream.format("memory").queryName("narrow").outputMode("append")
+        writer = writer.option("checkpointLocation", str(world.root / "checkpoint-narrow"))
+        query = backend.start(writer.trigger(availableNow=True))
+        query.awaitTermination()
+        stream: Any = query._jsq.streamingQuery()
+        found = stream.sparkSessionForStream().conf().get(BATCH_BYTES, "1")
         assert world.spark.conf.get(BATCH_BYTES, None) == said, "the session is as it was"
-    assert seen == [(lifted, sum(range(50)))]
+    assert (found == str((1 << 31) - 1)) is lifted
+    total = world.spark.table("narrow").groupBy().sum("n").collect()[0][0]
+    assert total == sum(range(50))
+
+
+def test_batches_are_measured_for_a_foreach_batch_function(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(schema="k int, n bigint")
+    world.input.add([{"k": i % 7, "n": i} for i in range(50)])
+    seen: list[str | None] = []
+    backend = world.backend()
+    df = world.input.stream(world.spark)
+    frame = backend.aggregate(df, keys="k", aggregations={"n": ("sum", "n")}, uid="totals")
+
+    def see(batch: DataFrame, _: int) -> None:
+        seen.append(batch.sparkSession.conf.get(BATCH_BYTES, None))
+        batch.collect()
+
+    world.run(backend, frame, see)
+    assert seen == [None], "what it does with its rows is not known"
 
 
 TYPES = (

@@ -4,8 +4,9 @@
     def test_my_query_survives_a_killed_executor(drill):
         drill(build, truth=truth)
 
-pytest loads this module in every run where the package is installed, so it imports nothing of the
-package, of Spark or of numpy before a drill is run. docs/drills.md has the whole story.
+pytest loads this module in every run where the package is installed, so before a drill is run it
+imports nothing but pytest: not Spark or numpy, and nothing of `recovery`, a name that a project may
+have for a package of its own. docs/drills.md has the whole story.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,9 +70,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     asked = _asked(metafunc.definition)
     if asked.get("each"):
-        if not asked.get("faults"):
+        faults = _listed(asked.get("faults"))
+        if not faults:
             pytest.fail("`drill` with each=True needs faults", pytrace=False)
-        metafunc.parametrize("drill", list(asked.get("faults", ())), indirect=True)
+        metafunc.parametrize("drill", faults, ids=map(_name, faults), indirect=True)
 
 
 def _asked(node: pytest.Item) -> dict[str, Any]:
@@ -86,9 +88,21 @@ def _asked(node: pytest.Item) -> dict[str, Any]:
                 names = ", ".join(TO_RUNNER + OURS)
                 pytest.fail(f"`drill` takes no {name!r}, but {names}", pytrace=False)
             asked.setdefault(name, value)
-    if isinstance(asked.get("faults"), str):
-        asked["faults"] = (asked["faults"],)
     return asked
+
+
+def _listed(faults: Any) -> list[Any]:
+    """Faults as `run_drill` takes them: a name, a `DrillFault`, a `Strike`, or several of these."""
+    if faults is None:
+        return []
+    alone = isinstance(faults, str) or not isinstance(faults, Iterable)
+    return [faults] if alone else list(faults)
+
+
+def _name(fault: Any) -> str:
+    """Of a name, a `DrillFault` or a `Strike`."""
+    fault = getattr(fault, "fault", fault)
+    return str(getattr(fault, "name", fault))
 
 
 @pytest.fixture
@@ -140,15 +154,20 @@ class Drill:
             The report, for asserts of your own.
         """
         __tracebackhide__ = True
+        _check_ours()
         import msgspec
 
         from recovery.drill import runner
         from recovery.drill.naming import drawn_seed
 
         self._runs += 1
-        asked = {**self._asked, **changed}
+        # None is what the runner takes for nothing said, wherever it has another default.
+        said = {**self._asked, **changed}
+        asked = {name: value for name, value in said.items() if value is not None}
         lenient = asked.pop("lenient", False)
-        faults = tuple(asked.get("faults", ()))
+        faults = _listed(asked.get("faults"))
+        if faults:
+            asked["faults"] = faults
         self._refuse_impossible(faults, asked, lenient=lenient)
         replayed = self._item.config.getoption("drill_seed")
         seed = replayed if replayed is not None else asked.pop("seed", None)
@@ -162,26 +181,25 @@ class Drill:
             report = runner.run_drill(job, truth=truth, **asked)
         report = msgspec.structs.replace(report, command=command)
         self._keep(report)
-        self._judge(report, faults, lenient=lenient)
+        self._judge(report, lenient=lenient)
         return report
 
     def _say(self, text: str) -> None:
         self._item.add_report_section("call", "drill", text)
 
     def _refuse_impossible(
-        self, faults: tuple[Any, ...], asked: dict[str, Any], *, lenient: bool
+        self, faults: list[Any], asked: dict[str, Any], *, lenient: bool
     ) -> None:
         """Not after minutes, but before the drill."""
         __tracebackhide__ = True
         from recovery.drill.naming import impossible
 
-        names = [name for name in faults if isinstance(name, str)]
         options = {name: asked[name] for name in ("cluster", "store", "commit") if name in asked}
-        reasons = impossible(names, **options)
+        reasons = impossible(faults, **options)
         text = _because(reasons)
         if reasons and not lenient:
             pytest.fail(text, pytrace=False)
-        if reasons and len(reasons) == len(faults):
+        if reasons and len(reasons) == len({_name(fault) for fault in faults}):
             pytest.skip(text)
 
     def _nodeid(self) -> str:
@@ -206,20 +224,31 @@ class Drill:
         page.with_suffix(".json").write_text(as_json(report), encoding="utf-8")
         self._say(f"report: {page}")
 
-    def _judge(self, report: DrillReport, faults: tuple[Any, ...], *, lenient: bool) -> None:
+    def _judge(self, report: DrillReport, *, lenient: bool) -> None:
         """Fail or skip the test; the report's text stands in its sections if it passes."""
-        from recovery.drill.report import as_text, not_struck
+        from recovery.drill.report import as_text
 
         text = as_text(report)
         if not report.verdict.exact:
             pytest.fail(text, pytrace=False)
-        missing = not_struck(report, [name for name in faults if isinstance(name, str)])
+        missing = report.not_struck
         reasons = _because(missing)
         if missing and lenient:
             pytest.skip(reasons)
         if missing:
             pytest.fail(f"The results are exact, but {reasons}.\n\n{text}", pytrace=False)
         self._say(text)
+
+
+def _check_ours() -> None:
+    """Fail the test if the project hides this library's package `recovery` with one of its own."""
+    __tracebackhide__ = True
+    if find_spec("recovery") is None or find_spec("recovery.drill") is None:
+        pytest.fail(
+            "Drills need this library's package `recovery`, and your project has another one of "
+            "that name before it on Python's path. Run drills from another folder.",
+            pytrace=False,
+        )
 
 
 def _because(reasons: dict[str, str]) -> str:
