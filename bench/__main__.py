@@ -25,6 +25,7 @@ _BENCHMARKS = (
     "epochs",
     "takeover",
     "handover",
+    "rescale",
     "profile",
     "requests",
     "commits",
@@ -167,6 +168,11 @@ def _run_store(
 
         found = memory(base_mb=64 if quick else 1024, input_mb=200 if quick else 4000, work=folder)
         return found, memory_text(found)
+    if name == "rescale":
+        from bench.rescale import rescale, rescale_text
+
+        found = rescale(keys=400_000 if quick else 10_000_000, work=folder, progress=_say)
+        return found, rescale_text(found)
     from bench.handover import handover, handover_text
 
     found = handover(keys=sizes.keys, repeats=sizes.repeats, work=folder)

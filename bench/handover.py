@@ -27,6 +27,7 @@ from recovery import local as local_module
 from recovery.keeper import Keeper, KeeperSettings
 from recovery.local import Clock, LocalSubtask
 from statebackend import system
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 
 __all__ = ["handover", "handover_text"]
@@ -64,7 +65,7 @@ def _subtask(folder: Path, number: int, keeper: Keeper | None) -> LocalSubtask:
         str(folder),
         job="bench",
         operator="op",
-        subtask=number,
+        key_groups=KeyGroupRange(8 * number, 8 * number + 7),
         new_id=lambda: next(ids),
         clock=clock,
         keeper=keeper,

@@ -34,6 +34,7 @@ from snapshot.messages import BeginReply, LocalCopy, RestoreStep
 from snapshot.storage.memory import MemoryStore
 from statebackend import system
 from statebackend.hashing import key_groups
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.options import RocksSettings, store_options
 from statebackend.rocks.store import _MARKER_KEY, Marker
 from statebackend.schema.codec import codec_for
@@ -41,6 +42,7 @@ from statebackend.schema.keys import KeyCodec
 
 __all__ = ["takeover", "takeover_text"]
 
+GROUPS = KeyGroupRange(0, 7)
 _JOB = "bench"
 _KEY = T.StructType([T.StructField("k", T.LongType())])
 _VALUE = T.StructType([T.StructField("n", T.LongType())])
@@ -87,7 +89,12 @@ class _Prepared:
     def local(self, folder: Path) -> LocalSubtask:
         clock = Clock(system.monotonic_s, system.sleep_s)
         return LocalSubtask(
-            str(folder), job=_JOB, operator=UID, subtask=0, new_id=system.new_id, clock=clock
+            str(folder),
+            job=_JOB,
+            operator=UID,
+            key_groups=GROUPS,
+            new_id=system.new_id,
+            clock=clock,
         )
 
     def marker(self, epoch: int, digest: str) -> Marker:

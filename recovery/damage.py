@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage
+from snapshot.lineage import EpochEntry, OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.record import Manifest, SliceEntry
 from statebackend.errors import CorruptionError
 
@@ -33,17 +33,9 @@ def tolerant_lineages(
     for manifest in manifests:
         if manifest.kind != "checkpoint":
             continue
-        lineage = operators.get(manifest.operator)
         try:
-            if lineage is None or lineage.first_epoch != manifest.first_epoch:
-                lineage = OperatorLineage.new(
-                    manifest.operator,
-                    job_id=manifest.job_id,
-                    parallelism=manifest.parallelism,
-                    max_parallelism=manifest.max_parallelism,
-                    first_epoch=manifest.first_epoch,
-                )
-                operators[manifest.operator] = lineage
+            lineage = OperatorLineage.following(operators.get(manifest.operator), manifest)
+            operators[manifest.operator] = lineage
             lineage.add(manifest)
         except CorruptionError as error:
             breaks.append((manifest.sequence, error))
@@ -80,7 +72,8 @@ class Needs:
 
     def lost(self, bad: Collection[SliceKey]) -> list[Lost]:
         """What cannot be restored without these slices."""
-        return [
+        unheld = [_unheld(uid, o.epochs[e], bad) for uid, o, e in self._asked()]
+        return [one for one in unheld if one is not None] + [
             found
             for uid, epochs in self.epochs().items()
             for epoch in epochs
@@ -88,14 +81,20 @@ class Needs:
             if (found := _lost(uid, number, subtask, epoch, bad)) is not None
         ]
 
+    def _asked(self) -> list[tuple[str, OperatorLineage, int]]:
+        """Operators and their epochs that somebody may ask for."""
+        epochs = self.epochs()
+        return [(uid, one, e) for uid, one in self.lineages.items() for e in epochs[uid]]
+
     def meaning(self, key: SliceKey, lost: Iterable[Lost]) -> str:
         """What it means that this slice is damaged, in a sentence or two."""
-        _, uid, number, _, _ = key
+        uid = key[1]
         gone = {one.epoch for one in lost if one.operator == uid}
         named = []
         for epoch in self.epochs().get(uid, []):
-            subtasks = self.lineages[uid].subtasks
-            refs = _newest(subtasks[number], epoch) if number < len(subtasks) else []
+            lineage = self.lineages[uid]
+            refs = [ref for one in lineage.subtasks for ref in _newest(one, epoch)]
+            refs += lineage.epochs[epoch].operator_refs
             if any(slice_key(ref.sequence, ref.entry) == key for ref in refs):
                 named.append(epoch)
         said = []
@@ -124,12 +123,27 @@ def _epochs(epochs: list[int]) -> str:
     return f"epoch{'s' if len(epochs) > 1 else ''} {', '.join(map(str, epochs))}"
 
 
+def _unheld(uid: str, entry: EpochEntry, bad: Collection[SliceKey]) -> Lost | None:
+    """Why the states that belong to no key cannot be had at an epoch: each is there once."""
+    for ref in entry.operator_refs:
+        if slice_key(ref.sequence, ref.entry) in bad:
+            what = "lists" if ref.entry.kind == "operator" else "broadcast state"
+            reason = (
+                f"the {what} of subtask {ref.entry.subtask} after epoch {entry.epoch} is damaged"
+            )
+            return Lost(uid, ref.entry.subtask, entry.epoch, reason, gap=False)
+    return None
+
+
 def _newest(subtask: SubtaskLineage, epoch: int) -> list[SliceRef]:
     """What a restore reads if nothing is damaged; only what is known."""
     base = subtask.base_before(epoch)
     first = base.entry.epoch + 1 if base else subtask.start_epoch + 1
     deltas = [subtask.deltas[e] for e in range(first, epoch + 1) if e in subtask.deltas]
-    return [base, *deltas] if base else deltas
+    if base:
+        return [base, *deltas]
+    before = [ref for one in subtask.parents for ref in _newest(one, subtask.start_epoch)]
+    return [*before, *deltas]
 
 
 def _lost(
@@ -155,9 +169,27 @@ def _lost(
                 and slice_key(subtask.deltas[e].sequence, subtask.deltas[e].entry) in bad
             ]
             if not missing and not damaged:
-                return None
+                lost = _parts_lost(uid, number, subtask, epoch, bad) if start is None else None
+                if lost is None:
+                    return None
+                first = first or lost
+                continue
             gap = bool(missing)
             which, what = (missing, "not there") if gap else (damaged, "damaged")
             reason = f"what subtask {number} changed in epoch {which[0]} is {what}"
         first = first or Lost(uid, number, epoch, reason, gap)
     return first
+
+
+def _parts_lost(
+    uid: str, number: int, subtask: SubtaskLineage, epoch: int, bad: Collection[SliceKey]
+) -> Lost | None:
+    """Why what a subtask began with cannot be put together from its parents."""
+    if not subtask.origin_known:
+        reason = f"what subtask {number} began with is not there any more"
+        return Lost(uid, number, epoch, reason, gap=True)
+    for one in subtask.parents:
+        lost = _lost(uid, number, one, subtask.start_epoch, bad)
+        if lost is not None:
+            return Lost(uid, number, epoch, lost.reason, lost.gap)
+    return None

@@ -64,6 +64,8 @@ def fetch_index(store: ObjectStore, index: FileIndex, folder: Path) -> int:
     """
     try:
         folder.mkdir(parents=True)
+        for part in {part for file in index.files if (part := file.name.rpartition("/")[0])}:
+            (folder / part).mkdir()
     except OSError as error:
         raise _unwritable(folder, error) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote, unquote
 
 from recovery.inspect import read_one
@@ -16,7 +17,19 @@ from snapshot.record import Manifest, parse_record_name
 from snapshot.storage.base import PART_LIMIT_BYTES, ObjectInfo, ObjectStore
 from statebackend.errors import FormatError, ObjectNotFoundError, SettingError
 
-__all__ = ["JobSummary", "folder_name", "job_folder", "split_jobs", "summarise"]
+__all__ = [
+    "BEGUN_NAME",
+    "SAVEPOINT_NAME",
+    "JobSummary",
+    "folder_name",
+    "job_folder",
+    "split_jobs",
+    "summarise",
+]
+
+# A folder with one of these is a savepoint (see recovery.savepoint), not a job.
+BEGUN_NAME: Final = "savepoint.begun"
+SAVEPOINT_NAME: Final = "savepoint.json"
 
 
 def folder_name(job: str) -> str:
@@ -73,7 +86,8 @@ def _job_of(folder: str) -> str | None:
 def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """The jobs in a listing of the folder of all jobs: those with a log, with their objects.
 
-    What lies deeper, or in a folder that `job_folder` gives to no job, is no job under this URI.
+    What lies deeper, or in a folder that `job_folder` gives to no job, is no job under this URI,
+    nor is a savepoint.
 
     Args:
         uri: of the folder of all jobs.
@@ -83,6 +97,7 @@ def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[Object
     """
     inside: dict[str, list[ObjectInfo]] = {}
     with_log: set[str] = set()
+    savepoints: set[str] = set()
     for info in listing:
         if parse_record_name(info.name) is not None:
             raise SettingError(
@@ -93,7 +108,10 @@ def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[Object
         inside.setdefault(folder, []).append(ObjectInfo(name, info.size_bytes, info.modified_ms))
         if parse_record_name(name) is not None:
             with_log.add(folder)
-    found = {job: inside[folder] for folder in with_log if (job := _job_of(folder)) is not None}
+        elif name in (BEGUN_NAME, SAVEPOINT_NAME):
+            savepoints.add(folder)
+    jobs = with_log - savepoints
+    found = {job: inside[folder] for folder in jobs if (job := _job_of(folder)) is not None}
     return dict(sorted(found.items()))
 
 

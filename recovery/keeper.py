@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from recovery.incarnation import HOLDER, Incarnation
 from statebackend.errors import LocalCopyError, StateBackendError
 
 if TYPE_CHECKING:
-    from recovery.local import Clock, Incarnation
+    from recovery.local import Clock
 
 __all__ = ["Keeper", "KeeperSettings", "ask_for"]
 
@@ -37,7 +38,6 @@ _TICK_S: Final = 0.5
 _SWITCH_S: Final = 0.001
 _LINE_BYTES: Final = 8192
 _ADDRESS_BYTES: Final = 104  # of a local socket, on every system
-HOLDER: Final = "holder"
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Keeper:
     def __init__(self, clock: Clock, settings: KeeperSettings, folder: Path | None = None) -> None:
         self._clock, self._settings = clock, settings
         self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
+        self.swept: dict[str, str] = {}  # in which run a folder was looked through for old copies
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))

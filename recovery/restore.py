@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
-from blake3 import blake3
-
-from recovery.fetch import fetch_file, fetch_index
-from recovery.local import Incarnation, LocalSubtask
-from snapshot.base import decode_index
+from recovery.ancestors import Ancestors
+from recovery.incarnation import Incarnation
+from recovery.local import LocalSubtask
+from recovery.rescale import Piece, PieceError, assemble, clip_pieces
+from recovery.steps import DamagedStep, StepReader
 from snapshot.delta import DeltaRows
-from snapshot.delta_stream import as_lists, iter_delta
-from snapshot.messages import BeginReply, LocalCopy, RestoreReport, RestoreStep
+from snapshot.delta_stream import as_lists
+from snapshot.messages import AncestorCopy, BeginReply, LocalCopy, RestoreReport, RestoreStep
 from snapshot.record import slice_key
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import (
     CorruptionError,
-    FormatError,
     LocalCopyError,
     LocalDeltaError,
-    ObjectNotFoundError,
     StateBackendError,
     StoreBusyError,
 )
-from statebackend.rocks.store import Marker, RocksSettings, RocksStore
+from statebackend.rocks.parted import Store, open_store
+from statebackend.rocks.store import Marker, RocksSettings
 
 __all__ = ["OpenSubtask", "Restorer", "Site"]
 
@@ -41,9 +39,9 @@ _ORPHANED: Final = "the process that kept the store open has ended"
 _log = logging.getLogger("statebackend.recovery")
 # A damaged store, then a damaged local delta on its successor, and two to spare.
 _ATTEMPTS: Final = 4
-_IN_MEMORY_BYTES: Final = 64 << 20
+_PARTS: Final = "parts"
 
-Ask = Callable[[LocalCopy], tuple[BeginReply, list[bytes]]]
+Ask = Callable[[LocalCopy, list[AncestorCopy] | None], tuple[BeginReply, list[bytes]]]
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,6 @@ class Site:
     executor: str
 
 
-@dataclass
-class _Tally:
-    """What a restore read, for its report."""
-
-    local_bytes: int = 0
-    durable_bytes: int = 0
-    durable_reads: int = 0
-    reasons: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class OpenSubtask:
     """A store that stands at ``reply.durable_epoch``, leased; and how it got there.
@@ -74,7 +62,7 @@ class OpenSubtask:
     """
 
     incarnation: Incarnation
-    store: RocksStore
+    store: Store
     reply: BeginReply
     layers: list[tuple[int, Iterator[DeltaRows]]]
     report: RestoreReport | None
@@ -84,7 +72,8 @@ class Restorer:
     """Leases a local store and brings it to the epoch that the coordinator names.
 
     Args:
-        ask: sends ``begin`` with what is here; the reply, and the bytes of its record steps.
+        ask: sends ``begin`` with what is here (and, once it was told to look, of subtasks of
+            another parallelism); the reply, and the bytes of its record steps.
         store: the durable one.
         lease_timeout_s: how long a store that another process holds is waited for.
     """
@@ -105,9 +94,13 @@ class Restorer:
         self._now_s = now_s
         self._lease_timeout_s = lease_timeout_s
         self._settings = settings
-        self._tally = _Tally()
         self._without_deltas = False  # one was damaged: after a power cut so are its neighbours
         self._bad_slices: set[str] = set()  # durable ones, see slice_key
+        self._ancestors_trusted = True
+        self._inheriting = False
+        self._ancestors = Ancestors(local, settings, lease_timeout_s=lease_timeout_s)
+        self._reader = StepReader(store, self._ancestors)
+        self._tally = self._reader.tally
 
     def open(self) -> OpenSubtask:
         """Do it.
@@ -119,6 +112,8 @@ class Restorer:
         """
         started_s = self._now_s()
         held, reason = self._local.acquire(self._lease_timeout_s)
+        # What it was made from may have the same damage.
+        self._ancestors_trusted = not self._local.gone_bad
         new = bool(reason)
         for _ in range(_ATTEMPTS):
             if reason:
@@ -156,6 +151,7 @@ class Restorer:
 
     def _bring(self, held: Incarnation, *, new: bool) -> _Brought:
         """One try; a new incarnation may have taken the place of ``held``."""
+        self._inheriting = False
         try:
             if new:
                 copy = LocalCopy(damaged=sorted(self._bad_slices))
@@ -165,7 +161,11 @@ class Restorer:
                 copy = held.describe(self._bad_slices, deltas=not self._without_deltas)
                 if opening and copy.epoch is not None:
                     held.drop_deltas(copy.epoch)  # what was on disk when it was opened
-            reply, bodies = self._ask(copy)
+            reply, bodies = self._ask(copy, None)
+            if reply.look_for:
+                wanted = reply.look_for if self._ancestors_trusted else ()
+                found = self._ancestors.look(wanted, deltas=not self._without_deltas)
+                reply, bodies = self._ask(copy, found)
             if reply.fresh and not new:
                 # The old one was not what the log names; it is left as it is, and swept.
                 self._tally.reasons.append(reply.reason)
@@ -175,15 +175,16 @@ class Restorer:
             pieces = iter(bodies)
             held.settle()
             store = self._apply(held, reply, pieces)
-            layers = [(s, self._rows(held, s, pieces)) for s in reply.layers if s.size_bytes]
+            layers = [(s, self._reader.rows(held, s, pieces)) for s in reply.layers if s.size_bytes]
             if held.opened_here:
                 store.compact_if_due()
+                store.compact_clipped()
         except StoreBusyError as error:
             raise _Unusable(held, error.what, replace=True) from error
         except LocalDeltaError as error:
             self._without_deltas = True
-            raise _Unusable(held, error.what, replace=False) from error
-        except _DamagedStep as damaged:
+            raise _Unusable(held, error.what, replace=self._inheriting) from error
+        except DamagedStep as damaged:
             # Left out when the coordinator is asked again; it knows whether there is another way.
             self._bad_slices.add(slice_key(damaged.step.kind, damaged.step.digest))
             # A new store may hold a part of this way: the other way starts from an empty one.
@@ -194,15 +195,20 @@ class Restorer:
         except BaseException:
             held.release()
             raise
+        finally:
+            self._ancestors.release()
         return _Brought(held, reply, layers)
 
-    def _apply(self, held: Incarnation, reply: BeginReply, bodies: Iterator[bytes]) -> RocksStore:
-        steps = reply.steps
-        if steps and steps[0].kind == "files":
+    def _apply(self, held: Incarnation, reply: BeginReply, bodies: Iterator[bytes]) -> Store:
+        inherited = [step for step in reply.steps if step.keep is not None]
+        steps = reply.steps[len(inherited) :]
+        if inherited:
+            self._inherit(held, reply, inherited, bodies)
+        elif steps and steps[0].kind == "files":
             self._restore_files(held, steps[0], bodies)
             steps = steps[1:]
         store = held.open_store(self._settings)
-        if reply.fresh and not reply.steps:
+        if reply.fresh and len(inherited) == len(reply.steps):
             # An empty store stands somewhere too: the next epoch's local delta goes on top of it.
             store.apply((), (), self._marker(reply, reply.durable_epoch, reply.durable_chain))
         for step in steps:
@@ -213,7 +219,7 @@ class Restorer:
             elif step.source == "local" and recent and recent.digest == step.digest:
                 store.apply(recent.keys, recent.values, marker)
             else:
-                rows = self._rows(held, step, bodies)
+                rows = self._reader.rows(held, step, bodies)
                 store.apply_batches(as_lists(rows), marker)
             held.unflushed_epochs += 1
         held.recent = None
@@ -224,22 +230,88 @@ class Restorer:
             held.unflushed_epochs = 0
         return store
 
+    def _inherit(
+        self,
+        held: Incarnation,
+        reply: BeginReply,
+        steps: list[RestoreStep],
+        bodies: Iterator[bytes],
+    ) -> None:
+        """Make a store of parts of others' states, in an incarnation that has none yet.
+
+        Until the marker of the subtask's own lineage is set, it is good for nothing.
+        """
+        self._inheriting = True
+        own = {
+            number: next(bodies)
+            for number, step in enumerate(steps)
+            if step.source == "record" and step.size_bytes
+        }
+
+        def body(number: int) -> Iterator[bytes]:
+            return iter((own.get(number, b""),))
+
+        fetched = {
+            number: self._fetched_store(held, step, body(number))
+            for number, step in enumerate(steps)
+            if step.kind == "files"
+        }
+        try:
+            store = self._assembled(held, steps, fetched)
+        finally:
+            for one in fetched.values():
+                one.close()
+            shutil.rmtree(held.path / "work" / _PARTS, ignore_errors=True)
+        for number, step in enumerate(steps):
+            if step.kind in ("delta", "base") and step.size_bytes:
+                assert step.keep is not None
+                rows = clip_pieces(self._reader.rows(held, step, body(number)), *step.keep)
+                store.apply_batches(as_lists(rows), None)
+
+    def _assembled(
+        self, held: Incarnation, steps: list[RestoreStep], fetched: dict[int, Store]
+    ) -> Store:
+        """The parents' stores, as one; each of them is free for others again."""
+        if fetched:
+            self._ancestors.again()  # that took a while
+        pieces = []
+        for number, step in enumerate(steps):
+            if step.kind not in ("store", "files"):
+                continue
+            assert step.keep is not None
+            source = fetched.get(number)
+            if source is None:
+                assert step.found_at is not None
+                source = self._ancestors.store(step.found_at)
+                self._tally.local_parts += 1
+            pieces.append(Piece(source, *step.keep))
+        try:
+            return held.adopt_store(assemble(held.path / "db", pieces, self._settings))
+        except PieceError as damaged:
+            self._ancestors.mark_bad(damaged.piece.source, damaged.error.what)
+            raise _Unusable(held, damaged.error.what, replace=True) from damaged
+        finally:
+            self._ancestors.release()
+
+    def _fetched_store(
+        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+    ) -> Store:
+        self._ancestors.release()
+        assert step.keep is not None
+        folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
+        self._reader.fetch_files(held, step, bodies, folder)
+        try:
+            return open_store(str(folder), self._settings)
+        except LocalCopyError as error:
+            raise DamagedStep(step, error, torn=True) from error
+
     def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:
         """Fetch RocksDB's own files into an incarnation that has no store yet."""
-        data = self._read(held, step, bodies)
-        try:
-            if blake3(data).hexdigest() != step.digest:
-                raise CorruptionError(f"The file index of epoch {step.epoch} is not what is named.")
-            index = decode_index(data, step.name)
-            fetched_bytes = fetch_index(self._store, index, held.path / "db")
-        except (FormatError, ObjectNotFoundError) as error:
-            raise _DamagedStep(step, error, torn=True) from error
-        self._tally.durable_bytes += fetched_bytes
-        self._tally.durable_reads += len(index.files)
+        data = self._reader.fetch_files(held, step, bodies, held.path / "db")
         marker = held.open_store(self._settings).marker()
         if marker is None or (marker.epoch, marker.chain) != (step.epoch, step.chain):
             other = CorruptionError(f"The base of epoch {step.epoch} holds another state.")
-            raise _DamagedStep(step, other, torn=True)
+            raise DamagedStep(step, other, torn=True)
         held.remember_uploaded(data)
 
     def _marker(self, reply: BeginReply, epoch: int, chain: str) -> Marker:
@@ -252,74 +324,13 @@ class Restorer:
             chain=chain,
         )
 
-    def _rows(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
-    ) -> Iterator[DeltaRows]:
-        """A delta's rows, in pieces; its digest is checked before this returns."""
-        digest = bytes.fromhex(step.digest)
-        tries = 2 if step.source == "object" else 1  # a bit that flipped on its way
-        while True:
-            tries -= 1
-            rows = iter_delta(self._source(held, step, bodies), digest=digest, name=step.name)
-            try:
-                first = next(rows, None)
-                return iter(()) if first is None else chain((first,), rows)
-            except CorruptionError as error:
-                if step.source == "local":
-                    self._forget(held, step)
-                    raise LocalDeltaError(error.what, todo=error.todo) from error
-                if not tries:
-                    raise _DamagedStep(step, error) from error
-
-    def _source(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
-    ) -> bytes | Path:
-        """Where a delta's bytes are: in memory, or in a file if they are many."""
-        if step.size_bytes <= _IN_MEMORY_BYTES:
-            return self._read(held, step, bodies)
-        if step.source == "local":
-            self._tally.local_bytes += step.size_bytes
-            return held.delta_path(step.epoch, step.digest)
-        path = held.work_folder("fetch") / step.digest
-        try:
-            fetch_file(self._store, step.name, path, size_bytes=step.size_bytes, digest=step.digest)
-        except (FormatError, ObjectNotFoundError) as error:
-            raise _DamagedStep(step, error) from error
-        self._tally.durable_bytes += step.size_bytes
-        self._tally.durable_reads += 1
-        return path
-
-    def _read(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
-        tally = self._tally
-        if step.source == "local":
-            try:
-                data = held.read_delta(step.epoch, step.digest)
-            except LocalDeltaError:
-                self._forget(held, step)
-                raise
-            tally.local_bytes += len(data)
-            return data
-        if step.source == "record":
-            data = next(bodies)
-        else:
-            try:
-                data = self._store.get(step.name)
-            except ObjectNotFoundError as error:
-                raise _DamagedStep(step, error) from error
-        tally.durable_bytes += len(data)
-        tally.durable_reads += 1
-        return data
-
-    def _forget(self, held: Incarnation, step: RestoreStep) -> None:
-        held.forget_delta(step.epoch, step.digest)
-
     def _report(self, reply: BeginReply, seconds: float) -> RestoreReport | None:
         """What to say of this opening; None for the ordinary one of a running subtask."""
         tally, site = self._tally, self._site
         moved = bool(tally.reasons) or tally.durable_reads > 0
         if not reply.restoring and not moved:
             return None
-        if reply.fresh:
+        if reply.fresh and not tally.local_parts:
             source = "durable" if reply.steps else "empty"
         else:
             source = "mixed" if tally.durable_reads else "local"
@@ -347,14 +358,6 @@ class _Brought:
     held: Incarnation
     reply: BeginReply
     layers: list[tuple[RestoreStep, Iterator[DeltaRows]]]
-
-
-class _DamagedStep(Exception):
-    """A durable slice is damaged or gone; ``torn``: the store that it went into is half made."""
-
-    def __init__(self, step: RestoreStep, error: StateBackendError, *, torn: bool = False) -> None:
-        super().__init__(error.what)
-        self.step, self.error, self.torn = step, error, torn
 
 
 class _Unusable(Exception):

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,12 +21,17 @@ from blake3 import blake3
 
 from recovery.folders import in_use
 from recovery.local import Incarnation
-from snapshot.base import FileEntry, FileIndex, decode_index, encode_index, reusable
+from snapshot.base import FileEntry, decode_index, encode_index, index_of, reusable
 from snapshot.delta import encode_delta
 from snapshot.messages import BaseGrant, SlicePart
 from snapshot.names import base_file_name
 from snapshot.storage.base import ObjectStore
-from statebackend.errors import FormatError, StaleRequestError, StateBackendError
+from statebackend.errors import (
+    FormatError,
+    LocalCopyError,
+    StaleRequestError,
+    StateBackendError,
+)
 
 __all__ = ["BaseUpload", "Reporter", "Uploaded"]
 
@@ -88,6 +93,8 @@ class BaseUpload:
         self._bytes_per_s = bytes_per_s
         self._renewed_s = self._started_s = now_s()
         self._sent_bytes = 0
+        self._folder = held.path / "work" / f"base-{grant.id}"
+        self._files_folder = self._folder / "files"
         self._linked = held.begin_linking()
 
     def start(self) -> None:
@@ -100,10 +107,10 @@ class BaseUpload:
 
     def run(self) -> None:
         """Link, wait for the turn, upload, report; what goes wrong costs this base alone."""
-        folder = self._held.path / "work" / f"base-{self._grant.id}"
+        folder = self._folder
         try:
             with in_use(self._held.work_folder(folder.name)):
-                finish = self._link(folder / "files")
+                finish = self._link(self._files_folder)
                 self._linked.set()
                 while not _turn.acquire(timeout=_TURN_S):
                     self._keep_grant()
@@ -130,7 +137,8 @@ class BaseUpload:
             entries = list(store.scan())
             return lambda: self._whole(entries)
         names = store.checkpoint(str(folder))
-        return lambda: self._files(folder, names)
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        return lambda: self._files(folder, sizes)
 
     def _whole(self, entries: list[tuple[bytes, bytes]]) -> Uploaded:
         """Everything as one delta: one request."""
@@ -142,14 +150,18 @@ class BaseUpload:
         part = SlicePart(digest=digest, size_bytes=len(full.data), rows=rows, name=name)
         return self._uploaded("base", part, len(full.data))
 
-    def _files(self, folder: Path, names: Sequence[str]) -> Uploaded:
-        """RocksDB's own files, without those that the base before has uploaded."""
+    def _files(self, folder: Path, sizes: Mapping[str, int]) -> Uploaded:
+        """RocksDB's own files, without those that the base before has uploaded.
+
+        Args:
+            sizes: by name, as they were linked: what was cut since must not become a base.
+        """
         granted = None
         with contextlib.suppress(FormatError):
             granted = decode_index(self._grant.index) if self._grant.index else None
         known = reusable(granted, self._held.uploaded)
-        files = [self._file(folder / name, known.get(name)) for name in names]
-        index = FileIndex(incarnation=self._held.path.name, files=files)
+        files = [self._file(folder / name, size, known.get(name)) for name, size in sizes.items()]
+        index = index_of(self._held.path.name, files)
         data = encode_index(index)
         self._sent_bytes += len(data)
         digest = blake3(data).hexdigest()
@@ -162,8 +174,10 @@ class BaseUpload:
         self._held.remember_uploaded(data)
         return self._uploaded("files", part, index.size_bytes)
 
-    def _file(self, path: Path, known: FileEntry | None) -> FileEntry:
-        size_bytes = path.stat().st_size
+    def _file(self, path: Path, size_bytes: int, known: FileEntry | None) -> FileEntry:
+        before = path.stat()
+        if before.st_size != size_bytes:
+            raise _changed(path)
         if known is not None and known.size_bytes == size_bytes:
             return known
         hasher, started_s = blake3(), self._now_s()
@@ -171,13 +185,17 @@ class BaseUpload:
             while data := file.read(_READ_BYTES):
                 hasher.update(data)
         self._keep_grant()
-        name = self._name(path.name)
+        file_name = str(path).removeprefix(f"{self._files_folder}/")
+        name = self._name(file_name.replace("/", "-"))
         with self._renewing():
             self._store.put_file(name, path)
+        after = path.stat()
+        if (after.st_size, after.st_ino) != (before.st_size, before.st_ino):
+            raise _changed(path)
         self._sent_bytes += size_bytes
         self._pause(size_bytes, started_s)
         return FileEntry(
-            name=path.name, object=name, size_bytes=size_bytes, digest=hasher.hexdigest()
+            name=file_name, object=name, size_bytes=size_bytes, digest=hasher.hexdigest()
         )
 
     @contextlib.contextmanager
@@ -221,3 +239,10 @@ class BaseUpload:
     def _uploaded(self, kind: str, part: SlicePart, state_bytes: int) -> Uploaded:
         seconds = self._now_s() - self._started_s
         return Uploaded(kind, part, state_bytes, self._sent_bytes, seconds)
+
+
+def _changed(path: Path) -> LocalCopyError:
+    return LocalCopyError(
+        f"The file {path} changed while it was uploaded.",
+        todo="Nothing to do: this base is given up. Check the disk behind local_dir.",
+    )

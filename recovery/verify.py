@@ -21,7 +21,15 @@ from recovery.damage import Lost, Needs, needs_of, slice_key, tolerant_lineages
 from recovery.inspect import LogRead, named_operators, read_log, require_tip
 from snapshot.base import FileEntry, decode_index
 from snapshot.delta_stream import iter_delta
-from snapshot.record import Manifest, Record, SliceEntry, parse_record, read_manifest, record_name
+from snapshot.record import (
+    Manifest,
+    Record,
+    SliceEntry,
+    is_operator_slice,
+    parse_record,
+    read_manifest,
+    record_name,
+)
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import (
     CorruptionError,
@@ -30,6 +38,10 @@ from statebackend.errors import (
     ObjectNotFoundError,
     StateBackendError,
 )
+from statebackend.schema.codec import codec_for
+from statebackend.schema.keys import KeyCodec
+from statebackend.schema.types import schema_from_json
+from statebackend.state.operator import decode_lists, decode_maps
 
 __all__ = ["Finding", "Progress", "VerifyReport", "verify"]
 
@@ -148,6 +160,8 @@ class _Walk:
             source = read()
             if entry.kind == "files":
                 self.base_files(manifest, entry, _whole(source))
+            elif is_operator_slice(entry):
+                self.operator_state(entry, _whole(source), name)
             elif entry.size_bytes:
                 self.delta(entry, source, name)
         except (FormatError, ObjectNotFoundError) as error:
@@ -160,6 +174,24 @@ class _Walk:
         rows = sum(len(piece.keys) for piece in iter_delta(source, name=name))
         if rows != entry.rows:
             raise _other(entry, name, f"has {rows} rows, and its manifest says {entry.rows}")
+
+    def operator_state(self, entry: SliceEntry, data: bytes, name: str) -> None:
+        """States that belong to no key, down to every row."""
+        if entry.kind == "operator":
+            lists = decode_lists(data, name)
+            rows = [(one.schema, one.version, list(one.rows)) for one in lists.values()]
+        else:
+            maps = decode_maps(data, name)
+            rows = [(o.schema, o.version, list(o.entries.values())) for o in maps.values()]
+            for one in maps.values():
+                codec = KeyCodec(schema_from_json(one.key_schema), allow_all_null=True)
+                for key in one.entries:
+                    codec.decode(key)
+        for schema, version, some in rows:
+            codec_for(schema_from_json(schema), version).decode_many(some)
+        found = sum(len(some) for _, _, some in rows)
+        if found != entry.rows:
+            raise _other(entry, name, f"has {found} rows, and its manifest says {entry.rows}")
 
     def ranged(self, name: str, entry: SliceEntry) -> bytes | Path:
         """An inline slice of a large record."""

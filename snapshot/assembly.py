@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -46,13 +46,14 @@ def assemble(
             add(msgspec.structs.replace(entry, kind="base", state_bytes=size_bytes), ack.base)
         elif done is not None:
             add(_apart(_entry(ack, groups, done.part), done), done.part)
+        if ack.operator_state is not None:
+            entry = _entry(ack, groups, ack.operator_state)
+            add(msgspec.structs.replace(entry, kind="operator"), ack.operator_state)
+        if subtask == 0 and ack.broadcast is not None:
+            entry = _entry(ack, groups, ack.broadcast)
+            add(msgspec.structs.replace(entry, kind="broadcast"), ack.broadcast)
     manifest = msgspec.structs.replace(head, slices=slices)
-    return CommitWork(head.operator, head.epoch, acks, _named(bases, acks), manifest, bodies)
-
-
-def _named(bases: Mapping[int, BaseDone], acks: Mapping[int, AckRequest]) -> dict[int, BaseDone]:
-    """The bases that need not wait any more: named, or overtaken by a newer one."""
-    return {subtask: done for subtask, done in bases.items() if subtask in acks}
+    return CommitWork(head.operator, head.epoch, acks, dict(bases), manifest, bodies)
 
 
 def _entry(ack: AckRequest, groups: KeyGroupRange, part: SlicePart) -> SliceEntry:

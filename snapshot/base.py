@@ -8,7 +8,8 @@ mean nothing (two restores of one checkpoint were seen to write different files 
 file is taken for the same only if this incarnation uploaded it, or was restored from it.
 
 Format version 1: JSON (`FileIndex`) in one zstd frame. Its digest is in the record's manifest, the
-digest of each file is in the index.
+digest of each file is in the index. Version 2 is the same, but files may lie in a folder of the
+store's directory (one level): a store in parts has one for each. It is written for those only.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ import msgspec
 from snapshot.packed import PackedError, pack, unpack
 from statebackend.errors import CorruptionError, UnsupportedFormatError
 
-__all__ = ["FileEntry", "FileIndex", "decode_index", "encode_index", "reusable"]
+__all__ = ["FileEntry", "FileIndex", "decode_index", "encode_index", "index_of", "reusable"]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+_FLAT_VERSION: Final = 1
 INDEX_LIMIT_BYTES: Final = 64 << 20
 # Written anew for every checkpoint, under a name that may stay the same.
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
+_IN_FOLDER: Final = re.compile(r"(?:([a-z0-9]{1,16})/)?" + _NAME.pattern)
 _CHANGING: Final = ("CURRENT", "MANIFEST-", "OPTIONS-")
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: its name in the store's directory, the object with its bytes, and their digest."""
+    """One file: its name in the store's directory, the object with its bytes, and their digest.
+
+    The name may begin with a folder: ``p0/000012.sst``.
+    """
 
     name: str
     object: str
@@ -42,7 +48,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
     """All files of one base. ``incarnation``: of the local store that they were taken from."""
 
-    format: int = FORMAT_VERSION
+    format: int = _FLAT_VERSION
     incarnation: str
     files: list[FileEntry]
 
@@ -53,6 +59,13 @@ class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(FileIndex)
+
+
+def index_of(incarnation: str, files: list[FileEntry]) -> FileIndex:
+    """An index of the lowest format version that can hold these files."""
+    flat = not any("/" in file.name for file in files)
+    version = _FLAT_VERSION if flat else FORMAT_VERSION
+    return FileIndex(format=version, incarnation=incarnation, files=files)
 
 
 def encode_index(index: FileIndex) -> bytes:
@@ -80,15 +93,19 @@ def decode_index(data: bytes, name: str = "") -> FileIndex:
             f"up to {FORMAT_VERSION}.",
             todo="Use a release that is at least as new as the one that wrote it.",
         )
+    allowed = _NAME if index.format == _FLAT_VERSION else _IN_FOLDER
     names = {file.name for file in index.files}
+    folders: set[str | None] = set()
     for file in index.files:
-        if _NAME.fullmatch(file.name) is None or file.size_bytes < 0:
+        match = allowed.fullmatch(file.name)
+        if match is None or file.size_bytes < 0:
             raise CorruptionError(
                 f"The file index {name!r} names the file {file.name!r} of {file.size_bytes} bytes, "
                 "which is no store's.",
                 todo="Restore it from another copy of the store.",
             )
-    if len(names) != len(index.files):
+        folders.update(match.groups())
+    if len(names) != len(index.files) or names & folders:
         raise CorruptionError(
             f"The file index {name!r} names a file twice.",
             todo="Restore it from another copy of the store.",
@@ -112,5 +129,5 @@ def reusable(granted: FileIndex | None, shared: FileIndex | None) -> dict[str, F
         file.name: file
         for file in granted.files
         if (file.name, file.size_bytes, file.digest) in local
-        and not file.name.startswith(_CHANGING)
+        and not file.name.rpartition("/")[2].startswith(_CHANGING)
     }

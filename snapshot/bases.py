@@ -94,8 +94,14 @@ class Grant:
 class BaseBook:
     """One operator's bases that are being made, or wait for a record.
 
+    A base is given to one record only. With two records under way the second would name it too,
+    although it is nobody's any more once the first is written, and may be deleted by then.
+
     Args:
         now_s: the driver's clock. new_id: names grants.
+
+    Attributes:
+        waiting: by subtask, for a record. in_record: by grant, in a record that is being written.
     """
 
     policy: BasePolicy
@@ -103,6 +109,7 @@ class BaseBook:
     new_id: Callable[[], str]
     grants: dict[int, Grant] = field(default_factory=dict)
     waiting: dict[int, BaseDone] = field(default_factory=dict)
+    in_record: dict[str, BaseDone] = field(default_factory=dict)
     large_bytes: dict[int, int] = field(default_factory=dict)
 
     def remember(self, lineage: OperatorLineage, epoch: int, budget_bytes: int) -> None:
@@ -115,7 +122,8 @@ class BaseBook:
     def grant(self, subtask: int, epoch: int, chain: str) -> Grant | None:
         """The right to upload a base; None where enough are being uploaded."""
         self._lapse()
-        if subtask in self.grants or subtask in self.waiting:
+        in_record = {done.subtask for done in self.in_record.values()}
+        if subtask in self.grants or subtask in self.waiting or subtask in in_record:
             return None
         if len(self.grants) >= self.policy.open_limit:
             return None
@@ -151,16 +159,25 @@ class BaseBook:
             )
         self.waiting[done.subtask] = done
 
+    def take(self) -> dict[int, BaseDone]:
+        """The bases that wait, by subtask: for a record that is about to be written."""
+        taken, self.waiting = self.waiting, {}
+        self.in_record.update((done.grant, done) for done in taken.values())
+        return taken
+
     def written(self, named: dict[int, BaseDone]) -> None:
-        """A record that names these is durable."""
-        for subtask, done in named.items():
-            if self.waiting.get(subtask) is done:
-                del self.waiting[subtask]
+        """The record that took these is durable."""
+        for done in named.values():
+            self.in_record.pop(done.grant, None)
+
+    def unnamed(self) -> list[BaseDone]:
+        """Bases whose objects no durable record names yet."""
+        return [*self.waiting.values(), *self.in_record.values()]
 
     def open_grants(self) -> set[str]:
         """Grants whose objects must not be deleted although no record names them yet."""
         self._lapse()
-        return {g.id for g in self.grants.values()} | {d.grant for d in self.waiting.values()}
+        return {g.id for g in self.grants.values()} | {done.grant for done in self.unnamed()}
 
     def _held(self, subtask: int, grant_id: str) -> Grant:
         self._lapse()

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from snapshot.assembly import assemble
-from snapshot.bases import BaseBook, BasePolicy
+from snapshot.bases import BaseBook, BasePolicy, Grant
 from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
+from snapshot.operatorstate import check_agreement, check_sent
 from snapshot.record import Manifest
 from snapshot.refusals import stale_attempt, unfinished, wrong_batch
 from snapshot.running import RunningOperator, resumed_time
@@ -145,6 +146,7 @@ class Coordinator:
                     max_parallelism=spec.max_parallelism,
                     first_epoch=request.epoch,
                 )
+            lineage = lineage.at(spec.parallelism, base_epoch)
             lineage.require(base_epoch)
             book = BaseBook(self.base_policy, self._now_s, self._new_id)
             book.remember(lineage, base_epoch, self.inline_budget_bytes)
@@ -227,6 +229,7 @@ class Coordinator:
                 f"{ack.epoch} does not follow from epoch {ack.epoch - 1}.",
                 todo="Report this: an attempt worked on another state than it was given.",
             )
+        check_sent(ack)
         outcome = operator.epoch.take(ack)
         if outcome is Acked.STALE:
             raise stale_attempt(
@@ -259,6 +262,10 @@ class Coordinator:
             book.renew(renewal.subtask, renewal.grant)
         return self.base_policy.lease_s
 
+    def withdraw(self, uid: str, grant: Grant) -> None:
+        """A grant that its worker has not been told of."""
+        self._book(uid).give_up(grant.subtask, grant.id)
+
     def _book(self, uid: str) -> BaseBook:
         self._check_alive()
         operator = self._operators.get(uid)
@@ -284,11 +291,17 @@ class Coordinator:
 
         With synchronous commits no other epoch may begin between this and :meth:`committed`: the
         caller holds a lock. In any case records are written in the order in which they were due.
+
+        Raises:
+            BroadcastDivergedError: the subtasks came to different broadcast states. The ack is
+                refused and its task fails; nothing else is: another attempt may agree.
         """
         self._check_alive()
         operator = self._operators[uid]
         if epoch != self.epoch or self._stamps.current is None:
             return None
+        if operator.epoch.acked:
+            check_agreement(uid, epoch, operator.epoch.acks)
         acks = operator.epoch.take_due()
         if acks is None:
             return None
@@ -314,7 +327,7 @@ class Coordinator:
         return assemble(
             operator.filled(head, acks),
             acks,
-            dict(operator.bases.waiting),
+            operator.bases.take(),
             [subtask.key_groups for subtask in operator.lineage.subtasks],
         )
 

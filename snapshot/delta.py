@@ -36,6 +36,7 @@ __all__ = [
     "Delta",
     "DeltaRows",
     "chain",
+    "chain_rescaled",
     "chain_start",
     "decode_delta",
     "encode_columns",
@@ -54,6 +55,7 @@ _ROWS_KEY = b"statebackend.rows"
 _TOMBSTONES_KEY = b"range_tombstones"
 _CHAIN_START_CONTEXT = "statebackend 2026 lineage chain start v1"
 _CHAIN_STEP_CONTEXT = "statebackend 2026 lineage chain step v1"
+_CHAIN_RESCALED_CONTEXT = "statebackend 2026 lineage chain rescaled v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,25 @@ def chain_start(job_id: str, operator: str, key_groups: tuple[int, int]) -> byte
         hasher.update(field)
     for group in key_groups:
         hasher.update(group.to_bytes(4, "little"))
+    return hasher.digest()
+
+
+def chain_rescaled(
+    key_groups: tuple[int, int], parents: Iterable[tuple[tuple[int, int], bytes]]
+) -> bytes:
+    """The lineage digest (32 bytes) of a subtask that begins with parts of others' states.
+
+    The same parts give the same digest, whenever and however often the parallelism changes.
+
+    Args:
+        key_groups: first and last key group, inclusive.
+        parents: of each subtask that the parts come from, its key groups and its lineage digest.
+    """
+    hasher = blake3(derive_key_context=_CHAIN_RESCALED_CONTEXT)
+    for groups, digest in [(key_groups, b""), *sorted(parents)]:
+        for group in groups:
+            hasher.update(group.to_bytes(4, "little"))
+        hasher.update(digest)
     return hasher.digest()
 
 

@@ -91,5 +91,7 @@ def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:
     )
 
 
-def _recorded(ack: AckRequest) -> tuple[str, int | None, int | None, int | None]:
-    return ack.chain, ack.max_event_ms, ack.second_event_ms, ack.next_timer_ms
+def _recorded(ack: AckRequest) -> tuple[str | int | None, ...]:
+    times = ack.max_event_ms, ack.second_event_ms, ack.next_timer_ms
+    lists = ack.operator_state.digest if ack.operator_state is not None else None
+    return ack.chain, *times, lists, ack.broadcast_digest

@@ -4,15 +4,20 @@ A record of epoch *e* replaces what was known of *e* and of everything after it:
 on a branch that was given up (a repeated epoch, a rewind). Along a lineage
 ``chain(n) = H(chain(n - 1), digest(delta n))``; a manifest that breaks this is refused. A base may
 come in a record of a later epoch than its own, since it is made while later epochs run.
+
+Where a record has another parallelism than the one before, the operator was *rescaled* after the
+epoch in between. A subtask whose key groups stay the same keeps its lineage. Any other begins with
+parts of its *parents*: the earlier subtasks that its key groups were in. Its first digest follows
+from theirs, and until it has a base of its own, what they need is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from snapshot.delta import chain, chain_start
-from snapshot.record import Manifest, SliceEntry, slice_key
+from snapshot.delta import chain, chain_rescaled, chain_start
+from snapshot.record import Manifest, SliceEntry, is_operator_slice, slice_key
 from statebackend.errors import CorruptionError, NotRestorableError, SettingError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 
@@ -34,7 +39,12 @@ class SliceRef:
 
 @dataclass(frozen=True)
 class EpochEntry:
-    """A complete epoch of one operator; what its record says of times is in `Manifest`."""
+    """A complete epoch of one operator; what its record says of times is in `Manifest`.
+
+    Attributes:
+        parallelism: as the record says.
+        lists, broadcast: its states that belong to no key, by subtask, and the one copy for all.
+    """
 
     epoch: int
     sequence: int
@@ -45,10 +55,20 @@ class EpochEntry:
     second_max_ms: int | None = None
     next_timer_ms: int | None = None
     dropped_ids: frozenset[int] = frozenset()
+    parallelism: int = 0
+    lists: Mapping[int, SliceRef] = field(default_factory=dict)
+    broadcast: SliceRef | None = None
+
+    @property
+    def operator_refs(self) -> list[SliceRef]:
+        """Every slice of states that belong to no key."""
+        return [*self.lists.values(), *([self.broadcast] if self.broadcast else [])]
 
     @classmethod
     def of(cls, manifest: Manifest) -> EpochEntry:
         """As a checkpoint record says."""
+        refs = [SliceRef(manifest.sequence, entry) for entry in manifest.slices]
+        shared = [ref for ref in refs if ref.entry.kind == "broadcast"]
         return cls(
             epoch=manifest.epoch,
             sequence=manifest.sequence,
@@ -59,18 +79,42 @@ class EpochEntry:
             second_max_ms=manifest.second_max_ms,
             next_timer_ms=manifest.next_timer_ms,
             dropped_ids=frozenset(manifest.dropped_ids),
+            parallelism=manifest.parallelism,
+            lists={ref.entry.subtask: ref for ref in refs if ref.entry.kind == "operator"},
+            broadcast=shared[-1] if shared else None,
         )
 
 
 @dataclass
 class SubtaskLineage:
-    """One subtask's slices by epoch."""
+    """One subtask's slices by epoch.
+
+    Attributes:
+        start_epoch, start_chain: what it begins with: nothing, or parts of its parents' states.
+        rescaled: it begins with parts of its parents' states.
+        parents: as they were at the end of ``start_epoch``; forgotten once there is a base.
+    """
 
     key_groups: KeyGroupRange
     start_chain: str
     start_epoch: int
     deltas: dict[int, SliceRef] = field(default_factory=dict)
     bases: dict[int, SliceRef] = field(default_factory=dict)
+    rescaled: bool = False
+    parents: tuple[SubtaskLineage, ...] = ()
+
+    @property
+    def origin_known(self) -> bool:
+        """Whether what it begins with can be had without a base: nothing, or its parents."""
+        return not self.rescaled or bool(self.parents)
+
+    def until(self, epoch: int) -> SubtaskLineage:
+        """A copy that ends with ``epoch``."""
+        return replace(
+            self,
+            deltas={e: ref for e, ref in self.deltas.items() if e <= epoch},
+            bases={e: ref for e, ref in self.bases.items() if e <= epoch},
+        )
 
     def chain_at(self, epoch: int) -> str | None:
         """The lineage digest (hex) after ``epoch``; None where that is not known."""
@@ -100,7 +144,12 @@ class SubtaskLineage:
         """Whether a slice that restoring ``epoch`` needs is not known."""
         base = self.base_before(epoch)
         first = base.entry.epoch + 1 if base else self.start_epoch + 1
-        return any(e not in self.deltas for e in range(first, epoch + 1))
+        if any(e not in self.deltas for e in range(first, epoch + 1)):
+            return True
+        if base is not None:
+            return False
+        gap = any(one.gap_before(self.start_epoch) for one in self.parents)
+        return gap or not self.origin_known
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` or anything later needs; None for none.
@@ -112,6 +161,9 @@ class SubtaskLineage:
         first = base.entry.epoch if base else self.start_epoch
         sequences = [ref.sequence for e, ref in self.deltas.items() if e > first]
         sequences += [ref.sequence for e, ref in self.bases.items() if e >= first]
+        if base is None:
+            older = (one.oldest_needed(self.start_epoch) for one in self.parents)
+            sequences += [sequence for sequence in older if sequence is not None]
         return min(sequences, default=None)
 
     def since_base(self, epoch: int) -> tuple[int, int]:
@@ -142,7 +194,10 @@ class SubtaskLineage:
         """Forget what restoring ``epoch`` or anything later does not need."""
         base = self.base_before(epoch)
         if base is None:
+            for one in self.parents:
+                one.prune(min(epoch, self.start_epoch))
             return
+        self.parents = ()
         for e in [e for e in self.deltas if e < base.entry.epoch]:
             del self.deltas[e]
         for e in [e for e in self.bases if e < base.entry.epoch]:
@@ -151,7 +206,11 @@ class SubtaskLineage:
 
 @dataclass
 class OperatorLineage:
-    """One operator's complete epochs."""
+    """One operator's complete epochs.
+
+    Attributes:
+        before, scaled_epoch: what it was at another parallelism, up to the end of that epoch.
+    """
 
     uid: str
     job_id: str
@@ -160,6 +219,8 @@ class OperatorLineage:
     first_epoch: int
     subtasks: list[SubtaskLineage]
     epochs: dict[int, EpochEntry] = field(default_factory=dict)
+    before: OperatorLineage | None = None
+    scaled_epoch: int | None = None
 
     @classmethod
     def new(
@@ -182,6 +243,76 @@ class OperatorLineage:
         """Whether the state after ``epoch`` can be named."""
         return epoch == self.first_epoch - 1 or epoch in self.epochs
 
+    @classmethod
+    def following(cls, known: OperatorLineage | None, manifest: Manifest) -> OperatorLineage:
+        """The lineage that a record belongs to, given that of the records before it."""
+        if known is None or known.first_epoch != manifest.first_epoch:
+            # Dropped once and brought back: what it had before is none of its state.
+            return cls.new(
+                manifest.operator,
+                job_id=manifest.job_id,
+                parallelism=manifest.parallelism,
+                max_parallelism=manifest.max_parallelism,
+                first_epoch=manifest.first_epoch,
+            )
+        return known.at(manifest.parallelism, manifest.epoch - 1)
+
+    def at(self, parallelism: int, epoch: int) -> OperatorLineage:
+        """The lineage that a run goes on with, at a parallelism, from the state after ``epoch``."""
+        scaled = self.scaled_epoch
+        if scaled is None or epoch >= scaled:
+            if parallelism == self.parallelism:
+                return self
+            if scaled is None or epoch > scaled or self.before is None:
+                return self._rescaled(parallelism, epoch)
+        if self.before is None:
+            return self  # whoever asks finds out that this epoch is not known
+        return self.before.at(parallelism, epoch)
+
+    def _rescaled(self, parallelism: int, epoch: int) -> OperatorLineage:
+        if epoch < self.first_epoch:  # there is nothing to take over yet
+            made = OperatorLineage.new(
+                self.uid,
+                job_id=self.job_id,
+                parallelism=parallelism,
+                max_parallelism=self.max_parallelism,
+                first_epoch=self.first_epoch,
+            )
+            made.before, made.scaled_epoch = self, epoch
+            return made
+        subtasks = []
+        same = {one.key_groups: one for one in self.subtasks}
+        for subtask in range(parallelism):
+            groups = key_group_range(subtask, parallelism, self.max_parallelism)
+            if groups in same:
+                subtasks.append(same[groups].until(epoch))
+                continue
+            parents = tuple(
+                one.until(epoch)
+                for one in self.subtasks
+                if len(one.key_groups.intersection(groups))
+            )
+            chains = [
+                (
+                    (one.key_groups.start, one.key_groups.end),
+                    bytes.fromhex(one.chain_at(epoch) or ""),
+                )
+                for one in parents
+            ]
+            start = chain_rescaled((groups.start, groups.end), chains).hex()
+            subtasks.append(SubtaskLineage(groups, start, epoch, rescaled=True, parents=parents))
+        return OperatorLineage(
+            self.uid,
+            self.job_id,
+            parallelism,
+            self.max_parallelism,
+            self.first_epoch,
+            subtasks,
+            epochs={e: entry for e, entry in self.epochs.items() if e <= epoch},
+            before=self,
+            scaled_epoch=epoch,
+        )
+
     def add(self, manifest: Manifest) -> None:
         """Take in a checkpoint record of this operator.
 
@@ -194,11 +325,12 @@ class OperatorLineage:
         for subtask in self.subtasks:
             subtask.drop_from(epoch)
         for entry in manifest.slices:
-            misplaced = entry.epoch != epoch if entry.kind == "delta" else entry.epoch > epoch
+            own = entry.kind == "delta" or is_operator_slice(entry)
+            misplaced = entry.epoch != epoch if own else entry.epoch > epoch
             if (
                 misplaced
                 or entry.subtask not in range(len(self.subtasks))
-                or self.subtasks[entry.subtask].breaks_at(entry)
+                or (not is_operator_slice(entry) and self.subtasks[entry.subtask].breaks_at(entry))
             ):
                 raise CorruptionError(
                     f"Record {manifest.sequence} breaks the lineage of operator "
@@ -206,6 +338,8 @@ class OperatorLineage:
                     todo="The log was changed by hand or mixed with another job's; restore "
                     "it from a copy, or start a new job.",
                 )
+            if is_operator_slice(entry):
+                continue  # the epoch's own: no other epoch is put together from it
             subtask = self.subtasks[entry.subtask]
             slices = subtask.deltas if entry.kind == "delta" else subtask.bases
             slices[entry.epoch] = SliceRef(manifest.sequence, entry)
@@ -214,12 +348,19 @@ class OperatorLineage:
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` or anything later needs."""
         needed = [s.oldest_needed(epoch) for s in self.subtasks]
+        if self.before is not None and self.scaled_epoch is not None and epoch < self.scaled_epoch:
+            needed.append(self.before.oldest_needed(epoch))
         if (entry := self.epochs.get(epoch)) is not None:
             needed.append(entry.sequence)  # that it was complete is said there alone
         return min((s for s in needed if s is not None), default=None)
 
     def prune(self, epoch: int) -> None:
         """Forget what restoring ``epoch`` or anything later does not need."""
+        if self.before is not None and self.scaled_epoch is not None:
+            if epoch > self.scaled_epoch:
+                self.before = None
+            else:
+                self.before.prune(epoch)
         for subtask in self.subtasks:
             subtask.prune(epoch)
         for known in [e for e in self.epochs if e < epoch]:
@@ -231,6 +372,9 @@ class OperatorLineage:
         Raises:
             NotRestorableError: naming what there is instead.
         """
+        if self.before is not None and self.scaled_epoch is not None and epoch < self.scaled_epoch:
+            self.before.require(epoch)
+            return
         if not self.has(epoch) or any(s.gap_before(epoch) for s in self.subtasks):
             there = f"{min(self.epochs)} to {max(self.epochs)}" if self.epochs else "none"
             raise NotRestorableError(
@@ -239,6 +383,10 @@ class OperatorLineage:
                 todo="An older record is never used in its place. Start from the checkpoint "
                 "location that belongs to this job.",
             )
+
+
+def _ends(subtask: SubtaskLineage) -> tuple[int, int]:
+    return subtask.key_groups.start, subtask.key_groups.end
 
 
 def _after(before: str, entry: SliceEntry) -> str:
@@ -255,15 +403,7 @@ def resolve(manifests: Iterable[Manifest]) -> dict[str, OperatorLineage]:
     for manifest in manifests:
         if manifest.kind != "checkpoint":
             continue
-        lineage = operators.get(manifest.operator)
-        if lineage is None or lineage.first_epoch != manifest.first_epoch:
-            # Dropped once and brought back: what it had before is none of its state.
-            lineage = operators[manifest.operator] = OperatorLineage.new(
-                manifest.operator,
-                job_id=manifest.job_id,
-                parallelism=manifest.parallelism,
-                max_parallelism=manifest.max_parallelism,
-                first_epoch=manifest.first_epoch,
-            )
+        lineage = OperatorLineage.following(operators.get(manifest.operator), manifest)
+        operators[manifest.operator] = lineage
         lineage.add(manifest)
     return operators

@@ -225,12 +225,14 @@ class CommitLog:
         stamp_ms: int = -1,
         max_parallelism: int = 0,
         settings: dict[str, Any] | None = None,
+        job_id: str = "",
     ) -> Tenure:
         """Take over the job: from here on every older tenure's next append is fenced.
 
         Two listings, a create, and a read if the tip was not read before; more when others claim
         at the same time. Durable on return. Safe to repeat after an error: what may have been left
         behind is a claim record of nobody's, which fences older tenures and is harmless otherwise.
+        A new job gets ``job_id``, of another one whose state it begins with, or one of its own.
 
         Raises:
             StoreUnreachableError: the store failed, or the slot was lost 100 times in a row.
@@ -245,7 +247,7 @@ class CommitLog:
             manifest = Manifest(
                 kind="claim",
                 job=self._job,
-                job_id=tip.job_id if tip else self._new_id(),
+                job_id=tip.job_id if tip else job_id or self._new_id(),
                 generation=tip.generation + 1 if tip else 1,
                 sequence=tip.sequence + 1 if tip else 0,
                 writer=self._writer,

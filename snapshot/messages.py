@@ -14,6 +14,7 @@ __all__ = [
     "PROTOCOL",
     "AckReply",
     "AckRequest",
+    "AncestorCopy",
     "BaseDone",
     "BaseGrant",
     "BaseRenewal",
@@ -25,15 +26,17 @@ __all__ = [
     "RestoreReport",
     "RestoreStep",
     "SlicePart",
+    "StatePart",
 ]
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 5
 
 
 class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker found on its host's disk for a subtask.
 
-    ``epoch``, ``chain`` and ``applying`` are the store's marker; ``deltas`` are local delta files
+    ``epoch``, ``chain``, ``applying`` and ``applying_epoch`` are the store's marker (0: the epoch
+    after ``epoch``); ``deltas`` are local delta files
     as (epoch, digest in hex). ``epoch`` is None where there is no usable store. ``damaged``:
     durable slices (see `snapshot.record.slice_key`) that were found damaged.
     """
@@ -42,15 +45,27 @@ class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     chain: str = ""
     applying: str = ""
+    applying_epoch: int = 0
     deltas: list[tuple[int, str]] = []
     damaged: list[str] = []
+
+
+class AncestorCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found of a subtask of another parallelism, by its key groups (inclusive)."""
+
+    key_group_start: int
+    key_group_end: int
+    copy: LocalCopy
 
 
 class RestoreStep(msgspec.Struct, frozen=True, kw_only=True):
     """One slice to apply, in order.
 
     ``source``: local (a local delta file), record (its bytes come with the reply) or object
-    (``name`` in the store). ``kind``: delta, base, or files (the slice is a file index).
+    (``name`` in the store). ``kind``: delta, base, files (the slice is a file index), or store (the
+    local store of a subtask of another parallelism). ``keep``: the key groups (first and last) to
+    take of it, where not all; ``found_at``: those of the subtask beside whose store it lies, where
+    that is another.
     """
 
     epoch: int
@@ -61,6 +76,8 @@ class RestoreStep(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     source: str
     name: str = ""
+    keep: tuple[int, int] | None = None
+    found_at: tuple[int, int] | None = None
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +103,11 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A subtask's attempt is about to process an epoch."""
+    """A subtask's attempt is about to process an epoch.
+
+    ``ancestors``: what is here of the subtasks that a reply said to look for; None: not looked yet.
+    ``held``: digests of the states of no key that the worker has and need not be sent.
+    """
 
     protocol: int
     job: str
@@ -100,6 +121,8 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     executor: str
     copy: LocalCopy
+    ancestors: list[AncestorCopy] | None = None
+    held: list[str] = []
 
 
 class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +141,21 @@ class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     renew_s: float
 
 
+class StatePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A blob of states that belong to no key, as it was after the epoch before.
+
+    ``source``: held (the worker said that it has it), record (its bytes come with the reply, after
+    all others, in the order of the parts) or object. ``name``: of its object, where it has one,
+    whatever the source. ``subtask``: whose it was, at the parallelism of then.
+    """
+
+    digest: str
+    size_bytes: int
+    source: str
+    name: str = ""
+    subtask: int = 0
+
+
 class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the attempt must do to stand at the end of ``base_epoch``.
 
@@ -134,6 +172,10 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     operator's initial state, in its first epoch only. ``dropped``: ids of states whose entries
     must be deleted in this epoch. ``versions``: the value schemas (JSON, oldest first) of states
     that have had more than one, by name.
+
+    ``operator_parts``: lists that belong to no key: the subtask's own where the parallelism of then
+    (``operator_parallelism``; 0: there are none) was what it is now, else those of all subtasks.
+    ``broadcast``: the map that all subtasks share. Both are as they were after ``base_epoch``.
     """
 
     job_id: str
@@ -158,6 +200,10 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     initial: list[SlicePart] = []
     dropped: list[int] = []
     versions: dict[str, list[str]] = {}
+    look_for: list[tuple[int, int]] = []
+    operator_parallelism: int = 0
+    operator_parts: list[StatePart] = []
+    broadcast: StatePart | None = None
 
 
 class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +227,9 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     connected operator the left side's, and ``second_event_ms`` the right side's); None for
     no rows, or no event time. ``next_timer_ms``: the earliest timer that is left, in the operator's
     own time mode; None for none.
+
+    ``operator_state``: its lists that belong to no key, whole. ``broadcast``: the operator's
+    broadcast state, whole, from subtask 0 alone; ``broadcast_digest``: what this subtask came to.
     """
 
     protocol: int
@@ -202,6 +251,9 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, int] = {}
     requests: dict[str, tuple[int, int]] = {}
     restore: RestoreReport | None = None
+    operator_state: SlicePart | None = None
+    broadcast: SlicePart | None = None
+    broadcast_digest: str = ""
 
 
 class AckReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from snapshot.bases import Grant
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BaseDone, SlicePart
 from snapshot.names import parse_data_name
+from snapshot.operatorstate import NO_BLOBS, OperatorBlobs
 from snapshot.record import Manifest
 from snapshot.watermark import JobTime, OperatorTime
 from statebackend.errors import ProtocolError
@@ -111,6 +112,7 @@ class Admitted:
     ``base_epoch``, ``layer`` is the subtask's ack of ``base_epoch``. ``base_due``: a base is sent
     with the ack. ``grant``: a base is uploaded apart. ``time``: the epoch's watermarks.
     ``initial``: the subtask's initial state. ``dropped``: states to be deleted, by id, ascending.
+    ``blobs``: the operator's states that belong to no key, after ``base_epoch``.
     """
 
     base_epoch: int
@@ -123,6 +125,7 @@ class Admitted:
     time: JobTime
     initial: SlicePart | None
     dropped: tuple[int, ...]
+    blobs: OperatorBlobs = NO_BLOBS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,10 @@ __all__ = [
     "CheckpointProgress",
     "EpochProgress",
     "ProgressBook",
+    "RebalanceProgress",
+    "RescaleProgress",
     "SubtaskProgress",
+    "tell",
 ]
 
 _log = logging.getLogger("statebackend.progress")
@@ -107,8 +110,54 @@ class BaseProgress(msgspec.Struct, frozen=True, kw_only=True):
     requests: Counts
 
 
+class RebalanceProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Subtasks were placed anew over the executors that are there.
+
+    Attributes:
+        epoch: the one that ran.
+        reason: ``by hand`` or ``automatic``.
+        joined, left: executors that came and went since subtasks were placed before.
+        executors_before, executors_after: how many subtasks each has (of each operator); empty
+            where Spark does not say.
+        subtasks_moved: how many have another executor than before.
+        seconds: how long it took; the query ran on meanwhile.
+    """
+
+    event: Literal["rebalanced"] = "rebalanced"
+    job: str
+    epoch: int | None
+    reason: str
+    joined: list[str]
+    left: list[str]
+    executors_before: dict[str, int]
+    executors_after: dict[str, int]
+    subtasks_moved: int
+    seconds: float
+
+
+class RescaleProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A query was stopped and started again at another parallelism.
+
+    Attributes:
+        reason: what asked for it.
+        seconds: from the stop to the new start.
+        failure: why it runs at the old one all the same; empty if it does not.
+    """
+
+    event: Literal["rescaled"] = "rescaled"
+    job: str
+    from_parallelism: int
+    to_parallelism: int
+    reason: str
+    seconds: float
+    failure: str = ""
+
+
 class CheckpointProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``StateBackend.progress()`` gives: the newest events, oldest first."""
+    """What ``StateBackend.progress()`` gives: the newest events, oldest first.
+
+    ``rebalances``: how often subtasks were placed anew since the query was started.
+    """
 
     job: str
     epoch: int | None
@@ -116,6 +165,8 @@ class CheckpointProgress(msgspec.Struct, frozen=True, kw_only=True):
     epochs: list[EpochProgress]
     subtasks: list[SubtaskProgress]
     bases: list[BaseProgress]
+    rebalances: int = 0
+    last_rebalance: RebalanceProgress | None = None
 
 
 class ProgressBook:
@@ -128,6 +179,8 @@ class ProgressBook:
         self._subtasks: dict[tuple[str, int], dict[int, SubtaskProgress]] = {}
         self._epochs: list[EpochProgress] = []
         self._bases: list[BaseProgress] = []
+        self._rebalances = 0
+        self._last_rebalance: RebalanceProgress | None = None
 
     def begun(self, request: BeginRequest, now_s: float) -> None:
         """An attempt was admitted."""
@@ -179,7 +232,7 @@ class ProgressBook:
                 commit_ms=_ms(ended_s - started_s),
                 delta_bytes=_total(deltas),
                 delta_rows=sum(part.rows for part in deltas),
-                bases=sum(entry.kind != "delta" for entry in work.manifest.slices),
+                bases=sum(entry.kind in ("base", "files") for entry in work.manifest.slices),
                 requests=_summed(ack.requests for ack in work.acks.values()),
                 late_rows=_figure(work, "late_rows"),
                 timers_fired=_figure(work, "timers_fired"),
@@ -206,6 +259,13 @@ class ProgressBook:
             self._bases = [*self._bases[-_EPOCHS_KEPT:], event]
         _say(event)
 
+    def rebalanced(self, event: RebalanceProgress) -> None:
+        """Subtasks were placed anew."""
+        with self._lock:
+            self._rebalances += 1
+            self._last_rebalance = event
+        _say(event)
+
     def summary(self, epoch: int | None) -> CheckpointProgress:
         """Everything that is kept; ``epoch`` is the one that runs."""
         with self._lock:
@@ -217,7 +277,14 @@ class ProgressBook:
                 epochs=list(self._epochs),
                 subtasks=[one for _, by in ordered for _, one in sorted(by.items())],
                 bases=list(self._bases),
+                rebalances=self._rebalances,
+                last_rebalance=self._last_rebalance,
             )
+
+
+def tell(event: RescaleProgress) -> None:
+    """Log an event that outlives a run, and so is in no run's book."""
+    _say(event)
 
 
 def _say(event: msgspec.Struct) -> None:

@@ -1,12 +1,13 @@
 """A record: one object of the commit log, with its slices, its manifest, and a footer.
 
-Format version 2, in this order:
+Format version 3, in this order:
 
     slices     the bodies of the inline slices, packed, in the order of the manifest
     manifest   JSON (`Manifest`), UTF-8, in one zstd frame (version 1: the JSON as it is)
+               (version 2 has no slices of the kinds operator and broadcast)
     footer     56 bytes, little-endian:
                  0  magic            8 bytes  b"SBRECORD"
-                 8  format version   u32      2
+                 8  format version   u32      3
                 12  manifest offset  u64      where the manifest starts = where the slices end
                 20  manifest length  u32
                 24  manifest digest  16 bytes the first 16 bytes of blake3 over the manifest,
@@ -25,7 +26,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from blake3 import blake3
@@ -38,10 +39,12 @@ __all__ = [
     "FOOTER_BYTES",
     "FORMAT_VERSION",
     "LOG_PREFIX",
+    "OPERATOR_SLICES",
     "Manifest",
     "Record",
     "SliceEntry",
     "encode_record",
+    "is_operator_slice",
     "parse_record",
     "parse_record_name",
     "place",
@@ -51,8 +54,9 @@ __all__ = [
     "slice_key",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LOG_PREFIX = "log/"
+OPERATOR_SLICES: Final = ("operator", "broadcast")
 TAIL_BYTES = 64 * 1024
 MANIFEST_LIMIT_BYTES = 256 << 20  # unpacked: 32,768 subtasks need some 12 MB
 
@@ -71,7 +75,9 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         operator: the operator's uid.
         subtask: index, from 0.
         kind: `delta` (what changed in the epoch), `base` (everything, as one delta) or `files`
-            (everything, as RocksDB's own files: the slice is their index, see snapshot.base).
+            (everything, as RocksDB's own files: the slice is their index, see snapshot.base); or,
+            beside the lineage, `operator` (a subtask's states of no key) or `broadcast` (the
+            operator's, from subtask 0), see statebackend.state.operator.
         epoch: the epoch at whose end this is the state. A base may be of an earlier epoch than
             the record: it is made while later ones run.
         key_group_start, key_group_end: the range it covers, both inclusive.
@@ -88,7 +94,7 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     operator: str
     subtask: int
-    kind: Literal["delta", "base", "files"]
+    kind: Literal["delta", "base", "files", "operator", "broadcast"]
     epoch: int
     key_group_start: int
     key_group_end: int
@@ -161,6 +167,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     states: dict[str, int] = {}
     slices: list[SliceEntry] = []
     settings: dict[str, Any] = {}
+
+
+def is_operator_slice(entry: SliceEntry) -> bool:
+    """Whether a slice holds states of no key, and is no part of its subtask's lineage."""
+    return entry.kind in OPERATOR_SLICES
 
 
 def slice_key(kind: str, digest: str) -> str:

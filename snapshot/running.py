@@ -12,6 +12,7 @@ from snapshot.epoch import EpochState
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec
+from snapshot.operatorstate import NO_BLOBS, OperatorBlobs
 from snapshot.record import Manifest
 from snapshot.watermark import JobTime, OperatorTime, resumed
 from statebackend.errors import ProtocolError
@@ -60,6 +61,7 @@ class RunningOperator:
         event_max_ms, second_max_ms: the largest event times of the epochs before the one that runs.
         gone: ids of deleted states of which nothing was left before the epoch that runs.
         dropping: those whose entries are deleted in it.
+        blobs: the states that belong to no key, before the epoch that runs.
     """
 
     spec: OperatorSpec
@@ -74,6 +76,7 @@ class RunningOperator:
     second_max_ms: int | None = None
     gone: frozenset[int] = frozenset()
     dropping: frozenset[int] = frozenset()
+    blobs: OperatorBlobs = NO_BLOBS
 
     @classmethod
     def resumed(
@@ -100,6 +103,7 @@ class RunningOperator:
             second_max_ms=before.second_max_ms if before else None,
             gone=gone,
             dropping=frozenset(spec.dropped.values()).union(*again) - gone,
+            blobs=OperatorBlobs.of_record(before),
         )
 
     def chain_at(self, subtask: int, epoch: int) -> str | None:
@@ -139,6 +143,7 @@ class RunningOperator:
             time=time,
             initial=self.spec.initial.get(request.subtask) if self._is_first else None,
             dropped=tuple(sorted(self.dropping)),
+            blobs=self.blobs,
         )
 
     @property
@@ -181,6 +186,7 @@ class RunningOperator:
         after = self.time_after(self.epoch.recorded)
         self.event_max_ms, self.second_max_ms = after.event_max_ms, after.second_max_ms
         self.gone, self.dropping = self.gone | self.dropping, frozenset()
+        self.blobs = OperatorBlobs.of_acks(self.epoch.recorded)
         on_its_way = self.epoch.on_its_way() if asynchronous else None
         self.tail = _Tail(epoch - 1, on_its_way) if on_its_way else None
         durable_epoch = epoch - (2 if on_its_way else 1)
@@ -217,6 +223,7 @@ class RunningOperator:
             names.update(part.name for part in self.spec.initial.values())
         tails = self.tail.acks.values() if self.tail else ()
         for ack in (*self.epoch.acks.values(), *tails):
-            names.update(part.name for part in (ack.delta, ack.base) if part and part.name)
-        names.update(done.part.name for done in self.bases.waiting.values() if done.part.name)
+            parts = (ack.delta, ack.base, ack.operator_state, ack.broadcast)
+            names.update(part.name for part in parts if part and part.name)
+        names.update(done.part.name for done in self.bases.unnamed() if done.part.name)
         return names

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from recovery.drill.outcome import DrillReport as DrillReport
     from recovery.drill.runner import run_drill as run_drill
     from recovery.drill.scenario import DrillJob as DrillJob
+    from recovery.savepoint import Savepoint as Savepoint
     from snapshot.messages import RestoreReport as RestoreReport
     from snapshot.progress import CheckpointProgress as CheckpointProgress
     from statebackend.aggregate.functions import approx_count_distinct as approx_count_distinct
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
     from statebackend.api.arrow import Keys as Keys
     from statebackend.api.context import ProcessorContext as ProcessorContext
+    from statebackend.api.processors import BroadcastProcessor as BroadcastProcessor
     from statebackend.api.processors import CoProcessor as CoProcessor
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
     from statebackend.api.tester import ProcessorTester as ProcessorTester
     from statebackend.errors import StateBackendError as StateBackendError
     from statebackend.spark.backend import StateBackend as StateBackend
+    from statebackend.spark.scaling.policy import RescalePolicy as RescalePolicy
+    from statebackend.spark.scaling.rescaler import Rescaler as Rescaler
     from statebackend.state.ttl import TTL as TTL
 
 __version__ = "0.1.0"
@@ -41,6 +45,7 @@ _EXPORTS: dict[str, str] = {
     "TTL": "statebackend.state.ttl",
     "ArrowContext": "statebackend.api.arrow",
     "ArrowProcessor": "statebackend.api.arrow",
+    "BroadcastProcessor": "statebackend.api.processors",
     "CheckpointProgress": "snapshot.progress",
     "CoProcessor": "statebackend.api.processors",
     "DrillJob": "recovery.drill.scenario",
@@ -49,7 +54,10 @@ _EXPORTS: dict[str, str] = {
     "Keys": "statebackend.api.arrow",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.api.tester",
+    "RescalePolicy": "statebackend.spark.scaling.policy",
+    "Rescaler": "statebackend.spark.scaling.rescaler",
     "RestoreReport": "snapshot.messages",
+    "Savepoint": "recovery.savepoint",
     "StateBackend": "statebackend.spark.backend",
     "StateBackendError": "statebackend.errors",
     "approx_count_distinct": "statebackend.aggregate.functions",

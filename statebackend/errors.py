@@ -10,6 +10,8 @@ from typing import ClassVar
 
 __all__ = [
     "BarrierMissingError",
+    "BroadcastDivergedError",
+    "BroadcastWriteError",
     "CheckpointLocationError",
     "CommitUnknownError",
     "CoordinatorUnreachableError",
@@ -35,6 +37,7 @@ __all__ = [
     "ParallelismError",
     "ProcessorError",
     "ProtocolError",
+    "RescaleError",
     "RewindError",
     "SchemaError",
     "SettingError",
@@ -203,6 +206,12 @@ class StateMismatchError(UsageError):
     code = "SB1017"
 
 
+class BroadcastWriteError(UsageError):
+    """Broadcast state written where not all subtasks are given the same."""
+
+    code = "SB1018"
+
+
 # --- 2: storage ------------------------------------------------------------------------------
 
 
@@ -317,6 +326,12 @@ class HashMismatchError(ProtocolError):
     code = "SB5007"
 
 
+class BroadcastDivergedError(ProtocolError):
+    """The subtasks of an operator came to different broadcast states."""
+
+    code = "SB5008"
+
+
 # --- 6: local copies -------------------------------------------------------------------------
 
 
@@ -357,6 +372,12 @@ class RewindError(StateBackendError):
     """A rewind that is due cannot be done exactly."""
 
     code = "SB7002"
+
+
+class RescaleError(StateBackendError):
+    """A query could not be brought to another parallelism, or not be started again at all."""
+
+    code = "SB7003"
 
 
 # --- 8: drills -------------------------------------------------------------------------------

@@ -113,6 +113,23 @@ SETTINGS: Final[dict[str, Setting]] = {
         lambda value: value in (0, 1),
         "0 or 1",
     ),
+    "rebalance": Setting(
+        "rebalance",
+        "auto",
+        str,
+        "whether the subtasks of a running query spread over executors that join it (auto), or only "
+        "when backend.rebalance() is called (off)",
+        lambda value: value in ("auto", "off"),
+        "'auto' or 'off'",
+    ),
+    "rebalance_settle_s": Setting(
+        "rebalanceSettleSeconds",
+        10.0,
+        float,
+        "how long an executor must have been there before subtasks move to it by themselves",
+        _positive,
+        "seconds",
+    ),
     "constant_bytes": Setting(
         "constantBytes",
         1 << 20,
@@ -356,6 +373,8 @@ class Settings:
     commit: str
     repeatable_sources: str
     heartbeat: int
+    rebalance: str
+    rebalance_settle_s: float
     constant_bytes: int
     quick_frames: int
     driver_host: str

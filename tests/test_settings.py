@@ -24,6 +24,7 @@ def resolve(
 def other_value(name: str) -> Any:
     """A value that the setting takes and that is not its default."""
     special = {"commit": "async", "s3_sse": "AES256", "heartbeat": 0, "quick_frames": 0}
+    special |= {"rebalance": "off"}
     return special.get(name, OTHER[SETTINGS[name].kind])
 
 
@@ -59,6 +60,7 @@ def test_a_bad_value_of_a_number_names_its_key_and_says_what_to_give(name: str, 
     ("name", "bad"),
     [
         ("commit", "never"),
+        ("rebalance", "always"),
         ("commit", ""),
         ("commit", "SYNC"),
         ("driver_port", 65536),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from recovery.drill import sink
-from recovery.drill.told import Event, Told
+from recovery.drill.told import REBALANCE, Event, Told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,8 +46,11 @@ class _Events:
 class _Watch:
     """Tells what is new of a running query."""
 
-    def __init__(self, backend: StateBackend, query: StreamingQuery, events: _Events) -> None:
+    def __init__(
+        self, backend: StateBackend, query: StreamingQuery, events: _Events, root: Path
+    ) -> None:
         self._backend, self._query, self._events = backend, query, events
+        self._rebalance = root / REBALANCE
         self._restores = 0
         self._epoch: int | None = None
         self._idle = False
@@ -62,6 +65,9 @@ class _Watch:
             self._epoch = epoch
             self._events.tell(Event(kind="epoch", epoch=epoch))
         # The whole of Spark's words for it: a source or a sink may say "Waiting" too.
+        if self._rebalance.exists():
+            self._backend.rebalance()
+            self._rebalance.unlink()
         idle = self._query.status["message"] == "Waiting for data to arrive"
         if idle != self._idle:
             self._idle = idle
@@ -105,7 +111,7 @@ def _run(told: Told, events: _Events) -> None:
     stream = frame.writeStream.foreachBatch(write)
     query = backend.start(stream.option("checkpointLocation", told.checkpoint))
     events.tell(Event(kind="ready"))
-    watch = _Watch(backend, query, events)
+    watch = _Watch(backend, query, events, root)
     stop = Path(told.stop)
     while not stop.exists():
         if query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type] # fractions do

@@ -18,13 +18,14 @@ from recovery.drill.outcome import EpochDone
 from recovery.drill.processes import LiveProcesses, until
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.scenario import DrillJob
-from recovery.drill.told import Told
+from recovery.drill.told import REBALANCE, Told
 from statebackend.errors import DrillError
 
 __all__ = ["LiveStage", "Setup"]
 
 _EXECUTORS_GONE_S = 300.0
 _IDLE_S = 5.0
+_REBALANCED_S = 300.0
 _FAILURES_MAX = 3  # of drivers, one after the other without an epoch between them
 
 
@@ -62,6 +63,7 @@ class LiveStage:
         self._held = False  # a fault is between the end of one driver and the start of the next
         self._failures = 0
         self._epochs_at_failure = 0
+        self.parallelism = setup.told.parallelism  # of the drivers to come
         feed = setup.job.feed
         self.pace = Pace(
             self.checkpoint,
@@ -191,6 +193,21 @@ class LiveStage:
         """Start a second driver on the same job, checkpoint and sink while the first runs."""
         self._start({})
 
+    def rescale(self, parallelism: int) -> None:
+        """Another parallelism, for all drivers that are started from now on."""
+        self.parallelism = parallelism
+
+    def rebalance(self) -> None:
+        """Have the running driver place its subtasks anew. Raises `DrillError` if it does not."""
+        asked = self.root / REBALANCE
+        asked.touch()
+        self.until(lambda: not asked.exists(), "subtasks to be placed anew", _REBALANCED_S)
+
+    def restored(self) -> int:
+        """How many subtasks have told the newest driver that they have their state back."""
+        self._look()
+        return len(self.drivers[-1].recoveries) if self.drivers else 0
+
     def drivers_running(self) -> int:
         """How many drivers there are."""
         return len(self.running())
@@ -202,7 +219,8 @@ class LiveStage:
     def _start(self, told: dict[str, Any]) -> None:
         number = len(self.drivers) + 1
         events = str(self.root / "drivers" / f"{number}.events")
-        given = msgspec.structs.replace(self._setup.told, events=events, **told)
+        told = {"events": events, "parallelism": self.parallelism, **told}
+        given = msgspec.structs.replace(self._setup.told, **told)
         environment = self._setup.cluster.driver_environment()
         self.drivers.append(Driver(number, given, environment, now_s=self.now_s))
         self.say(f"driver {number} started")

@@ -90,6 +90,19 @@ class Stage(Protocol):
     def shim(self) -> Path | None:
         """A folder whose files turn faults of the preloaded library on; None without a compiler."""
 
+    @property
+    def parallelism(self) -> int:
+        """The job's, from the next driver on."""
+
+    def rescale(self, parallelism: int) -> None:
+        """Another parallelism, for all drivers that are started from now on."""
+
+    def rebalance(self) -> None:
+        """Have the running driver place its subtasks anew. Raises `DrillError` if it does not."""
+
+    def restored(self) -> int:
+        """How many subtasks have told the newest driver that they have their state back."""
+
     def committed(self) -> int:
         """The last epoch that Spark has committed; -1 for none."""
 

@@ -10,14 +10,17 @@ import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from snapshot.messages import RestoreReport
 from statebackend.errors import SettingError
 
-__all__ = ["Event", "FunctionAddress", "Told", "address_of"]
+__all__ = ["REBALANCE", "Event", "FunctionAddress", "Told", "address_of"]
+
+REBALANCE: Final = "rebalance"
+"""A file of this name in the drill's folder asks for that; the driver removes it when done."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from snapshot.storage.base import is_name
 from statebackend.errors import SettingError
 
-__all__ = ["parse_s3_uri", "refuse_secrets"]
+__all__ = ["SAVEPOINTS_FOLDER", "parse_s3_uri", "refuse_secrets"]
+
+SAVEPOINTS_FOLDER: Final = ".savepoints"  # the one hidden folder that a store may lie in
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
@@ -46,7 +49,8 @@ def parse_s3_uri(uri: str) -> tuple[str, str]:
             todo="Use s3://bucket/prefix; an endpoint goes into the store options.",
         )
     prefix = prefix.rstrip("/")
-    if prefix and not is_name(prefix):
+    shown = "/".join(part for part in prefix.split("/") if part != SAVEPOINTS_FOLDER)
+    if prefix and not is_name(shown or "-"):
         raise SettingError(
             f"The store {uri!r} has a prefix that is no valid object name.",
             todo="Use parts joined by single '/', none of them starting with '.'.",

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.api.context import Schema
+from statebackend.api.context import Schema, check_mode
+from statebackend.api.states import OperatorRows
 from statebackend.errors import UnsupportedQueryError, UsageError
 from statebackend.ops.declared import EpochTimes
 from statebackend.state.ttl import TTL
@@ -98,6 +99,14 @@ class ArrowContext:
     ) -> ArrowMapState:
         """A map per key; each entry has its own time to live. See :meth:`value_state`."""
         return cast(ArrowMapState, self._make("map", name, value_schema, key_schema, ttl))
+
+    def operator_list(self, name: str, schema: Schema, *, mode: str = "split") -> OperatorRows:
+        """Rows (tuples) of the subtask that belong to no key.
+
+        See :meth:`ProcessorContext.operator_list`.
+        """
+        check_mode(name, mode)
+        return cast(OperatorRows, self._make(mode, name, schema, None, None))
 
 
 class _BatchProcessor:

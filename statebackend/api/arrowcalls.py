@@ -10,7 +10,13 @@ import pyarrow as pa
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.api.context import RecordingContext, Schema
 from statebackend.errors import UsageError, ValueMismatchError
-from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound
+from statebackend.ops.declared import (
+    OPERATOR_KINDS,
+    Declarations,
+    EpochState,
+    EpochTimes,
+    Unbound,
+)
 from statebackend.ops.failures import call_once, described
 from statebackend.ops.grouping import Groups
 from statebackend.schema.keys import KeyCodec
@@ -80,6 +86,8 @@ class _States:
                 todo="Ask for states in open(ctx), keep them as attributes, and use those.",
             )
         state = self._state
+        if kind in OPERATOR_KINDS:
+            return state.operator_state(name, kind)
         found, state_id = state.claimed(name, kind)
         declared, now_ms = found.time_to_live, state.times.processing_time_ms
         table = state.table

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import Row, StructType
 
 from statebackend.api.context import RecordingContext, WorkerContext
-from statebackend.api.processors import CoProcessor, KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import ProcessorError, UsageError, ValueMismatchError
 from statebackend.ops.declared import Declarations, EpochState
 from statebackend.ops.failures import call_once
@@ -35,48 +35,59 @@ __all__ = [
 ]
 
 Key = tuple[Any, ...]
-Processor = KeyedProcessor | CoProcessor
+Processor = KeyedProcessor | CoProcessor | BroadcastProcessor
 
 # What a processor defines, and how many arguments each is called with.
 _KEYED: Final = {"open": 1, "process": 3, "on_timer": 3, "on_initial": 3, "close": 0}
 _SIDES: Final = {
     "open": 1, "process_left": 3, "process_right": 3, "on_timer": 3, "on_initial": 3, "close": 0,
 }  # fmt: skip
+_KINDS: Final = {
+    "keyed": KeyedProcessor, "sides": CoProcessor, "broadcast": BroadcastProcessor,
+}  # fmt: skip
+_BROADCAST: Final = {**_KEYED, "process_broadcast": 2}
 
 
 # --- on the driver -----------------------------------------------------------------------------
 
 
-def record_keyed_states(processor: Any, uid: str, *, time_mode: str = "none") -> Declarations:
+def record_keyed_states(
+    processor: Any, uid: str, *, time_mode: str = "none", flavour: str = ""
+) -> Declarations:
     """What states a processor's ``open`` asks for; give it a copy, which is used up.
+
+    Args:
+        flavour: keyed, sides or broadcast: the processor must be of that kind.
 
     Raises:
         ProcessorError: ``open`` raised, or a method takes other arguments.
         SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
         UsageError: no processor of ours, or a use that can only fail later.
     """
-    _check_shape(processor, uid)
+    _check_shape(processor, uid, flavour)
     declarations = Declarations(uid)
-    ctx = RecordingContext(declarations, uid, time_mode)
+    broadcast = isinstance(processor, BroadcastProcessor)
+    ctx = RecordingContext(declarations, uid, time_mode, broadcast=broadcast)
     call_once(uid, "open", lambda: processor.open(ctx))
     return declarations
 
 
 def has_initial(processor: Processor) -> bool:
     """Whether it can take in an initial state."""
-    base = KeyedProcessor if isinstance(processor, KeyedProcessor) else CoProcessor
-    return type(processor).on_initial is not base.on_initial
+    return type(processor).on_initial is not KeyedProcessor.on_initial  # one for all
 
 
-def _check_shape(processor: Any, uid: str) -> None:
+def _check_shape(processor: Any, uid: str, flavour: str) -> None:
     methods = _SIDES if isinstance(processor, CoProcessor) else _KEYED
+    if isinstance(processor, BroadcastProcessor):
+        methods = _BROADCAST
     check_shape(
         processor,
         uid,
         methods,
-        KeyedProcessor | CoProcessor,
-        todo="Subclass KeyedProcessor (or CoProcessor for two inputs); a StatefulProcessor goes to "
-        "transform_with_state().",
+        _KINDS.get(flavour, Processor),
+        todo="A KeyedProcessor goes to process(), a CoProcessor to connect(), a BroadcastProcessor "
+        "to connect_broadcast(), a StatefulProcessor to transform_with_state().",
     )
 
 
@@ -119,13 +130,15 @@ def check_shape(
 
 
 def processor_calls(plan: OperatorPlan, processor: Any, state: EpochState) -> Calls:
-    """One epoch's calls into a processor of flavour "keyed" or "sides"; opens it.
+    """One epoch's calls into a processor of flavour "keyed", "sides" or "broadcast"; opens it.
 
     Raises:
         ProcessorError: ``open`` raised.
         StateMismatchError: it asked for other states than on the driver.
     """
     calls: Callable[..., Calls] = SideCalls if plan.flavour == "sides" else KeyedCalls
+    if plan.flavour == "broadcast":
+        calls = BroadcastCalls
     return calls(processor, plan.uid, state, time_mode=plan.time_mode)
 
 
@@ -198,6 +211,38 @@ class KeyedCalls(_Calls):
         """One key's input."""
         output = self._process(key, rows, self._ctx)
         return output if type(output) in _QUICK else self._checked("process", output)
+
+
+class BroadcastCalls(KeyedCalls):
+    """One epoch's calls into a :class:`BroadcastProcessor`."""
+
+    def __init__(
+        self, processor: Any, uid: str, state: EpochState, *, time_mode: str = "none"
+    ) -> None:
+        super().__init__(processor, uid, state, time_mode=time_mode)
+        self._gate = state.operator.gate
+
+    def broadcast(self, rows: Iterator[Row]) -> None:
+        """The epoch's rows that go to every subtask.
+
+        Raises:
+            ProcessorError, UsageError: the user's code raised, or gave output.
+        """
+        self._gate.is_open = True
+        try:
+            call_once(self._uid, "process_broadcast", lambda: self._given(rows))
+        finally:
+            self._gate.is_open = False
+
+    def _given(self, rows: Iterator[Row]) -> Any:
+        output = self._processor.process_broadcast(rows, self._ctx)
+        if output is None or isinstance(output, GeneratorType):
+            return output  # of a generator nothing would run: refused by who calls this
+        raise ValueMismatchError(
+            f"process_broadcast() of operator {self._uid!r}'s processor returned a "
+            f"{type(output).__name__}.",
+            todo="It gives no output (every subtask would give it): write to broadcast state only.",
+        )
 
 
 class SideCalls(_Calls):

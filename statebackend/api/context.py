@@ -14,19 +14,29 @@ from pyspark.sql.types import StructType
 
 from statebackend.api.states import (
     AggregatingState,
+    BroadcastMap,
     ListState,
     MapState,
+    OperatorRows,
     ReducingState,
     Timers,
     Times,
     ValueState,
 )
 from statebackend.errors import SettingError, UnsupportedQueryError, UsageError
-from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound
+from statebackend.ops.declared import (
+    OPERATOR_KINDS,
+    Declarations,
+    EpochState,
+    EpochTimes,
+    Unbound,
+    rehearsed,
+)
 from statebackend.state.folds import AggregatingCell, ReducingCell
+from statebackend.state.operator import BROADCAST, LIST_MODES
 from statebackend.state.ttl import TTL
 
-__all__ = ["ProcessorContext", "RecordingContext", "WorkerContext"]
+__all__ = ["ProcessorContext", "RecordingContext", "WorkerContext", "check_mode"]
 
 Row = tuple[Any, ...]
 Schema = StructType | str
@@ -117,6 +127,26 @@ class ProcessorContext(ABC):
         fold = (create, add, result, merge)
         return cast(AggregatingState, self._state("aggregating", name, schema, ttl=ttl, fold=fold))
 
+    def operator_list(self, name: str, schema: Schema, *, mode: str = "split") -> OperatorRows:
+        """Rows of the subtask that belong to no key: used anywhere, in ``open`` and ``close`` too.
+
+        Args:
+            mode: what becomes of the rows when the query is started with another parallelism.
+                ``"split"``: those of all subtasks, one after the other, are cut into runs of equal
+                length, one for each. ``"union"``: every subtask gets those of all.
+
+        Raises: as :meth:`value_state`, and SettingError: another mode.
+        """
+        check_mode(name, mode)
+        return cast(OperatorRows, self._state(mode, name, schema, ttl=None))
+
+    def broadcast_state(self, name: str, key_schema: Schema, value_schema: Schema) -> BroadcastMap:
+        """A map that is the same in every subtask, of a :class:`BroadcastProcessor`.
+
+        It is read everywhere and written in ``process_broadcast``. Raises: as :meth:`value_state`.
+        """
+        return cast(BroadcastMap, self._state(BROADCAST, name, value_schema, key_schema, ttl=None))
+
     @abstractmethod
     def _state(
         self,
@@ -129,6 +159,20 @@ class ProcessorContext(ABC):
         fold: tuple[Any, ...] = (),
     ) -> Any:
         """A state that ``open`` asked for."""
+
+
+def check_mode(name: object, mode: object) -> None:
+    """Refuse a mode that a list of a subtask cannot have.
+
+    Raises:
+        SettingError: naming those that it can.
+    """
+    if mode not in LIST_MODES:
+        raise SettingError(
+            f"Operator list {name!r} was given mode={mode!r}.",
+            todo=f"Give one of {', '.join(map(repr, LIST_MODES))}; what every subtask shares is "
+            f"ctx.broadcast_state() of a BroadcastProcessor.",
+        )
 
 
 def _itself(accumulator: Row) -> Row:
@@ -173,12 +217,18 @@ class _NoTimers:
 
 
 class RecordingContext(ProcessorContext):
-    """Notes which states ``open`` asks for."""
+    """Notes which states ``open`` asks for.
 
-    def __init__(self, declarations: Declarations, uid: str, time_mode: str) -> None:
+    Args:
+        broadcast: the processor may have broadcast state.
+    """
+
+    def __init__(
+        self, declarations: Declarations, uid: str, time_mode: str, *, broadcast: bool = False
+    ) -> None:
         timers = None if time_mode == "none" else cast(Timers, Unbound("timers", "open"))
         super().__init__(uid, EpochTimes(), time_mode, timers)
-        self._to = declarations
+        self._to, self._broadcast = declarations, broadcast
 
     def _state(
         self,
@@ -195,7 +245,7 @@ class RecordingContext(ProcessorContext):
     def record(
         self, kind: str, name: str, schema: Any, key_schema: Any = None, *, ttl: TTL | None
     ) -> Any:
-        """Note a state; what stands for it can be kept, not used.
+        """Note a state; what stands for it can be kept, not used (one without a key: is empty).
 
         Raises:
             SettingError, UsageError, StateMismatchError, SchemaError: a wrong declaration.
@@ -210,7 +260,16 @@ class RecordingContext(ProcessorContext):
                 f"Map state {name!r} of operator {self._uid!r} has no key schema.",
                 todo="Call ctx.map_state(name, key_schema, value_schema).",
             )
+        if kind == BROADCAST and not self._broadcast:
+            raise UsageError(
+                f"Operator {self._uid!r} asks for broadcast state {name!r}, but nothing is "
+                f"broadcast to it that could change it.",
+                todo="Subclass BroadcastProcessor and use connect_broadcast(), or ask for "
+                "operator_list().",
+            )
         self._to.add(kind, name, schema, key_schema, ttl)
+        if kind in OPERATOR_KINDS:
+            return rehearsed(self._to.declared[name])
         return Unbound(f"state {name!r}", "open")
 
 
@@ -243,6 +302,8 @@ class WorkerContext(ProcessorContext):
                 f"State {name!r} of operator {self._uid!r} was asked for outside open().",
                 todo="Ask for states in open(ctx), keep them as attributes, and use those.",
             )
+        if kind in OPERATOR_KINDS:
+            return self._from.operator_state(name, kind)
         if not fold:
             return self._from.cell(name, kind)
         folding = ReducingCell if kind == "reducing" else AggregatingCell

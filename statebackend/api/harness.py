@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.api.testedges import Collector, ItemReader, Items
 from statebackend.api.testkeys import KeySpace
+from statebackend.api.testoperator import EpochOfTester, HeldByTester
 from statebackend.api.teststates import StatesUnderTest
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
 from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
@@ -63,11 +64,15 @@ class _Epoch(StatefulEpoch):
     """A real epoch with the tester's edges."""
 
     def outputs(
-        self, parts: Sequence[Groups], initial: Sequence[Groups], dropped: list[int]
+        self,
+        parts: Sequence[Groups],
+        initial: Sequence[Groups],
+        dropped: list[int],
+        rules: Iterator[Any] | None,
     ) -> list[Any]:
         """All that the processor gives in the epoch."""
         self._collector = collector = Collector()
-        for _ in self.run(iter(parts), initial=iter(initial), dropped=dropped):
+        for _ in self.run(iter(parts), initial=iter(initial), dropped=dropped, rules=rules):
             pass
         return collector.output
 
@@ -81,6 +86,7 @@ class _Subtasks:
 
     folder: Path
     stores: list[RocksStore]
+    operator: HeldByTester
     generation: int = 0
 
     def path(self, subtask: int) -> str:
@@ -95,12 +101,21 @@ class _Subtasks:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What one subtask is given in an epoch."""
+
+    part: Groups | None
+    first: Groups | None
+    rules: Sequence[Any]
+
+
 class Harness:
     """Runs a processor's epochs.
 
     Args:
         processor: used as it is until the first :meth:`restart` or :meth:`rescale`.
-        flavour: rows, keyed, sides or arrow.
+        flavour: rows, keyed, sides, broadcast or arrow.
         time_mode: none, processing or event.
         record: what states a processor asks for (see ``record_states``).
         keys: of the operator.
@@ -136,7 +151,7 @@ class Harness:
         self.processors = [processor]
         self._epochs = 0
         folder = Path(tempfile.mkdtemp(prefix="statebackend-tester-"))
-        self._subtasks = _Subtasks(folder, [])
+        self._subtasks = _Subtasks(folder, [], HeldByTester())
         self._removed = weakref.finalize(self, self._subtasks.remove)
         self._open(1)
 
@@ -202,6 +217,7 @@ class Harness:
                 owner = subtask_of(int.from_bytes(key[:2], "big"), parallelism, groups)
                 split[owner].append((key, value))
         self._subtasks.close()
+        self._subtasks.operator.redistribute(parallelism)
         self._subtasks.generation += 1
         self._open(parallelism)
         for subtask, entries in enumerate(split):
@@ -221,10 +237,12 @@ class Harness:
         *,
         initial: Sequence[Item] = (),
         everywhere: bool = False,
+        rules: Sequence[Any] = (),
     ) -> list[Any]:
         """One epoch of the subtasks that have input (``everywhere``: of all of them).
 
-        Nothing of it counts unless all of it went well.
+        Nothing of it counts unless all of it went well. ``rules``: rows that every subtask is given
+        before all others.
 
         Raises:
             Exception: what the processor raised, as it raised it.
@@ -235,12 +253,14 @@ class Harness:
         times = replace(times, epoch=self._epochs)
         output: list[Any] = []
         changes: list[tuple[int, FrozenOverlay]] = []
+        operator = self._subtasks.operator.epoch()
         for subtask in range(subtasks):
-            if everywhere or subtask in parts or subtask in firsts:
+            if everywhere or rules or subtask in parts or subtask in firsts:
                 table = StateTable(self.stores[subtask])
-                part, first = parts.get(subtask), firsts.get(subtask)
-                output += self._epoch(subtask, times, table, part, first)
+                inputs = _Inputs(parts.get(subtask), firsts.get(subtask), rules)
+                output += self._epoch(subtask, times, table, inputs, operator)
                 changes.append((subtask, table.freeze(times.epoch)))
+        operator.commit()
         for subtask, frozen in changes:
             self._apply(subtask, *frozen.sorted())
             self._due_drops.discard(subtask)
@@ -252,10 +272,10 @@ class Harness:
         subtask: int,
         times: EpochTimes,
         table: StateTable,
-        part: Groups | None,
-        first: Groups | None,
+        inputs: _Inputs,
+        operator: EpochOfTester,
     ) -> list[Any]:
-        plan = self._planned(initial=first is not None)
+        plan = self._planned(initial=inputs.first is not None)
         owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
         dropped = self._states.dropped if subtask in self._due_drops else []
 
@@ -268,10 +288,15 @@ class Harness:
                 times=times,
                 key_groups=range(owned.start, owned.end + 1),
                 versions=versions_of(self._states.declared),
+                stored=operator.stored(subtask),
             )
             output: list[Any] = epoch.outputs(
-                [] if part is None else [part], [] if first is None else [first], dropped
+                [] if inputs.part is None else [inputs.part],
+                [] if inputs.first is None else [inputs.first],
+                dropped,
+                iter(inputs.rules) if inputs.rules else None,
             )
+            operator.take(subtask, epoch.operator_snapshot())
             return output
 
         return self._check(as_raised(run))
@@ -346,6 +371,31 @@ class Harness:
             cell = state.cell(name, found.kind, **raw)
             self._load(cursor, key)
             yield cell
+
+    def operator_state(self, name: str, subtask: int, kinds: Sequence[str]) -> Any:
+        """A state that belongs to no key, to be looked at.
+
+        Raises:
+            TesterUseError: the processor has no such state, or there is no such subtask.
+        """
+        found = self._states.declared.get(name)
+        if found is None or found.kind not in kinds or not 0 <= subtask < self.parallelism:
+            has = ", ".join(f"{o.name!r} ({o.kind})" for o in self._states.declared.values())
+            raise TesterUseError(
+                f"State {name} of subtask {subtask} of {self.parallelism} has not been initialized "
+                f"as one of kind {' or '.join(kinds)}.",
+                todo=f"The processor's states are: {has or 'none'}.",
+            )
+        state = EpochState(
+            KeyCursor(),
+            StateTable(self.stores[subtask]),
+            declared=self._states.declared,
+            ids=self._states.ids,
+            times=EpochTimes(),
+            versions=versions_of(self._states.declared),
+            stored=self._subtasks.operator.stored(subtask),
+        )
+        return state.operator_state(name, found.kind)
 
     def timers(self, key: Any) -> list[int]:
         """The times of a key's timers."""

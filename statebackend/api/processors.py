@@ -1,8 +1,9 @@
-"""Processors of our own: subclass, override, hand to ``backend.process`` or ``backend.connect``.
+"""Processors of our own: subclass, override, hand to the backend.
 
-The order of calls in each epoch: ``open``, ``on_initial`` (first epoch, if there is an initial
-state), ``process`` once per key with rows, ``on_timer`` once per due timer, ``close``. An executor
-makes the object anew from its pickled form for each epoch: what is not in state is lost.
+The order of calls in each epoch: ``open``, ``process_broadcast`` (where there is such an input),
+``on_initial`` (first epoch, if there is an initial state), ``process`` once per key with rows,
+``on_timer`` once per due timer, ``close``. An executor makes the object anew from its pickled form
+for each epoch: what is not in state is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pyspark.sql.types import Row
 from statebackend.api.context import ProcessorContext
 from statebackend.errors import UsageError
 
-__all__ = ["CoProcessor", "KeyedProcessor"]
+__all__ = ["BroadcastProcessor", "CoProcessor", "KeyedProcessor"]
 
 Key = tuple[Any, ...]
 Output = Iterable[tuple[Any, ...]] | None
@@ -92,3 +93,45 @@ class CoProcessor(_Processor, ABC):
     @abstractmethod
     def process_right(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
         """All rows of ``key`` in the right input: see :meth:`KeyedProcessor.process`."""
+
+
+class BroadcastProcessor(_Processor, ABC):
+    """One input with keys, and one of few rows that go to every subtask: rules, settings, models.
+
+    ``process_broadcast`` runs once in each subtask in every epoch that has such rows, before any
+    other row of the epoch.
+
+    Example::
+
+        class Limits(BroadcastProcessor):
+            def open(self, ctx):
+                self.limits = ctx.broadcast_state("limits", "country string", "cents bigint")
+
+            def process_broadcast(self, rows, ctx):
+                for row in rows:
+                    self.limits.put((row.country,), (row.cents,))
+
+            def process(self, key, rows, ctx):
+                for row in rows:
+                    (limit,) = self.limits.get((row.country,)) or (0,)
+                    if row.cents > limit:
+                        yield (*key, row.cents)
+    """
+
+    @abstractmethod
+    def process(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
+        """All rows of ``key`` in the epoch: see :meth:`KeyedProcessor.process`."""
+
+    @abstractmethod
+    def process_broadcast(self, rows: Iterator[Row], ctx: ProcessorContext) -> None:
+        """All rows of the broadcast input in the epoch; gives no output.
+
+        Every subtask is given the same rows in the same order, and must come to the same broadcast
+        state: go by the rows and that state alone, not by random numbers, the host or the clock
+        (``ctx`` has the epoch's times, which are the same everywhere). There is no key, so keyed
+        state and timers are refused.
+
+        Args:
+            rows: can be read once, in one order.
+            ctx: times.
+        """

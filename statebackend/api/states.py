@@ -2,7 +2,8 @@
 
 They are protocols: the objects are the cells themselves (``statebackend.state``), so that a call
 goes through no layer. Rows are tuples, positional as the schema; what ``get`` gives is a plain
-tuple, as in Spark. All of them belong to the key of the call, and are refused outside it.
+tuple, as in Spark. All of them belong to the key of the call, and are refused outside it, but for
+:class:`OperatorRows` and :class:`BroadcastMap`, which belong to none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-__all__ = ["AggregatingState", "ListState", "MapState", "ReducingState", "Timers", "ValueState"]
+__all__ = [
+    "AggregatingState",
+    "BroadcastMap",
+    "ListState",
+    "MapState",
+    "OperatorRows",
+    "ReducingState",
+    "Timers",
+    "ValueState",
+]
 
 Row = tuple[Any, ...]
 Times = list[int]
@@ -127,6 +137,62 @@ class AggregatingState(_State, Protocol):
 
     def merge(self, accumulator: Row, /) -> None:
         """Take another accumulator in; the state must have been given ``merge``."""
+        ...
+
+
+class OperatorRows(Protocol):
+    """Rows of the subtask, in the order in which they were added; they belong to no key."""
+
+    def get(self) -> Iterator[Row]:
+        """The rows; later changes do not show in the iterator."""
+        ...
+
+    def add(self, row: Row, /) -> None:
+        """Append a row."""
+        ...
+
+    def update(self, rows: Iterable[Row], /) -> None:
+        """Replace all rows; none is fine."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        ...
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        ...
+
+
+class BroadcastMap(Protocol):
+    """A map that is the same in every subtask; written in ``process_broadcast`` only."""
+
+    def get(self, key: Row, /) -> Row | None:
+        """The row under a key, or None."""
+        ...
+
+    def contains(self, key: Row, /) -> bool:
+        """Whether there is an entry."""
+        ...
+
+    def items(self) -> Iterator[tuple[Row, Row]]:
+        """(key, row) of every entry, in one order in all subtasks."""
+        ...
+
+    def put(self, key: Row, row: Row, /) -> None:
+        """Set an entry."""
+        ...
+
+    def remove(self, key: Row, /) -> None:
+        """Remove an entry, if there is one."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        ...
+
+    def __len__(self) -> int:
+        """How many entries there are."""
         ...
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import Row
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.calls import has_initial
 from statebackend.api.harness import TesterUseError
-from statebackend.api.processors import CoProcessor, KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import SettingError, UsageError
 
 __all__ = [
@@ -34,6 +34,7 @@ _OUTPUT_MODES: Final = ("append", "update", "complete")
 _VERBS: Final = {
     "arrow": ("takes record batches", "testBatch(batch)"),
     "sides": ("has two inputs", "testSides(key, left=..., right=...)"),
+    "broadcast": ("takes rows of a key, and rules", "test(key, rows), or testBroadcast(rules)"),
     "keyed": ("has one input: rows, not DataFrames", "test(key, rows)"),
     "rows": ("has one input: rows, or DataFrames", "test(key, rows), or testInPandas(key, frame)"),
 }
@@ -60,6 +61,8 @@ def flavour_of(processor: Any) -> str:
         return "rows"
     if isinstance(processor, ArrowProcessor):
         return "arrow"
+    if isinstance(processor, BroadcastProcessor):
+        return "broadcast"
     return "sides" if isinstance(processor, CoProcessor) else "keyed"
 
 
@@ -115,7 +118,7 @@ def initial_items(
         raise TesterUseError(
             "Cannot specify both Row and Pandas initial states.", todo="Give one of them."
         )
-    keyed = isinstance(processor, KeyedProcessor | CoProcessor)
+    keyed = isinstance(processor, KeyedProcessor | CoProcessor | BroadcastProcessor)
     if frames is not None and keyed:
         raise SettingError(
             "initialStatePandas was given for a processor of rows.", todo="Give initialStateRow."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,11 @@ class _Epoch(StatefulEpoch):
     """A real epoch whose output is kept."""
 
     def outputs(
-        self, parts: Sequence[Groups], initial: Sequence[Groups], dropped: list[int]
+        self,
+        parts: Sequence[Groups],
+        initial: Sequence[Groups],
+        dropped: list[int],
+        rules: Iterator[Any] | None,
     ) -> list[Any]:
         """All batches that the processor gives in the epoch."""
         return list(self.run(iter(parts), initial=iter(initial), dropped=dropped))
@@ -100,6 +104,7 @@ class BatchHarness(Harness):
         *,
         initial: Any = (),
         everywhere: bool = False,
+        rules: Sequence[Any] = (),
     ) -> list[Any]:
         """As :meth:`Harness.run`; items and initial state are batches, or empty."""
         self._late_ms = times.late_watermark_ms
@@ -108,7 +113,7 @@ class BatchHarness(Harness):
         if isinstance(initial, pa.RecordBatch | pa.Table):
             self._initial, initial = self._conformed(initial)
             self._first = initial
-        return super().run(times, items, initial=initial, everywhere=everywhere)
+        return super().run(times, items, initial=initial, everywhere=everywhere, rules=rules)
 
     def _planned(self, *, initial: bool) -> OperatorPlan:
         return replace(

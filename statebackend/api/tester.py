@@ -13,7 +13,7 @@ from pyspark.sql.types import Row, StructType
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.calls import Sides, record_keyed_states
 from statebackend.api.harness import Harness
-from statebackend.api.processors import CoProcessor, KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.api.testargs import (
     check_forward,
     check_kind,
@@ -28,9 +28,11 @@ from statebackend.api.testout import OutputCheck
 from statebackend.errors import UnsupportedQueryError, UsageError, ValueMismatchError
 from statebackend.ops.declared import EpochTimes, parse_schema
 from statebackend.ops.tws import record_states
+from statebackend.state.operator import BROADCAST, LIST_MODES
 
 __all__ = ["ProcessorTester"]
 
+Processor = StatefulProcessor | KeyedProcessor | CoProcessor | BroadcastProcessor | ArrowProcessor
 _VALUES: Final = ("value", "reducing", "aggregating")
 
 
@@ -39,10 +41,11 @@ class ProcessorTester:
 
     The processor runs in the code that runs it in a query, over RocksDB in a temporary directory,
     with no SparkSession and no JVM. It may be a ``StatefulProcessor`` (rows or pandas), a
-    ``KeyedProcessor``, a ``CoProcessor`` or an ``ArrowProcessor`` (with :meth:`testBatch`, and
-    both schemas given). Beyond ``TwsTester`` there are time to live, :meth:`restart`,
-    :meth:`rescale`, :meth:`testSides`, :meth:`testBatch` and :meth:`peekTimers`. Use it in a
-    ``with`` statement, or call :meth:`close`; otherwise the directory goes with the object.
+    ``KeyedProcessor``, a ``CoProcessor``, a ``BroadcastProcessor`` or an ``ArrowProcessor`` (with
+    :meth:`testBatch`, and both schemas given). Beyond ``TwsTester`` there are time to live,
+    operator and broadcast state, :meth:`restart`, :meth:`rescale`, :meth:`testSides`,
+    :meth:`testBroadcast`, :meth:`testBatch` and :meth:`peekTimers`. Use it in a ``with`` statement,
+    or call :meth:`close`; otherwise the directory goes with the object.
 
     Each call of :meth:`test` is a micro-batch of its own, with the data of one key: ``init``, the
     rows, the timers that are due by then, ``close``. The same processor object is used until
@@ -91,7 +94,7 @@ class ProcessorTester:
 
     def __init__(
         self,
-        processor: StatefulProcessor | KeyedProcessor | CoProcessor | ArrowProcessor,
+        processor: Processor,
         initialStateRow: Sequence[tuple[Any, Row]] | None = None,
         initialStatePandas: Sequence[tuple[Any, Any]] | None = None,
         timeMode: str = "None",
@@ -202,6 +205,24 @@ class ProcessorTester:
         sides = Sides(self._in_time(left), self._in_time(right))
         return self._harness.run(self._times(), [(key, sides)] if any(sides) else [])
 
+    def testBroadcast(
+        self, rules: Iterable[Row], *, key: Any = None, input: Iterable[Row] = ()
+    ) -> list[Any]:
+        """A micro-batch of a :class:`BroadcastProcessor`: rows for every subtask, then one key's.
+
+        Args:
+            rules: for ``process_broadcast``, in this order. key, input: as for :meth:`test`.
+
+        Raises:
+            BroadcastDivergedError: the subtasks came to different broadcast states.
+            others: as :meth:`test`.
+        """
+        if self._flavour != "broadcast":
+            raise refuse_flavour(self.processor)
+        kept = self._in_time(input)
+        items = [(key, iter(kept))] if kept else []
+        return self._harness.run(self._times(), items, everywhere=True, rules=list(rules))
+
     def testBatch(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """A micro-batch for an :class:`ArrowProcessor`: rows of any keys, in any order.
 
@@ -288,7 +309,7 @@ class ProcessorTester:
 
     def restart(
         self,
-        processor: StatefulProcessor | KeyedProcessor | CoProcessor | ArrowProcessor | None = None,
+        processor: Processor | None = None,
     ) -> None:
         """As after a failure: nothing survives but state (with timers), and the times set here.
 
@@ -371,6 +392,16 @@ class ProcessorTester:
     def peekTimers(self, key: Any) -> list[int]:
         """The times of the timers that ``key`` has, ascending."""
         return self._harness.timers(key)
+
+    def peekOperatorList(self, stateName: str, subtask: int = 0) -> list[tuple[Any, ...]]:
+        """The rows of an operator list of one subtask; changes nothing."""
+        return list(self._harness.operator_state(stateName, subtask, LIST_MODES).get())
+
+    def peekBroadcastState(
+        self, stateName: str, subtask: int = 0
+    ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        """The entries of a broadcast state; changes nothing."""
+        return dict(self._harness.operator_state(stateName, subtask, (BROADCAST,)).items())
 
     def _cell(self, name: str, kinds: Sequence[str], key: Any, *, write: bool = False) -> Any:
         return self._harness.cell(name, kinds, key, self._times(), write=write)

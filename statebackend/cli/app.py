@@ -16,7 +16,7 @@ from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
 from snapshot.log import CommitLog
 from snapshot.storage.base import ObjectStore
 from statebackend import system
-from statebackend.cli import drill, show
+from statebackend.cli import drill, savepoint, show
 from statebackend.cli.doctor import examine
 from statebackend.cli.jobs import Place, place_of
 from statebackend.cli.output import FAILED, console, guarded, reading, say_json
@@ -28,12 +28,13 @@ FOUND: Final = 1
 MIN_AGE_S: Final = 900
 
 app = typer.Typer(
-    help="Look at the durable state of streaming jobs, check it, clean it up; drill a job.",
+    help="Look at the durable state of streaming jobs, check it, clean it up; savepoints, drills.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(drill.app, name="drill")
+app.add_typer(savepoint.app, name="savepoint")
 
 Uri = Annotated[str, typer.Argument(help="The folder of all jobs: the uri= of the query.")]
 Job = Annotated[str | None, typer.Option("--job", help="One job's name; all jobs if left out.")]
@@ -60,7 +61,7 @@ def root(
         typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Look at the durable state of streaming jobs, check it, clean it up; drill a job."""
+    """Look at the durable state of streaming jobs, check it, clean it up; savepoints, drills."""
 
 
 @app.command("list")

@@ -17,6 +17,7 @@ from statebackend.errors import (
     SchemaError,
     StateMismatchError,
 )
+from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
 from statebackend.ops.zoned import zoned, zoned_keys
 from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.defaults import check_defaults
@@ -24,26 +25,33 @@ from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
+from statebackend.state.operator import BROADCAST, LIST_MODES
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
 
 __all__ = [
+    "OPERATOR_KINDS",
     "Declarations",
     "EpochState",
     "EpochTimes",
     "StateDeclaration",
     "Unbound",
     "parse_schema",
+    "rehearsed",
 ]
 
+
+OPERATOR_KINDS: Final = (*LIST_MODES, BROADCAST)
+"""Kinds of state that belong to no key."""
 
 _DEFAULT: Final = re.compile(r"\bdefault\b", re.IGNORECASE)
 
 
 class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """A state as it was declared: its kind (value, list, map) and schemas as JSON.
+    """A state as it was declared: its kind and schemas as JSON.
 
+    ``kind``: value, list or map, of a key; split or union, a list of a subtask; broadcast, a map.
     ``ttl``: its entries carry the time when they expire. Times and rules of the TTL may change from
     run to run, whether there is one may not. ``earlier``: the value schemas that it had before, the
     oldest first; a row's version is its schema's place in the row of them.
@@ -73,6 +81,11 @@ class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
                 f"The checkpoint declares a state as {text[:80]!r}: {error}.",
                 todo="Restore the commit log from a copy, or start a new job.",
             ) from error
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether it belongs to no key."""
+        return self.kind in OPERATOR_KINDS
 
     @property
     def versions(self) -> list[str]:
@@ -222,6 +235,16 @@ class Unbound:
         )
 
 
+def rehearsed(declared: StateDeclaration) -> Any:
+    """What the driver gives out for a state that belongs to no key: an empty one."""
+    held = HeldOperatorState(StoredOperatorState())
+    codec = codec_for(schema_from_json(declared.value_schema))
+    key_codec = _key_codec(declared.key_schema, "") if declared.key_schema else None
+    schemas = declared.value_schema, declared.key_schema
+    held.hold(declared.name, declared.kind, codec, key_codec, *schemas)
+    return held.states[declared.name]
+
+
 _CELLS: Mapping[tuple[str, bool], Any] = {
     ("value", False): ValueCell,
     ("list", False): ListCell,
@@ -240,6 +263,7 @@ class EpochState:
         times: of the epoch. timers: None without a time mode.
         timezone: in which cells show timestamps; without one they do so as Spark's.
         versions: of states whose rows may be of several schemas: those (JSON), the oldest first.
+        stored: the states that belong to no key, as they were stored.
     """
 
     def __init__(
@@ -253,6 +277,7 @@ class EpochState:
         timers: TimerIndex | None = None,
         timezone: str = "",
         versions: Mapping[str, Sequence[str]] | None = None,
+        stored: StoredOperatorState | None = None,
     ) -> None:
         self.cursor, self.table = cursor, table
         self.declared, self._ids = declared, ids
@@ -260,6 +285,11 @@ class EpochState:
         self._timezone, self._versions = timezone, versions or {}
         self._claimed: set[str] = set()
         self.cells: dict[str, Any] = {}
+        self.operator = HeldOperatorState(stored or StoredOperatorState())
+        for name, one in declared.items():
+            if one.of_operator:
+                codecs = self._operator_codecs(one)
+                self.operator.hold(name, one.kind, *codecs, one.value_schema, one.key_schema)
 
     def claimed(self, name: str, kind: str) -> tuple[StateDeclaration, int]:
         """A declared state, for the first who asks, and its number.
@@ -301,6 +331,22 @@ class EpochState:
             cell = make(*args, ttl=ttl, now_ms=self.times.processing_time_ms)
         self.cells[name] = cell
         return cell
+
+    def operator_state(self, name: str, kind: str) -> Any:
+        """A declared list of the subtask, or broadcast map.
+
+        Raises:
+            StateMismatchError: the driver knows no such state.
+        """
+        self.claimed(name, kind)
+        return self.operator.states[name]
+
+    def _operator_codecs(self, declared: StateDeclaration) -> tuple[Any, Any]:
+        """Of rows, and of keys (None: it has none)."""
+        rows = _codec(self._schemas(declared.name), self._timezone)
+        if not declared.key_schema:
+            return rows, None
+        return rows, _key_codec(declared.key_schema, self._timezone)
 
     def codec(self, name: str) -> RowCodec:
         """The codec of a declared state's rows: it writes the newest version and reads all.

@@ -19,6 +19,7 @@ from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
 from statebackend.ops.failures import described
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator, OutputWriter
+from statebackend.ops.operatorstate import OperatorSnapshot, StoredOperatorState
 from statebackend.ops.rowconv import RowWriter, row_type, shown_keys
 from statebackend.ops.rows import RowReader
 from statebackend.ops.tws import TwsCalls
@@ -31,16 +32,20 @@ from statebackend.state.ttl import ExpiryIndex
 __all__ = ["EpochFigures", "OperatorPlan", "StatefulEpoch"]
 
 _CLEANED_ENTRIES: Final = 20_000  # expired entries that are removed in one epoch at most
+_OF_OURS: Final = ("keyed", "sides", "broadcast")  # flavours of rows in our own API
 _DELETED_KEYS: Final = 4_096  # between two looks at the overlay's size
 
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """An operator, as its code sees it. ``flavour``: rows, pandas, keyed, sides or arrow.
+    """An operator, as its code sees it.
+
+    ``flavour``: rows, pandas, keyed, sides, broadcast or arrow.
 
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
     ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
     ``sides``: of a connected operator, the schemas of its left and right input.
+    ``rules_schema``: of rows that go to every subtask.
     """
 
     uid: str
@@ -55,6 +60,7 @@ class OperatorPlan:
     initial_schema: StructType | None = None
     initial_key_positions: tuple[int, ...] = ()
     sides: tuple[StructType, StructType] | None = None
+    rules_schema: StructType | None = None
 
     @functools.cached_property
     def key_codec(self) -> KeyCodec:
@@ -107,6 +113,7 @@ class StatefulEpoch:
         times: of the epoch.
         key_groups: the subtask's.
         versions: the schemas of states that have had several, by name (see `EpochState`).
+        stored: the states that belong to no key, before the epoch.
 
     Raises:
         ProcessorError: ``init`` raised.
@@ -123,6 +130,7 @@ class StatefulEpoch:
         times: EpochTimes,
         key_groups: range,
         versions: Mapping[str, Sequence[str]] | None = None,
+        stored: StoredOperatorState | None = None,
     ) -> None:
         self._plan, self._table, self._times = plan, table, times
         self._key_groups = key_groups
@@ -136,8 +144,9 @@ class StatefulEpoch:
             ids=state_ids,
             times=times,
             timers=self.timers,
-            timezone=plan.timezone if plan.flavour in ("keyed", "sides") else "",
+            timezone=plan.timezone if plan.flavour in _OF_OURS else "",
             versions=versions,
+            stored=stored,
         )
         self._batches: BatchCalls | None = None
         if plan.flavour == "arrow":
@@ -154,12 +163,14 @@ class StatefulEpoch:
         *,
         initial: Iterable[Groups] = (),
         dropped: Iterable[int] = (),
+        rules: Iterator[Any] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The whole epoch: output as it comes.
 
         Args:
             parts: the input, grouped. initial: the initial state, grouped.
             dropped: numbers of states whose entries are deleted first.
+            rules: rows for every subtask, which come before all others; None: there are none.
 
         Raises:
             ProcessorError, ValueMismatchError: the user's code raised, or gave what does not fit.
@@ -170,6 +181,8 @@ class StatefulEpoch:
         if self._batches is not None:
             yield from self._run_batches(self._batches, parts, initial)
             return
+        if rules is not None:
+            self._broadcast(rules)
         if self._plan.initial_schema is not None:
             yield from self._initial(iter(initial))
         reader = _reader(
@@ -192,6 +205,16 @@ class StatefulEpoch:
         self._clean()
         self.figures.late_rows = calls.late_rows
         calls.close()
+
+    def _broadcast(self, rules: Iterator[Any]) -> None:
+        from statebackend.api.calls import BroadcastCalls
+
+        assert isinstance(self._calls, BroadcastCalls)
+        self._calls.broadcast(rules)
+
+    def operator_snapshot(self) -> OperatorSnapshot:
+        """The states that belong to no key, frozen; once :meth:`run` is used up."""
+        return self.state.operator.snapshot()
 
     @property
     def _now_ms(self) -> int:
@@ -222,7 +245,7 @@ class StatefulEpoch:
     def _keys_of(self, encoded: Sequence[bytes]) -> Sequence[Any]:
         """Keys as a timer's call is given them, by the API that it belongs to."""
         codec = self._plan.key_codec
-        if self._plan.flavour in ("keyed", "sides"):
+        if self._plan.flavour in _OF_OURS:
             return shown_keys(encoded, codec, codec.schema, self._plan.timezone)
         row, decode = row_type(codec.schema.names), codec.decode
         return [tuple.__new__(row, decode(key)[0]) for key in encoded]

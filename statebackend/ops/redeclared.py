@@ -21,6 +21,7 @@ from statebackend.schema.evolution import Incompatible, Problem, resolve
 from statebackend.schema.meanings import declared_by_rules
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import VERSIONS_MAX
+from statebackend.state.operator import LIST_MODES
 
 __all__ = ["check_operator_key", "redeclared", "versions_of"]
 
@@ -49,9 +50,8 @@ def redeclared(uid: str, known: StateDeclaration, new: StateDeclaration) -> Stat
     what = f"State {known.name!r} of operator {uid!r}"
     if known.kind != new.kind:
         raise StateMismatchError(
-            f"{what} is a {known.kind} state in the checkpoint and is declared as a {new.kind} "
-            f"state now.",
-            todo=f"Declare it as a {known.kind} state, or to start it empty, {_ANEW}.",
+            f"{what} is {_kind(known)} in the checkpoint and is declared as {_kind(new)} now.",
+            todo=f"Declare it as {_kind(known)}, or to start it empty, {_ANEW}.",
         )
     if (known.ttl is True) != (new.ttl is True):
         with_or_not = ("with", "without") if known.ttl is True else ("without", "with")
@@ -81,6 +81,12 @@ def redeclared(uid: str, known: StateDeclaration, new: StateDeclaration) -> Stat
             todo=f"Keep it as it was ({was.simpleString()}), or to start it empty, {_ANEW}.",
         )
     return msgspec.structs.replace(new, earlier=(*earlier, known.value_schema))
+
+
+def _kind(declared: StateDeclaration) -> str:
+    if declared.kind in LIST_MODES:
+        return f"an operator list of mode {declared.kind!r}"
+    return f"a {declared.kind} state"
 
 
 def _incompatible(what: str, problems: Sequence[Problem], anew: str) -> StateMismatchError:

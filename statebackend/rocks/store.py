@@ -3,10 +3,10 @@
 What is handled here so that nobody else has to know it (each was reproduced on rocksdict 0.3.29):
 
 * every RocksDB error is a plain ``Exception``: :func:`classify` types it by its prefix;
-* high-level iterators swallow corruption: scans use ``RdictIter`` and ask its status at the end;
-* the upper bound of ``ReadOptions`` is a use-after-free: scans compare keys themselves;
+* iterators swallow corruption and keep the lock: see :mod:`statebackend.rocks.reading`;
+* of a store that is there, the options of its family are read from its files, without cache and
+  filters, unless the family is named: it always is;
 * any open rewrites ``rocksdict-config.json``: options are always passed, never loaded;
-* ``close()`` keeps the lock while an iterator lives: iterators never leave this module;
 * ``repair`` loses whole files: it is never called, a damaged store is thrown away and restored;
 * a process that ever opened a database must not fork: open in the worker, never in Spark's daemon.
 """
@@ -16,36 +16,45 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
 
-from statebackend.errors import (
-    LocalCopyError,
-    LocalDirError,
-    StateBackendError,
-    StoreBusyError,
+from statebackend.errors import LocalCopyError
+from statebackend.rocks.clipping import (
+    LAST_GROUP,
+    Compaction,
+    GroupRange,
+    bytes_of,
+    group_key,
+    is_clipped,
+    note_clipped,
+    outside,
 )
+from statebackend.rocks.faults import classify, said_shut_down
 from statebackend.rocks.options import RocksSettings, store_options
+from statebackend.rocks.reading import META_PREFIX, RocksReads
 
-__all__ = ["Marker", "RocksSettings", "RocksStore"]
+__all__ = [
+    "META_PREFIX",
+    "Marker",
+    "RocksSettings",
+    "RocksStore",
+    "Rows",
+    "StoreSlice",
+    "classify",
+]
 
-# Key groups end at 32767, so a first byte of 0xff never belongs to a state.
-_MARKER_KEY: Final = b"\xff\xffmarker"
-META_PREFIX: Final = b"\xff\xff"
+_MARKER_KEY: Final = META_PREFIX + b"marker"
 
-_NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
-# Of the process, not of the store: a copy that cannot be opened for it is a good copy.
-_NO_ROOM: Final = ("Too many open files", "Cannot allocate memory")
 _BATCH_ROWS: Final = 50_000
 _KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
-# Pieces of a scan by ranges: short at first, because often the first key is all that is wanted.
-_FIRST_KEYS: Final = 16
-_KEYS_MAX: Final = 8192
-_PREFIX_BYTES: Final = 4  # key group and state
-_NO_KEY: Final = META_PREFIX  # above every key of a state
 _L0_FILES_BEFORE_COMPACTION: Final = 8
+_CUT_FILES_MAX: Final = 4
+
+Rows = tuple[Sequence[bytes], Sequence[bytes | None]]
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +62,9 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
     ``chain`` is the lineage digest (hex): equal digests mean equal content. ``applying`` is the
     digest of the epoch that a crash may have left half applied on top: such a store is good for
-    that epoch only, never again for ``epoch`` itself.
+    that epoch only, never again for ``epoch`` itself. ``applying_epoch``: which epoch that is where
+    it is not the one after ``epoch`` (see :class:`~statebackend.rocks.parted.PartedStore`): the
+    store is good for that epoch and later ones, by all the deltas since ``epoch``.
     """
 
     job_id: str
@@ -63,39 +74,10 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     chain: str
     applying: str = ""
+    applying_epoch: int = 0
 
 
-def classify(error: Exception, path: str) -> StateBackendError:
-    """The typed error that stands behind a RocksDB message."""
-    text = str(error)
-    if "lock hold" in text or "While lock file" in text:
-        return StoreBusyError(
-            f"The local store {path} is open in another process ({text}).",
-            todo="It is not waited for: a new incarnation is made beside it.",
-        )
-    if any(said in text for said in _NO_ROOM):
-        return LocalDirError(
-            f"The local store {path} cannot be opened for want of room in the process ({text}).",
-            todo="Raise the limit on open files (ulimit -n) or the executor's memory, or lower "
-            "spark.statebackend.openStores.",
-        )
-    if any(said in text for said in _NOT_WRITABLE):
-        return LocalDirError(
-            f"The local store {path} cannot be written ({text}).",
-            todo="Give local_dir= a directory on a local disk with room, writable by the executor.",
-        )
-    if text.startswith(("Corruption", "Invalid argument", "Not found", "Result incomplete")):
-        return LocalCopyError(
-            f"The local store {path} is damaged ({text}).",
-            todo="It is set aside and the state is restored from the next good copy.",
-        )
-    return LocalCopyError(
-        f"The local store {path} failed ({text}).",
-        todo="Check the disk behind local_dir (space, permissions, errors in the kernel log).",
-    )
-
-
-class RocksStore:
+class RocksStore(RocksReads):
     """A subtask's confirmed state on local disk.
 
     Durability: :meth:`apply` is atomic towards a crash of the process (the marker is in the last
@@ -105,21 +87,28 @@ class RocksStore:
     """
 
     def __init__(self, db: Any, path: str) -> None:
-        self._db = db
-        self.path = path
+        super().__init__(db, path)
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment] # wrong stub
+        self._compaction: Compaction | None = None
 
     @classmethod
-    def open(cls, path: str, settings: RocksSettings | None = None) -> RocksStore:
+    def open(
+        cls, path: str, settings: RocksSettings | None = None, *, compacting: bool = True
+    ) -> RocksStore:
         """Open or make the store at ``path``.
+
+        Args:
+            compacting: whether RocksDB may begin to by itself.
 
         Raises:
             StoreBusyError: another process has it open.
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
+        options = store_options(settings or RocksSettings())
+        options.set_disable_auto_compactions(not compacting)
         try:
-            return cls(Rdict(path, store_options(settings or RocksSettings())), path)
+            return cls(Rdict(path, options, column_families={"default": options}), path)
         except Exception as error:
             raise classify(error, path) from error
 
@@ -136,129 +125,24 @@ class RocksStore:
                 todo="The store is set aside and the state is restored from the next good copy.",
             ) from error
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None."""
-        try:
-            value: bytes | None = self._db.get(key)
-        except Exception as error:
-            raise classify(error, self.path) from error
-        return value
+    def apply(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
+    ) -> None:
+        """Write a confirmed delta (None deletes), ending in the batch that sets ``marker``.
 
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of ``keys``, None where absent. Sorted keys are quicker."""
-        try:
-            values: list[bytes | None] = self._db.get(list(keys))
-        except Exception as error:
-            raise classify(error, self.path) from error
-        return values
-
-    def merge_get(self, keys: Sequence[bytes], entries_max: int) -> list[bytes | None]:
-        """As :meth:`multi_get` of ascending keys, by one scan over the range in which they lie.
-
-        Quicker where a good part of the range's entries is wanted. The scan stops when it has
-        passed ``entries_max`` entries: then there are values for the first keys only.
+        Without a marker: rows of a store that is being put together, and stands nowhere yet.
         """
-        iterator = self._db.iter()
-        current, value, advance = iterator.key, iterator.value, iterator.next
-        values: list[bytes | None] = []
-        append, left = values.append, entries_max
-        try:
-            iterator.seek(keys[0]) if keys else None
-            at = current()
-            for key in keys:
-                while at is not None and at < key:
-                    left -= 1
-                    if left < 0:
-                        return values
-                    # Another state or key group lies between: go over it.
-                    if at[:_PREFIX_BYTES] == key[:_PREFIX_BYTES]:
-                        advance()
-                    else:
-                        iterator.seek(key)
-                    at = current()
-                if at == key:
-                    append(value())
-                    advance()
-                    at = current()
-                else:
-                    append(None)
-            iterator.status()
-        except Exception as error:
-            raise classify(error, self.path) from error
-        finally:
-            del iterator, current, value, advance
-        return values
-
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All entries whose key starts with ``prefix``, in key order, without the marker."""
-        iterator = self._db.iter()
-        try:
-            iterator.seek(prefix)
-            while iterator.valid():
-                key: bytes = iterator.key()
-                if not key.startswith(prefix) or key.startswith(META_PREFIX):
-                    break
-                yield key, iterator.value()
-                iterator.next()
-            iterator.status()
-        except StateBackendError:
-            raise
-        except Exception as error:
-            raise classify(error, self.path) from error
-        finally:
-            del iterator
-
-    def scan_keys(self, ranges: Iterable[tuple[bytes, bytes, bytes]]) -> Iterator[list[bytes]]:
-        """The keys of ranges that ascend and do not overlap, in pieces, in key order.
-
-        Of a range (start, end, stop): all keys from ``start`` below ``end``, and the first one
-        after them that is below ``stop``. What lies between the ranges is not read.
-        """
-        iterator = self._db.iter()
-        valid, current, advance = iterator.valid, iterator.key, iterator.next
-        found: list[bytes] = []
-        limit, at = _FIRST_KEYS, b""
-        try:
-            for start, end, stop in ranges:
-                if at < start:
-                    iterator.seek(start)
-                    at = current() if valid() else _NO_KEY
-                while at < end:
-                    found.append(at)
-                    advance()
-                    at = current() if valid() else _NO_KEY
-                    if len(found) >= limit:
-                        limit = min(2 * limit, _KEYS_MAX)
-                        yield found
-                        found = []
-                if at < stop:
-                    found.append(at)
-                elif at == _NO_KEY:
-                    break
-            iterator.status()
-        except Exception as error:
-            if isinstance(error, StateBackendError):
-                raise
-            raise classify(error, self.path) from error
-        finally:
-            del iterator, valid, current, advance
-        if found:
-            yield found
-
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker) -> None:
-        """Write a confirmed delta (None deletes), ending in the batch that sets ``marker``."""
         last = max(0, (len(keys) - 1) // _BATCH_ROWS)
-        before = self.marker() if last else None
-        if before is not None:
-            self._write_checked((), (), msgspec.structs.replace(before, applying=marker.chain))
+        if last or marker is None:
+            self.write_before(marker)
         for batch in range(last + 1):
             rows = slice(batch * _BATCH_ROWS, (batch + 1) * _BATCH_ROWS)
             self._write_checked(keys[rows], values[rows], marker if batch == last else None)
 
     def apply_batches(
         self,
-        batches: Iterable[tuple[Sequence[bytes], Sequence[bytes | None]]],
-        marker: Marker,
+        batches: Iterable[Rows],
+        marker: Marker | None,
     ) -> None:
         """As :meth:`apply`, for a delta that comes in pieces (keys, values), in order.
 
@@ -267,17 +151,29 @@ class RocksStore:
         """
         pieces = iter(batches)
         pending = next(pieces, ((), ()))
+        if marker is None:
+            self.write_before(marker)
         for number, piece in enumerate(pieces):
-            before = None if number else self.marker()
-            if before is not None:
-                self._write_checked((), (), msgspec.structs.replace(before, applying=marker.chain))
+            if not number:
+                self.write_before(marker)
             self._write_checked(*pending, None)
             pending = piece
         self._write_checked(*pending, marker)
 
+    def write_before(self, marker: Marker | None) -> None:
+        """What must be written before rows that are not in the batch of their marker."""
+        before = self.marker()
+        if before is None:
+            return
+        if marker is None:
+            raise AssertionError("a store that stands at an epoch takes no rows without a marker")
+        half = msgspec.structs.replace(before, applying=marker.chain)
+        self._write_checked((), (), half)
+
     def _write_checked(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
     ) -> None:
+        """One batch, whole or not at all."""
         try:
             self._write(keys, values, marker)
         except Exception as error:
@@ -305,7 +201,13 @@ class RocksStore:
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
 
     def live_bytes(self) -> int:
-        """About how large the live data is on disk; unflushed writes are not in it."""
+        """About how large the live data is on disk; unflushed writes are not in it.
+
+        What was cut off counts until it is freed.
+        """
+        if self.clipped:
+            # The estimate leaves out all files that lie under a range that was deleted.
+            return sum(file["size"] for file in self._db.live_files())
         return int(self._db.property_int_value("rocksdb.estimate-live-data-size") or 0)
 
     def stored_bytes(self) -> int:
@@ -349,15 +251,144 @@ class RocksStore:
             name for name in os.listdir(path) if name.startswith(_KEPT) or name.endswith(".sst")
         )
 
+    def slices(self, first_group: int, last_group: int) -> list[StoreSlice]:
+        """What of this store holds these key groups, to be branched."""
+        marker = self.marker()
+        span = (marker.key_group_start, marker.key_group_end) if marker else (0, LAST_GROUP)
+        whole = first_group <= span[0] and span[1] <= last_group
+        return [StoreSlice(self, ((first_group, last_group),), (span,), whole)]
+
+    def bytes_of(self, ranges: Sequence[GroupRange], held: Sequence[GroupRange]) -> int:
+        """About how large key groups are on disk; unflushed writes are not in it.
+
+        Args:
+            held: all that this database has.
+        """
+        return bytes_of(self._db.live_files(), ranges, held)
+
+    def branch(
+        self,
+        path: str,
+        ranges: Sequence[GroupRange],
+        settings: RocksSettings,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Make a store of some key groups at ``path``, which must not exist yet; nothing is copied.
+
+        It has no marker, and stands nowhere until it is given one. While it is being made it may
+        have this store's: it is made where nobody looks for a store.
+
+        Args:
+            ranges: of key groups, ascending.
+            whole: there are no others in this store.
+        """
+        self.checkpoint(path)
+        made = RocksStore.open(path, settings, compacting=False)
+        try:
+            made.clip(ranges, free=self.clipped or not whole)
+        finally:
+            made.close()
+
+    def clip(self, ranges: Sequence[GroupRange], *, free: bool = True) -> None:
+        """Delete all that lies outside of these key groups, and the marker, at once.
+
+        Args:
+            free: note that the room that it took is to be freed, see :meth:`compact_clipped`.
+        """
+        try:
+            if free:
+                note_clipped(self.path, ranges)
+            cut = list(outside(ranges))
+            # Each in a file of its own: one file over all of them would span what is kept too, and
+            # be compacted with it. But many files at level 0 would hold up writes.
+            step = 1 if len(cut) <= _CUT_FILES_MAX else len(cut)
+            for at in range(0, len(cut), step):
+                batch = WriteBatch(raw_mode=True)
+                for start, end in cut[at : at + step]:
+                    batch.delete_range(start, end)
+                if at + step >= len(cut):
+                    batch.delete(_MARKER_KEY)
+                self._db.write(batch, self._unlogged)
+                self._db.flush()
+        except Exception as error:
+            raise classify(error, self.path) from error
+
+    @property
+    def clipped(self) -> bool:
+        """Whether what a branch cut off still takes room."""
+        return is_clipped(self.path)
+
+    def compact_clipped(self) -> None:
+        """Begin to free what a branch cut off, in a thread that :meth:`close` stops.
+
+        Returns at once. What was freed stays so; the rest is freed after the next opening.
+        """
+        if self._compaction is None and self.clipped:
+            self._compaction = Compaction(self._db, self.path)
+
+    def settle_compaction(self) -> None:
+        """Wait for what :meth:`compact_clipped` began."""
+        if self._compaction is not None:
+            self._compaction.wait()
+
     def close(self) -> None:
         """Flush and close; may be called twice."""
         if self._db is None:
             return
         db, self._db = self._db, None
+        compaction, self._compaction = self._compaction, None
         try:
             try:
                 db.flush()
             finally:
-                db.close()
+                if compaction is not None:
+                    compaction.stop()
+                if compaction is not None or self.clipped:
+                    # Or closing waits until what was cut off is freed. What `close` itself flushes
+                    # is then refused, and there is nothing left to flush.
+                    _close_at_once(db)
+                else:
+                    db.close()
         except Exception as error:
             raise classify(error, self.path) from error
+
+
+def _close_at_once(db: Any) -> None:
+    db.cancel_all_background(True)
+    try:
+        db.close()
+    except Exception as error:
+        if not said_shut_down(error):
+            raise
+
+
+@dataclass(frozen=True)
+class StoreSlice:
+    """Key groups of a store that lie in one database.
+
+    Attributes:
+        ranges: which they are.
+        held: all that the database has.
+        whole: it holds no others than ``ranges``.
+    """
+
+    store: RocksStore
+    ranges: tuple[GroupRange, ...]
+    held: tuple[GroupRange, ...]
+    whole: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """About how large they are on disk; unflushed writes are not in it."""
+        return self.store.bytes_of(self.ranges, self.held)
+
+    def branch(self, path: str, settings: RocksSettings) -> None:
+        """As :meth:`RocksStore.branch`."""
+        self.store.branch(path, self.ranges, settings, whole=self.whole)
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """All of them, in key order."""
+        view = self.store.cursor()
+        for first, last in self.ranges:
+            yield from self.store.between(view, group_key(first), group_key(last + 1))

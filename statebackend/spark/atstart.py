@@ -13,7 +13,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.spark.location import FILE_MANAGER
 
-__all__ = ["few_rows_at_once", "only_our_python", "set_for_a_start", "wanted_at_start"]
+__all__ = [
+    "few_rows_at_once",
+    "format_of",
+    "only_our_python",
+    "options_of",
+    "set_for_a_start",
+    "wanted_at_start",
+]
 
 _log = logging.getLogger("statebackend.spark")
 # Spark turns adaptive execution off for stateful queries of its own; ours would be planned three
@@ -111,3 +118,26 @@ def _set_back(session: SparkSession, name: str, said: str | None) -> None:
             session.conf.set(name, said)
     except Exception as error:  # the query's own error is the one to be seen
         _log.warning("%s could not be set back (%s)", name, error)
+
+
+def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
+    """A writer's options, keys in lower case; PySpark keeps them in the JVM only."""
+    if writer is None:
+        return {}
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("extraOptions")
+    field.setAccessible(True)
+    found: dict[str, str] = {}
+    pairs = field.get(jwriter).iterator()
+    while pairs.hasNext():
+        pair = pairs.next()
+        found[str(pair._1()).lower()] = str(pair._2())
+    return found
+
+
+def format_of(writer: DataStreamWriter) -> str:
+    """What a writer was told with ``format()``, or Spark's default."""
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("source")
+    field.setAccessible(True)
+    return str(field.get(jwriter))

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from recovery.savepoint import Savepoint, SavepointInfo
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
@@ -29,6 +30,10 @@ from statebackend.spark.frames import FrameMaker
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch
+from statebackend.spark.rebalancing import Rebalancer
+from statebackend.spark.savepoints import listed as listed_savepoints
+from statebackend.spark.savepoints import saved_lineages
+from statebackend.spark.savepoints import take as take_savepoint
 
 __all__ = ["StateBackend"]
 
@@ -51,6 +56,8 @@ class StateBackend(FrameMaker):
         commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: the
             record of a batch is written while the next one runs; after a crash of the driver the
             query may go back by one batch, so its sources must be able to repeat one.
+        savepoint: what a new job begins with, at a new checkpoint location; a job that has begun
+            with it goes on as it is.
         allow_dropped_state: start although the checkpoint holds operators or states that the query
             no longer has; their state is dropped.
         settings: further settings by name (see docs/settings.md); an argument beats a
@@ -72,6 +79,7 @@ class StateBackend(FrameMaker):
         parallelism: int | None = None,
         max_parallelism: int | None = None,
         commit: str | None = None,
+        savepoint: str | Savepoint | None = None,
         allow_dropped_state: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -99,8 +107,17 @@ class StateBackend(FrameMaker):
             ),
         )
         self._allow_dropped_state = allow_dropped_state
+        self._savepoint = savepoint
+        if savepoint is not None:
+            self._job.begins = lambda: saved_lineages(savepoint, self._job)
         local = self._settings.local_dir or _fallback_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings, local)
+        self._rebalancer = Rebalancer(
+            self._builder.places,
+            job=self._job.name,
+            automatic=self._settings.rebalance == "auto",
+            settle_s=self._settings.rebalance_settle_s,
+        )
         self._launch: Launch | None = None
         self._checked = False
 
@@ -108,6 +125,21 @@ class StateBackend(FrameMaker):
     def job(self) -> str:
         """The job's name."""
         return self._job.name
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session it was made with."""
+        return self._spark
+
+    @property
+    def parallelism(self) -> int:
+        """Subtasks per operator: as given, else the job's own, else the default."""
+        return self._builder.parallelism()[0]
+
+    @property
+    def max_parallelism(self) -> int:
+        """Key groups, and so the most subtasks that the job can ever have."""
+        return self._builder.parallelism()[1]
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -131,6 +163,7 @@ class StateBackend(FrameMaker):
         with launch.armed(self._builder.token().value):
             query = writer.start()
         launch.bind(query)
+        self._look_after(query, launch)
         return query
 
     @contextlib.contextmanager
@@ -155,6 +188,12 @@ class StateBackend(FrameMaker):
             yield
         started = [q for q in self._active() if q.id not in before]
         launch.bind_one(started)
+        if started:
+            self._look_after(started[0], launch)
+
+    def _look_after(self, query: StreamingQuery, launch: Launch) -> None:
+        session = launch.session
+        self._rebalancer.watch(lambda: query.isActive, session.progress, lambda: session.epoch)
 
     def _active(self) -> list[StreamingQuery]:
         return [query for session in self._builder.sessions for query in session.streams.active]
@@ -175,6 +214,7 @@ class StateBackend(FrameMaker):
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,
             checked=self._checked,
+            savepoint=self._savepoint,
         )
 
     def checked(self, function: F) -> F:
@@ -225,8 +265,35 @@ class StateBackend(FrameMaker):
         return self._job.lineages()
 
     def rebalance(self) -> None:
-        """Spread subtasks over the executors that are there now; a running query follows."""
-        self._builder.place_again()
+        """Spread subtasks over the executors that are there now; a running query follows.
+
+        Only as many move as must for each executor to have its share. A running query does this by
+        itself when executors have joined it, unless ``spark.statebackend.rebalance`` is ``off``.
+        """
+        book = self._launch.session.progress if self._launch else None
+        self._rebalancer.by_hand(book, self.epoch)
+
+    def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+        """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
+
+        Beside a running query, which goes on meanwhile, or after it has stopped.
+
+        Args:
+            to: the savepoint's folder, which must be empty; also in another store. Default: one of
+                its own under ``<uri>/.savepoints/<job>/``.
+            timeout_s: after so long it is given up, and what was copied goes.
+
+        Raises:
+            SettingError: no query was started, or something lies in ``to`` already.
+            NotRestorableError: no batch is finished yet.
+            UnsupportedQueryError: operators of Spark's own keep state in the checkpoint location.
+            StoreUnreachableError: it took too long, or a store cannot be reached.
+        """
+        return take_savepoint(self._spark, self._job, self._launch, to, timeout_s)
+
+    def savepoints(self) -> list[SavepointInfo]:
+        """The job's savepoints under ``<uri>/.savepoints/``, the newest last."""
+        return listed_savepoints(self._job)
 
     def wait_durable(self, timeout_s: float = 60.0) -> None:
         """With asynchronous commits: wait until the records that are on their way are durable.

@@ -28,7 +28,9 @@ from statebackend.spark.constants import PackedProcessor, pack, sent_by
 from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
 from statebackend.spark.initial import InitialState
 from statebackend.spark.job import Job
+from statebackend.spark.multiplied import with_rules
 from statebackend.spark.plan import Anchor, anchored, quoted
+from statebackend.spark.rebalancing import SparkPlaces
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
@@ -80,6 +82,7 @@ class FrameBuilder:
         initial_names: list[str] | None = None,
         sides: tuple[StructType, StructType] | None = None,
         early: Early | None = None,
+        rules: DataFrame | None = None,
     ) -> DataFrame:
         """The frame of an operator.
 
@@ -87,7 +90,7 @@ class FrameBuilder:
             names: of the key columns. record: what a processor declares in a time mode.
             early: makes the operator's rows of those of ``df``.
             time: the arguments of :func:`time_plan`, or what it gave.
-            sides: of a connected operator.
+            sides: of a connected operator. rules: rows that go to every subtask.
             initial_names: of the initial state's key columns, where they are others.
 
         Raises:
@@ -97,7 +100,8 @@ class FrameBuilder:
         self._check_uid(uid)
         if self._settings.commit == "async":
             vouched = self._settings.repeatable_sources.split(",")
-            check_sources(df, [name.strip() for name in vouched])
+            for one in (df,) if rules is None else (df, rules):
+                check_sources(one, [name.strip() for name in vouched])
         output = parse_schema(output_schema, f"the output of operator {uid!r}")
         arrow_schema(output)
         rows = early.schema if early else df.schema
@@ -110,20 +114,33 @@ class FrameBuilder:
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
-        narrow, nodes = _narrow(df.schema, rows), 2 if early else 1
+        beside = None if rules is None else rules.schema
+        narrow, nodes = _narrow(df.schema, rows, beside or rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
+        plan = replace(plan, rules_schema=beside)
         spec = self._spec(operator, plan, packed=early is not None)
         task = SubtaskTask(spec, self._shipped(packed), self.token())
         if early:
             df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
+        if rules is not None:
+            df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
-        routed = self._anchored(df, None if early else names, operator)
+        routed = self._anchored(df, None if early or rules is not None else names, operator)
         result = routed.mapInArrow(task, output)
         self.operators[uid] = operator
         self.heartbeat = self.heartbeat or beat
         return result
+
+    def _with_rules(
+        self, df: DataFrame, rules: DataFrame, names: list[str], operator: Operator
+    ) -> DataFrame:
+        parallelism, max_parallelism = operator.parallelism, operator.max_parallelism
+        arrow_schema(rules.schema)
+        return with_rules(
+            df, rules, keys=names, parallelism=parallelism, max_parallelism=max_parallelism
+        )
 
     def _plan(
         self,
@@ -184,7 +201,7 @@ class FrameBuilder:
     ) -> Operator:
         key_schema = key_schema_of(rows, names)
         KeyCodec(key_schema)
-        parallelism, max_parallelism = self._parallelism()
+        parallelism, max_parallelism = self.parallelism()
         return Operator(
             uid=uid,
             parallelism=parallelism,
@@ -232,10 +249,9 @@ class FrameBuilder:
             self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
         return self._token
 
-    def place_again(self) -> None:
-        """Spread subtasks over the executors that are there now."""
-        if self._anchor is not None:
-            self._anchor.place_again()
+    def places(self) -> SparkPlaces | None:
+        """Where subtasks are; None before the first frame."""
+        return SparkPlaces(self._spark, self._anchor) if self._anchor is not None else None
 
     def close(self) -> None:
         """Let go of the cached anchor."""
@@ -262,11 +278,11 @@ class FrameBuilder:
                 "StateBackend.",
             )
 
-    def _parallelism(self) -> tuple[int, int]:
-        """Given, else the checkpoint's, else the defaults; the same for every operator."""
+    def parallelism(self) -> tuple[int, int]:
+        """Subtasks and key groups, the same for every operator: given, the job's, or defaults."""
         if self._resolved is not None:
             return self._resolved
-        lineages = self._job.lineages()
+        lineages = self._job.lineages() or self._job.begins()
         known = next(iter(lineages.values()), None)
         parallelism = self._settings.parallelism or (
             known.parallelism
@@ -278,7 +294,7 @@ class FrameBuilder:
         )
         check_parallelism(parallelism, max_parallelism)
         if known is not None:
-            self._job.check_parallelism(known, parallelism, max_parallelism)
+            self._job.check_parallelism(known, max_parallelism)
         self._resolved = parallelism, max_parallelism
         return self._resolved
 

@@ -18,11 +18,12 @@ from statebackend.errors import SettingError
 from statebackend.ops.tws import record_states
 from statebackend.spark.aggregating import aggregated
 from statebackend.spark.building import FrameBuilder, key_names, united_sides
+from statebackend.spark.multiplied import check_rules
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
 
-    from statebackend.api.processors import CoProcessor, KeyedProcessor
+    from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 
 __all__ = ["FrameMaker"]
 
@@ -110,7 +111,9 @@ class FrameMaker:
             df,
             names=key_names(df, keys),
             processor=processor,
-            record=lambda copy, mode: record_keyed_states(copy, uid, time_mode=mode),
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="keyed"
+            ),
             output_schema=output_schema,
             uid=uid,
             flavour="keyed",
@@ -246,7 +249,9 @@ class FrameMaker:
             both,
             names=names,
             processor=processor,
-            record=lambda copy, mode: record_keyed_states(copy, uid, time_mode=mode),
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="sides"
+            ),
             output_schema=output_schema,
             uid=uid,
             flavour="sides",
@@ -254,6 +259,50 @@ class FrameMaker:
             initial_state=initial_state,
             initial_names=left_names,
             sides=(left.schema, right.schema),
+        )
+
+    def connect_broadcast(
+        self,
+        data: DataFrame,
+        rules: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: BroadcastProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """A stream with keys, and one of few rows that every subtask sees, each in one order.
+
+        The rows of ``rules`` in a micro-batch come before those of ``data`` in it. A
+        :class:`statebackend.BroadcastProcessor` sees both.
+
+        Args:
+            rules: a streaming frame; each of its rows goes to every subtask.
+            keys: of ``data``.
+            event_time: a column of ``data``; rules have no event time, and are never late.
+            initial_state: with the key columns of ``data``.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        check_rules(rules)
+        return self._builder.build(
+            data,
+            names=key_names(data, keys),
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="broadcast"
+            ),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="broadcast",
+            time=_time(time_mode, event_time, watermark_delay),
+            initial_state=initial_state,
+            rules=rules,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import weakref
@@ -157,6 +158,9 @@ class Cleaner:
         self._background = Background("statebackend-clean")
         self._running: Future[None] | None = None
         self._last_epoch: int | None = None
+        self._holders = 0
+        self._cleaning = False
+        self._changed = threading.Condition()
         self.reports: list[CleanReport] = []
 
     def after_commit(self, coordinator: Coordinator, tenure: Tenure, epoch: int) -> None:
@@ -169,11 +173,35 @@ class Cleaner:
         self._last_epoch = epoch
         self._running = self._background.submit(lambda: self._run(coordinator, tenure))
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is deleted meanwhile of what the log names now; one that runs ends first."""
+        with self._changed:
+            self._holders += 1
+            self._changed.wait_for(lambda: not self._cleaning)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+
     def drain(self, timeout_s: float) -> None:
         """Wait for the cleaning that runs."""
         self._background.drain(timeout_s)
 
     def _run(self, coordinator: Coordinator, tenure: Tenure) -> None:
+        with self._changed:
+            if self._holders:
+                return  # the next one that is due finds what this one would have found
+            self._cleaning = True
+        try:
+            self._clean(coordinator, tenure)
+        finally:
+            with self._changed:
+                self._cleaning = False
+                self._changed.notify_all()
+
+    def _clean(self, coordinator: Coordinator, tenure: Tenure) -> None:
         try:
             report = clean(
                 self._store, lambda: self._look(coordinator, tenure), min_age_ms=self._min_age_ms

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismatchError
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
+from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.grouping import Groups, group_part
 from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.packing import unpacked
@@ -41,7 +43,8 @@ class ColumnEncoder(Protocol):
 class EpochInput:
     """All rows of one subtask in one epoch, staged in memory or (over a budget) on disk.
 
-    :meth:`groups` or :meth:`parts` is called once, then :meth:`close`, whatever happened.
+    ``rules``: those that every subtask has. :meth:`groups` or :meth:`parts` is called once, then
+    :meth:`close`, whatever happened.
     """
 
     subtask: int
@@ -50,6 +53,7 @@ class EpochInput:
     key_positions: tuple[int, ...]
     max_event_ms: int | None = None
     second_event_ms: int | None = None
+    rules: RuleRows | None = None
 
     @property
     def rows(self) -> pa.Table:
@@ -60,6 +64,11 @@ class EpochInput:
     def key_groups(self) -> NDArray[np.uint16]:
         """The key groups of :attr:`rows`."""
         return self.stage.held().key_groups
+
+    @property
+    def staged_bytes(self) -> int:
+        """What went to disk, as it lies there."""
+        return self.stage.staged_bytes + (self.rules.staged_bytes if self.rules else 0)
 
     def parts(self) -> Iterator[Part]:
         """The rows in ascending, disjoint ranges of key groups; one part if all fits the budget.
@@ -94,6 +103,8 @@ class EpochInput:
     def close(self) -> None:
         """Forget the rows and remove what is on disk; may be called twice."""
         self.stage.close()
+        if self.rules is not None:
+            self.rules.close()
 
 
 def read_epoch(
@@ -107,6 +118,7 @@ def read_epoch(
     stage: InputStage | None = None,
     events: EventMaxima | None = None,
     packed: bool = False,
+    rules: RuleRows | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
@@ -115,6 +127,8 @@ def read_epoch(
         events: where the event time is, whose maximum is wanted.
         stage: takes the rows, and is closed if this raises; without one they stay in memory.
         packed: one column of payloads comes instead (see :mod:`statebackend.ops.packing`).
+        rules: takes the rows that go to every subtask; closed as ``stage``. Their columns and their
+            number come after those of ``schema``, and the number of any other row is null.
 
     Raises:
         BarrierMissingError: the upstream failed, was killed, or the query is being stopped.
@@ -127,12 +141,14 @@ def read_epoch(
         stage = InputStage(schema, key_positions=key_positions)
     try:
         reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
-        reader.events = events or EventMaxima()
+        reader.events, reader.rules = events or EventMaxima(), rules
         for batch in batches:
             reader.take(batch, packed=packed)
         return _checked(reader, uid, key_positions)
     except BaseException:
         stage.close()
+        if rules is not None:
+            rules.close()
         raise
 
 
@@ -162,6 +178,7 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
         key_positions,
         reader.events.max_ms,
         reader.events.second_ms,
+        reader.rules,
     )
 
 
@@ -183,6 +200,7 @@ class _Reader:
         self.stage = stage
         self.stamp_ms = -1
         self.events = EventMaxima()
+        self.rules: RuleRows | None = None
         self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
@@ -190,6 +208,8 @@ class _Reader:
     def take(self, batch: pa.RecordBatch, *, packed: bool) -> None:
         """Take in one batch: data columns (or payloads), then the control columns."""
         width = 1 if packed else len(self._schema)
+        if self.rules is not None:
+            width += self.rules.width
         pinned_bytes = None
         key_group, subtask, stamp = batch.columns[width : width + 3]
         if not key_group.null_count:
@@ -206,8 +226,24 @@ class _Reader:
             for rows, groups in unpacked(batch.column(0), self._schema):
                 self._take_rows(rows, groups, None)
             return
-        rows = pa.RecordBatch.from_arrays(batch.columns[:width], schema=self._schema)
+        if self.rules is not None and batch.column(width - 1).null_count < batch.num_rows:
+            batch, pinned_bytes = self._take_rules(batch, self.rules, width), None
+            key_group = batch.column(width)
+        columns = batch.columns[: len(self._schema)]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         self._take_rows(rows, key_group.to_numpy(), pinned_bytes)
+
+    def _take_rules(self, batch: pa.RecordBatch, rules: RuleRows, width: int) -> pa.RecordBatch:
+        """Take the rows that go to every subtask out of a batch: what is left."""
+        is_rule = pc.is_valid(batch.column(width - 1))
+        taken = batch.filter(is_rule)
+        groups = taken.column(width).to_numpy()
+        owners = subtask_of(groups, self._parallelism, self._max_parallelism)
+        self.subtasks.update(np.unique(owners).tolist())
+        columns = taken.columns[len(self._schema) : width]
+        names = [str(i) for i in range(len(columns))]
+        rules.add(pa.RecordBatch.from_arrays(columns, names))
+        return batch.filter(pc.invert(is_rule))
 
     def _take_rows(
         self, rows: pa.RecordBatch, groups: NDArray[Any], pinned_bytes: int | None

@@ -19,7 +19,7 @@ from snapshot.storage.open import open_store, probe
 from snapshot.storage.options import StoreOptions
 from snapshot.tenure import Patience
 from statebackend import system
-from statebackend.errors import MaxParallelismChangedError, ParallelismError, SettingError
+from statebackend.errors import MaxParallelismChangedError, SettingError
 from statebackend.settings import Settings
 
 __all__ = ["Job", "live_lineages", "store_options"]
@@ -82,6 +82,8 @@ class Job:
         self._patience = patience
         self._store: CountingStore | None = None
         self._cache = RecordCache()
+        # What a new job begins with: the state of a savepoint.
+        self.begins: Callable[[], dict[str, OperatorLineage]] = dict
 
     @property
     def store(self) -> CountingStore:
@@ -145,23 +147,15 @@ class Job:
             has_epochs=any(one.epochs for one in lineages.values()),
         )
 
-    def check_parallelism(
-        self, known: OperatorLineage, parallelism: int, max_parallelism: int
-    ) -> None:
-        """Refuse what the checkpoint does not allow.
+    def check_parallelism(self, known: OperatorLineage, max_parallelism: int) -> None:
+        """Refuse what the checkpoint does not allow: it can be run at any parallelism up to that.
 
         Raises:
-            MaxParallelismChangedError, ParallelismError: naming both.
+            MaxParallelismChangedError: naming both.
         """
         if known.max_parallelism != max_parallelism:
             raise MaxParallelismChangedError(
                 f"Job {self.name!r} has max_parallelism {known.max_parallelism}, but "
                 f"{max_parallelism} was asked for; it is fixed for the job's life.",
                 todo=f"Give max_parallelism={known.max_parallelism}, or leave it out.",
-            )
-        if known.parallelism != parallelism:
-            raise ParallelismError(
-                f"Job {self.name!r} was run with parallelism {known.parallelism}, but "
-                f"{parallelism} was asked for; this release does not rescale.",
-                todo=f"Give parallelism={known.parallelism}, or leave it out.",
             )

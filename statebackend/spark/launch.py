@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
+from recovery.savepoint import Savepoint
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
@@ -39,7 +40,9 @@ from statebackend.errors import (
 from statebackend.settings import Settings
 from statebackend.spark.atstart import (
     few_rows_at_once,
+    format_of,
     only_our_python,
+    options_of,
     set_for_a_start,
     wanted_at_start,
 )
@@ -48,6 +51,12 @@ from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.savepoints import (
+    begin_with,
+    prepare_sink,
+    refuse_half_begun,
+    warn_of_sources,
+)
 from statebackend.spark.session import RunSession
 from statebackend.spark.sources import check_sink
 from statebackend.spark.specs import Operator, log_changes, operator_specs
@@ -96,8 +105,12 @@ class Launch:
         checked: bool = False,
         heartbeat: HeartbeatFile | None = None,
         local_dir: str = "",
+        savepoint: str | Savepoint | None = None,
     ) -> None:
         self._spark, self._job = spark, job
+        self._savepoint = savepoint
+        self.location_path: str | None = None  # Spark's, once a query is bound
+        self._query: StreamingQuery | None = None
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
@@ -132,7 +145,7 @@ class Launch:
         self._refuse_running()
         if self._heartbeat is not None:
             self._heartbeat.remove()  # what a former run of this backend said
-        options = _options(writer)
+        options = options_of(writer)
         if any(options.get(name, "").lower() == "true" for name in _ASYNC_PROGRESS):
             raise UnsupportedQueryError(
                 "Asynchronous progress tracking is on: it merges batches on restart, and "
@@ -148,8 +161,16 @@ class Launch:
             self._narrow = only_our_python(writer, nodes)
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
+        if self._savepoint is not None:
+            begin_with(self._savepoint, self._job, location, self._specs_by)
+            if writer is not None and location is not None:
+                warn_of_sources(writer._df)
+                if "path" in options:
+                    sink = format_of(writer), options["path"]
+                    prepare_sink(self._savepoint, self._job, location, *sink)
         progress = location.progress() if location else None
         manifests = self._log.manifests()
+        refuse_half_begun(self._job.name, manifests)
         self._specs = self._check_operators(manifests)
         if location is None or progress is None:
             self._write_initial(0)
@@ -304,6 +325,10 @@ class Launch:
             finally:
                 context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
 
+    def is_active(self) -> bool:
+        """Whether the query that was started runs."""
+        return self._query is not None and bool(self._query.isActive)
+
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
         if not started:
@@ -350,7 +375,8 @@ class Launch:
         if self._settings.commit == "async":
             check_sink(query, checked=self._checked)
         # The location is read before the log, see prepare().
-        location = CheckpointLocation(self._spark, stream.resolvedCheckpointRoot()).progress()
+        self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
+        location = CheckpointLocation(self._spark, self.location_path).progress()
         manifests = self._log.manifests()
         first_epoch = self._started_at(query, location, manifests)
         self._check_not_overtaken(manifests, first_epoch)  # before whoever goes on is fenced
@@ -420,18 +446,3 @@ class Launch:
                 "backend.starting(checkpoint_location=...).",
             )
         return decision.batch
-
-
-def _options(writer: DataStreamWriter | None) -> dict[str, str]:
-    """A writer's options, keys in lower case; PySpark keeps them in the JVM only."""
-    if writer is None:
-        return {}
-    jwriter: Any = writer._jwrite
-    field = jwriter.getClass().getDeclaredField("extraOptions")
-    field.setAccessible(True)
-    found: dict[str, str] = {}
-    pairs = field.get(jwriter).iterator()
-    while pairs.hasNext():
-        pair = pairs.next()
-        found[str(pair._1()).lower()] = str(pair._2())
-    return found

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from recovery.rewind import LocationProgress
-from statebackend.errors import CheckpointLocationError
+from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 
 __all__ = ["FILE_MANAGER", "CheckpointLocation"]
 
 _log = logging.getLogger("statebackend.spark")
+_CHUNK_BYTES: Final = 1 << 20
 FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_FILE_SYSTEM: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -26,6 +28,7 @@ class CheckpointLocation:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
+        self._spark = spark
         jvm: Any = spark._jvm
         self._Path = jvm.org.apache.hadoop.fs.Path
         self._root = self._Path(path)
@@ -69,10 +72,7 @@ class CheckpointLocation:
                 last_commit=self._last("commits"),
             )
         except Exception as error:
-            raise CheckpointLocationError(
-                f"The checkpoint location {self.path} cannot be read ({str(error)[:300]}).",
-                todo="Check the path and Spark's access to it.",
-            ) from error
+            raise self._unreadable(error) from error
 
     def _query_id(self) -> str | None:
         path = self._Path(self._root, "metadata")
@@ -91,6 +91,87 @@ class CheckpointLocation:
             return -1
         names = (status.getPath().getName() for status in self._fs.listStatus(path))
         return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def files(self, folder: str) -> list[str]:
+        """Every file below a folder, by its name in the location; hidden ones are left out.
+
+        Raises:
+            CheckpointLocationError: it cannot be read.
+        """
+        root = self._Path(self._root, folder)
+        found = []
+        try:
+            if not self._fs.exists(root):
+                return []
+            above = len(str(self._fs.makeQualified(self._root).toString()).rstrip("/")) + 1
+            statuses = self._fs.listFiles(root, True)
+            while statuses.hasNext():
+                name = str(statuses.next().getPath().toString())[above:]
+                if not any(part.startswith(".") for part in name.split("/")):
+                    found.append(name)
+        except Py4JJavaError as error:
+            if _is_absence(error):  # of what Spark has just removed
+                return self.files(folder)
+            raise self._unreadable(error) from error
+        return sorted(found)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file in pieces.
+
+        Raises:
+            ObjectNotFoundError: it is not there. CheckpointLocationError: it cannot be read.
+        """
+        try:
+            stream = self._fs.open(self._Path(self._root, name))
+            try:
+                while piece := bytes(stream.readNBytes(_CHUNK_BYTES)):
+                    yield piece
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            if _is_absence(error):
+                raise ObjectNotFoundError(
+                    f"There is no file {name} in the checkpoint location {self.path}."
+                ) from error
+            raise self._unreadable(error) from error
+
+    def write(self, name: str, pieces: Iterator[bytes]) -> None:
+        """Write a file: under a hidden name first, so that it is there whole or not at all.
+
+        Raises:
+            CheckpointLocationError: it cannot be written. What ``pieces`` raises goes through.
+        """
+        path = self._Path(self._root, name)
+        draft = self._Path(path.getParent(), f".{path.getName()}.tmp")
+        try:
+            stream = self._fs.create(draft, True)
+            try:
+                for piece in pieces:
+                    stream.write(piece)
+            finally:
+                stream.close()
+            self._fs.delete(path, False)
+            if not self._fs.rename(draft, path):
+                raise CheckpointLocationError(
+                    f"The file {name} of the checkpoint location {self.path} cannot be named.",
+                    todo="Check Spark's access to the location, then start again.",
+                )
+        except Py4JJavaError as error:
+            raise CheckpointLocationError(
+                f"The file {name} of the checkpoint location {self.path} cannot be written "
+                f"({str(error)[:300]}).",
+                todo="Check the path and Spark's access to it, then start again.",
+            ) from error
+
+    def at(self, path: str) -> CheckpointLocation:
+        """Another folder, reached in the same way."""
+        return CheckpointLocation(self._spark, path)
+
+    def _unreadable(self, error: Exception) -> CheckpointLocationError:
+        return CheckpointLocationError(
+            f"The checkpoint location {self.path} cannot be read ({str(error)[:300]}).",
+            todo="Check the path and Spark's access to it.",
+        )
 
     def rewind(self, batch: int) -> None:
         """Make Spark repeat ``batch``: what was planned after it goes first, then its commit.
@@ -127,3 +208,9 @@ class CheckpointLocation:
                 f"the query must go back by a batch.",
                 todo="Give the driver's user the right to delete it, then start again.",
             )
+
+
+def _is_absence(error: Py4JJavaError) -> bool:
+    return str(error.java_exception.getClass().getName()).endswith(
+        ("FileNotFoundException", "NoSuchFileException")
+    )

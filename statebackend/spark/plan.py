@@ -46,12 +46,6 @@ class Anchor:
         )
         self.frame.count()
 
-    def place_again(self) -> None:
-        """Cache the frame anew, spread over the executors that are there now."""
-        self.frame.unpersist(True)
-        self.frame.cache()
-        self.frame.count()
-
     def release(self) -> None:
         """Let the cached blocks go."""
         self.frame.unpersist()

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from recovery.plan import RestorePlan, Step, StepSource
 from snapshot.bases import BasePolicy, Grant
 from snapshot.lineage import SliceRef
 from snapshot.messages import (
     AckRequest,
+    AncestorCopy,
     BaseGrant,
     BeginReply,
+    BeginRequest,
     LocalCopy,
     RestoreStep,
     SlicePart,
+    StatePart,
 )
 from snapshot.operators import Admitted
-from snapshot.record import slice_key
+from snapshot.operatorstate import OperatorBlobs, Source
+from snapshot.record import SliceEntry, slice_key
 from statebackend.errors import CorruptionError, StateBackendError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.spark.records import DamagedSliceError, Records
 
-__all__ = ["base_grant", "begin_reply", "layer_step", "plan_steps"]
+__all__ = [
+    "base_grant",
+    "begin_reply",
+    "copies_by_groups",
+    "layer_step",
+    "plan_steps",
+    "state_parts",
+]
+
+
+def copies_by_groups(found: Iterable[AncestorCopy]) -> dict[KeyGroupRange, LocalCopy]:
+    """Local copies of other subtasks, as a plan looks them up."""
+    return {KeyGroupRange(one.key_group_start, one.key_group_end): one.copy for one in found}
 
 
 def begin_reply(
@@ -38,6 +55,8 @@ def begin_reply(
     versions: dict[str, list[str]],
     inline_budget_bytes: int,
     grant: BaseGrant | None,
+    operator_parts: list[StatePart],
+    broadcast: StatePart | None,
 ) -> BeginReply:
     """The answer to a begin that was admitted; the fields are those of `BeginReply`."""
     return BeginReply(
@@ -63,7 +82,57 @@ def begin_reply(
         initial=[admitted.initial] if admitted.initial is not None else [],
         dropped=list(admitted.dropped),
         versions=versions,
+        look_for=[(one.start, one.end) for one in plan.look_for],
+        operator_parallelism=admitted.blobs.parallelism,
+        operator_parts=operator_parts,
+        broadcast=broadcast,
     )
+
+
+def state_parts(
+    blobs: OperatorBlobs, request: BeginRequest, parallelism: int, records: Records
+) -> tuple[list[StatePart], StatePart | None, list[bytes]]:
+    """States that belong to no key: lists, the broadcast map, and the bytes that go along.
+
+    Args:
+        parallelism: of the operator now.
+
+    Raises:
+        CorruptionError: a record does not hold what it names.
+    """
+    bodies: list[bytes] = []
+
+    def part(source: Source, subtask: int) -> StatePart:
+        said = source.entry if isinstance(source, SliceRef) else source
+        name = (said.object if isinstance(said, SliceEntry) else said.name) or ""
+        where = "object" if name else "record"
+        if said.digest in request.held:
+            where = "held"
+        if where == "record":
+            bodies.append(_state_bytes(source, records))
+        return StatePart(
+            digest=said.digest,
+            size_bytes=said.size_bytes,
+            source=where,
+            name=name,
+            subtask=subtask,
+        )
+
+    wanted = sorted(blobs.lists)
+    if blobs.parallelism == parallelism:
+        wanted = [subtask for subtask in wanted if subtask == request.subtask]
+    lists = [part(blobs.lists[subtask], subtask) for subtask in wanted]
+    broadcast = None if blobs.broadcast is None else part(blobs.broadcast, 0)
+    return lists, broadcast, bodies
+
+
+def _state_bytes(source: Source, records: Records) -> bytes:
+    if not isinstance(source, SliceRef):
+        return source.data
+    try:
+        return records.slice(source)
+    except DamagedSliceError as damaged:
+        raise damaged.error from damaged
 
 
 def plan_steps(plan: RestorePlan, records: Records) -> tuple[list[RestoreStep], list[bytes]]:
@@ -75,12 +144,26 @@ def plan_steps(plan: RestorePlan, records: Records) -> tuple[list[RestoreStep], 
     bodies = [
         records.slice(step.ref)
         for step in plan.steps
-        if step.source is StepSource.RECORD and step.ref.entry.size_bytes
+        if step.source is StepSource.RECORD and step.ref and step.ref.entry.size_bytes
     ]
     return [_step(step) for step in plan.steps], bodies
 
 
 def _step(step: Step) -> RestoreStep:
+    keep = (step.keep.start, step.keep.end) if step.keep else None
+    at = (step.found_at.start, step.found_at.end) if step.found_at else None
+    if step.ref is None:
+        return RestoreStep(
+            epoch=step.epoch,
+            kind="store",
+            digest="",
+            chain=step.chain,
+            size_bytes=0,
+            rows=0,
+            source=step.source.value,
+            keep=keep,
+            found_at=at,
+        )
     entry = step.ref.entry
     return RestoreStep(
         epoch=entry.epoch,
@@ -91,6 +174,8 @@ def _step(step: Step) -> RestoreStep:
         rows=entry.rows,
         source=step.source.value,
         name=entry.object or "",
+        keep=keep,
+        found_at=at,
     )
 
 

@@ -44,7 +44,14 @@ from statebackend.errors import (
 )
 from statebackend.spark.housekeeping import Background, Cleaner
 from statebackend.spark.records import DamagedSliceError, Records
-from statebackend.spark.replies import base_grant, begin_reply, layer_step, plan_steps
+from statebackend.spark.replies import (
+    base_grant,
+    begin_reply,
+    copies_by_groups,
+    layer_step,
+    plan_steps,
+    state_parts,
+)
 
 __all__ = ["RunSession"]
 
@@ -211,19 +218,25 @@ class RunSession:
             # Under the lock of the admission: when the epoch moves on, what leads to it is pruned.
             plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
             durable_chain = lineage.chain_at(admitted.durable_epoch) or admitted.chain
+            if plan.look_for and admitted.grant is not None:
+                coordinator.withdraw(request.operator, admitted.grant)  # given when it asks again
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
         self.progress.begun(request, system.monotonic_s())
         plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
         layers: list[RestoreStep] = []
-        if admitted.layer is not None:
+        if admitted.layer is not None and not plan.look_for:
             copy = request.copy
             if plan.fresh:  # beside a new store lies nothing
                 copy = LocalCopy(damaged=copy.damaged)
             layer, more = layer_step(admitted.layer, copy)
             layers, bodies = [layer], bodies + more
         policy, whole_bytes = coordinator.base_policy, self._whole_limit_bytes
-        grant = base_grant(admitted.grant, previous, self._records, policy, whole_bytes)
+        given = None if plan.look_for else admitted.grant
+        grant = base_grant(given, previous, self._records, policy, whole_bytes)
+        lists, broadcast, more = state_parts(
+            admitted.blobs, request, spec.parallelism, self._records
+        )
         reply = begin_reply(
             admitted,
             plan,
@@ -237,8 +250,10 @@ class RunSession:
             versions=spec.versions,
             inline_budget_bytes=coordinator.inline_budget_bytes,
             grant=grant,
+            operator_parts=lists,
+            broadcast=broadcast,
         )
-        return reply, bodies
+        return reply, bodies + more
 
     def _steps(
         self,
@@ -268,18 +283,21 @@ class RunSession:
         """The nearest exact way to the state after ``epoch`` that is not known to be damaged."""
         if coordinator.epoch != request.epoch:
             raise stale_attempt(f"Epoch {request.epoch} ended while its attempt was being planned.")
+        found = request.ancestors
         return plan_restore(
             request.copy,
             lineage,
             job_id=coordinator.job_id,
             epoch=epoch,
             avoid=self._damaged.union(request.copy.damaged),
+            ancestors=None if found is None else copies_by_groups(found),
         )
 
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot; the one that completes its operator answers when that is durable."""
         coordinator, tenure = self._ready()
-        for part in (request.delta, request.base):
+        parts = request.delta, request.base, request.operator_state, request.broadcast
+        for part in parts:
             _check_part(request, part)
         before = None
         with self._state_lock:

@@ -8,7 +8,8 @@ already (file sinks keep account of theirs) would leave the operator without tha
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -17,7 +18,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.heartbeat import SOURCE_NAME
 
-__all__ = ["REPEATABLE_SOURCES", "check_sink", "check_sources", "source_names"]
+__all__ = [
+    "REPEATABLE_SOURCES",
+    "Source",
+    "check_sink",
+    "check_sources",
+    "source_names",
+    "sources_of",
+]
 
 # By the name given to readStream.format(). Files only where they are left in place.
 REPEATABLE_SOURCES: Final = frozenset(
@@ -42,6 +50,33 @@ def source_names(df: DataFrame) -> set[str]:
     return names
 
 
+@dataclass(frozen=True)
+class Source:
+    """A streaming source: its name for ``readStream.format()``, and the same for people.
+
+    ``cleans``: what it does to files that were read (``cleanSource``); empty for nothing.
+    """
+
+    name: str
+    shown: str
+    cleans: str = ""
+
+
+def sources_of(df: DataFrame) -> Iterator[Source]:
+    """The streaming sources of a frame."""
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf: Any = leaves.next()
+        kind = leaf.getClass().getSimpleName()
+        if kind == "StreamingRelation":
+            name = str(leaf.dataSource().className())
+            cleans = _option(leaf.dataSource().options(), "cleanSource")
+            yield Source(name, str(leaf.sourceName()), "" if cleans.lower() == "off" else cleans)
+        elif kind == "StreamingRelationV2":
+            yield Source(str(leaf.sourceName()), str(leaf.sourceName()))
+        # else a table or a range: the same in every run
+
+
 def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:
     """Refuse a frame with a source that may not repeat a batch it was told is done.
 
@@ -51,21 +86,12 @@ def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:
     Raises:
         UnsupportedQueryError: naming the source.
     """
-    leaves = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
-    while leaves.hasNext():
-        leaf: Any = leaves.next()
-        kind = leaf.getClass().getSimpleName()
-        if kind == "StreamingRelation":
-            name = str(leaf.dataSource().className())
-            cleaned = _option(leaf.dataSource().options(), "cleanSource")
-        elif kind == "StreamingRelationV2":
-            name, cleaned = str(leaf.sourceName()), ""
-        else:
-            continue  # a table or a range: the same in every run
-        if cleaned.lower() not in ("", "off"):
+    for source in sources_of(df):
+        name = source.name
+        if source.cleans:
             raise UnsupportedQueryError(
                 f"With asynchronous commits a batch may have to be repeated, and the source "
-                f"{leaf.sourceName()} moves or deletes its files (cleanSource={cleaned}).",
+                f"{source.shown} moves or deletes its files (cleanSource={source.cleans}).",
                 todo=f"Leave cleanSource out, or: {_TODO}",
             )
         if name not in REPEATABLE_SOURCES and name not in also:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -22,16 +23,16 @@ from recovery.local import Clock, LocalSubtask, RecentDelta
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload
 from recovery.workspace import Workspace
-from snapshot.delta import chain, encode_delta
-from snapshot.delta_stream import EncodedDelta, encode_frozen
+from snapshot.delta import chain
+from snapshot.delta_stream import encode_frozen
 from snapshot.messages import (
     PROTOCOL,
     AckRequest,
+    AncestorCopy,
     BaseGrant,
     BeginReply,
     BeginRequest,
     LocalCopy,
-    SlicePart,
 )
 from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
@@ -40,17 +41,22 @@ from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.errors import LocalCopyError, LocalDirError
+from statebackend.keygroups import key_group_range
+from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.lateness import EventMaxima, LateRows
+from statebackend.ops.operatorstate import OperatorSnapshot
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
 from statebackend.spark.context import EpochContext
 from statebackend.spark.initial import read_initial
 from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.shipped import ShippedProcessor
+from statebackend.spark.slices import durable_slice, inline_base, requests_of
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import client_for
 from statebackend.state.spill import OverlaySpill
@@ -63,6 +69,7 @@ _log = logging.getLogger("statebackend.task")
 
 _YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
+_RULES_SHARE = 4  # of the input's budget, in parts: what rules may take
 _TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit when packed
 
 
@@ -95,10 +102,17 @@ class SubtaskTask:
         work = Workspace.of_process(system.expanded(spec.local_dir), system.new_id)
         plan = spec.plan
         schema = arrow_schema(plan.input_schema)
+        rules, budget_bytes = None, spec.input_budget_bytes
+        if plan.rules_schema is not None:
+            rules_bytes = budget_bytes // _RULES_SHARE
+            budget_bytes -= rules_bytes
+            rules = RuleRows(
+                arrow_schema(plan.rules_schema), budget_bytes=rules_bytes, folder=work.path
+            )
         stage = InputStage(
             schema,
             key_positions=plan.key_positions,
-            budget_bytes=spec.input_budget_bytes,
+            budget_bytes=budget_bytes,
             folder=work.path,
         )
         taken = read_epoch(
@@ -111,6 +125,7 @@ class SubtaskTask:
             stage=stage,
             events=EventMaxima(spec.time.event_position, spec.time.side_position),
             packed=spec.packed,
+            rules=rules,
         )
         timings.mark("read")
         store = CountingStore(_durable_store(spec.uri, spec.store_options))
@@ -144,6 +159,10 @@ class SubtaskEpoch:
         self._store, self._work, self._timings = store, work, timings
         self._client = client_for(context.endpoint.location)
         self._counted: dict[str, int] = {}
+        self._operator_state = OperatorStateIO(
+            spec.local_name, spec.uid, taken.subtask, spec.parallelism, store
+        )
+        self._frozen: OperatorSnapshot | None = None
         self._next_timer_ms: int | None = None
 
     def run(self, spill: OverlaySpill) -> Iterator[pa.RecordBatch]:
@@ -154,6 +173,9 @@ class SubtaskEpoch:
         timings.mark("restore")
         held = opened.incarnation
         try:
+            if not opened.reply.restoring:
+                run = self._context.endpoint.session
+                local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
             if opened.reply.grant is not None:
                 self._upload_base(opened, opened.reply.grant)
             table = StateTable(opened.store, spill=spill)
@@ -172,7 +194,7 @@ class SubtaskEpoch:
         local.give_back(held)
         timings.mark("close")
         request = msgspec.structs.replace(
-            request, timings_ms=timings.marks_ms, requests=_requests(self._store)
+            request, timings_ms=timings.marks_ms, requests=requests_of(self._store)
         )
         self._client.ack(self._context.endpoint, request, timeout_s=spec.commit_timeout_s)
 
@@ -191,6 +213,7 @@ class SubtaskEpoch:
             ),
             key_groups=range(reply.key_group_start, reply.key_group_end + 1),
             versions=reply.versions,
+            stored=self._operator_state.read(reply),
         )
         late, position = None, spec.time.event_position
         if position is not None and spec.time.drops_late:
@@ -202,7 +225,8 @@ class SubtaskEpoch:
 
                 stack.enter_context(quick_frames())
             initial = self._initial(reply, stack)
-            yield from epoch.run(parts, initial=initial, dropped=reply.dropped)
+            yield from epoch.run(parts, initial=initial, dropped=reply.dropped, rules=self._rules())
+        self._frozen = epoch.operator_snapshot()
         self._processor.check_unchanged()
         self._next_timer_ms = epoch.figures.next_timer_ms
         if spec.time.mode != "none":
@@ -212,6 +236,15 @@ class SubtaskEpoch:
             self._counted["late_rows"] = late_rows
         if epoch.figures.expired:
             self._counted["expired_entries"] = epoch.figures.expired
+
+    def _rules(self) -> Iterator[Any] | None:
+        """The epoch's rows that go to every subtask; None: there are none."""
+        rules, plan = self._taken.rules, self._spec.plan
+        if rules is None or not rules.rows:
+            return None
+        assert plan.rules_schema is not None
+        self._counted["broadcast_rows"] = rules.rows
+        return rules.shown(plan.rules_schema, plan.timezone)
 
     def _initial(self, reply: BeginReply, stack: contextlib.ExitStack) -> Iterator[Groups]:
         """The subtask's initial state, grouped; nothing where there is none."""
@@ -246,7 +279,7 @@ class SubtaskEpoch:
             system.expanded(spec.local_dir),
             job=spec.local_name,
             operator=spec.uid,
-            subtask=self._taken.subtask,
+            key_groups=key_group_range(self._taken.subtask, spec.parallelism, spec.max_parallelism),
             new_id=system.new_id,
             clock=clock,
             keeper=Keeper.of_process(clock, spec.keeper, self._work.path),
@@ -263,7 +296,9 @@ class SubtaskEpoch:
             executor=system.executor_name(),
         )
 
-        def ask(copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
+        def ask(
+            copy: LocalCopy, ancestors: list[AncestorCopy] | None
+        ) -> tuple[BeginReply, list[bytes]]:
             request = BeginRequest(
                 protocol=PROTOCOL,
                 job=spec.job,
@@ -277,8 +312,11 @@ class SubtaskEpoch:
                 host=site.host,
                 executor=site.executor,
                 copy=copy,
+                ancestors=ancestors,
+                held=self._operator_state.held(),
             )
-            return self._client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
+            reply, bodies = self._client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
+            return reply, self._operator_state.split_off(reply, bodies)
 
         return Restorer(
             local,
@@ -321,7 +359,10 @@ class SubtaskEpoch:
         delta = encode_frozen(frozen, self._work.path)
         digest = delta.digest.hex()
         name = data_name(reply.generation, epoch, system.new_id())
-        part = self._durable(delta, reply.inline_budget_bytes, name)
+        part = durable_slice(self._store, delta, reply.inline_budget_bytes, name)
+        budget_bytes = reply.inline_budget_bytes - len(part.data)
+        parts = self._operator_parts(reply, budget_bytes)
+        budget_bytes -= parts.inline_bytes
         try:
             if delta.path is not None:
                 held.adopt_delta(epoch, digest, delta.path)
@@ -335,7 +376,7 @@ class SubtaskEpoch:
         base, live_bytes = None, opened.store.live_bytes()
         large_bytes = live_bytes if live_bytes > _TRIED_TIMES * reply.inline_budget_bytes else 0
         if reply.base_due and not large_bytes:
-            base, large_bytes = self._inline_base(table, reply.inline_budget_bytes - len(part.data))
+            base, large_bytes = inline_base(table, budget_bytes)
             self._timings.mark("base")
         follows = chain(bytes.fromhex(reply.chain), delta.digest).hex()
         return AckRequest(
@@ -356,45 +397,25 @@ class SubtaskEpoch:
             next_timer_ms=self._next_timer_ms,
             figures=self._figures(opened),
             restore=opened.report,
+            operator_state=parts.lists,
+            broadcast=parts.maps,
+            broadcast_digest=parts.maps_digest,
         )
 
-    def _durable(self, delta: EncodedDelta, budget_bytes: int, name: str) -> SlicePart:
-        """A slice: inline if the budget allows, else an object of its own, durable on return."""
-        digest = delta.digest.hex()
-        if delta.path is not None:
-            self._store.put_file(name, delta.path)
-        elif delta.size_bytes > budget_bytes:
-            self._store.put(name, [delta.data or b""])
-        else:
-            return SlicePart(
-                digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, data=delta.data or b""
-            )
-        return SlicePart(digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, name=name)
-
-    def _inline_base(self, table: StateTable, budget_bytes: int) -> tuple[SlicePart | None, int]:
-        """The whole state for the record; or, where that is too large, how large it is."""
-        entries = list(table.snapshot())
-        if not entries:
-            return None, 0
-        full = encode_delta([k for k, _ in entries], [v for _, v in entries])
-        size_bytes = len(full.data)
-        if size_bytes > budget_bytes:
-            return None, size_bytes
-        digest = full.digest.hex()
-        return SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, data=full.data), 0
+    def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
+        """States that belong to no key, as the ack carries them."""
+        assert self._frozen is not None
+        names = [data_name(reply.generation, self._context.epoch, system.new_id()) for _ in "lm"]
+        return self._operator_state.write(self._frozen, names, budget_bytes)
 
     def _figures(self, opened: OpenSubtask) -> dict[str, int]:
         return {
             "rows": self._taken.stage.rows,
-            "spilled_bytes": self._taken.stage.staged_bytes,
+            "spilled_bytes": self._taken.staged_bytes,
             "level0_files": opened.store.level0_files(),
             "stored_bytes": opened.store.stored_bytes(),
             **self._counted,
         }
-
-
-def _requests(store: CountingStore) -> dict[str, tuple[int, int]]:
-    return {verb: (one.requests, one.size_bytes) for verb, one in store.counts.items()}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from recovery.local import Clock, Incarnation, LocalSubtask
 from snapshot.base import FileEntry, FileIndex, encode_index
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
@@ -58,7 +59,7 @@ class _Pointers:
             str(self.root / str(self._number)),
             job="j",
             operator="op",
-            subtask=0,
+            key_groups=KeyGroupRange(0, 7),
             new_id=new_id,
             clock=Clock(lambda: 0.0, lambda s: None),
         )

@@ -17,6 +17,7 @@ from snapshot.lineage import resolve
 from snapshot.packed import pack
 from snapshot.record import parse_record
 from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
@@ -40,7 +41,10 @@ SMALL = RocksSettings(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
 
 def subtask(path: Path) -> LocalSubtask:
     clock = Clock(lambda: 0.0, lambda s: None)
-    return LocalSubtask(str(path), job="j", operator="op", subtask=0, new_id=new_id, clock=clock)
+    groups = KeyGroupRange(0, 7)
+    return LocalSubtask(
+        str(path), job="j", operator="op", key_groups=groups, new_id=new_id, clock=clock
+    )
 
 
 @pytest.mark.parametrize("text", [bytes(32), b"\xff\xfe", b"../op", b"current", b"a" * 300])

@@ -22,6 +22,7 @@ from recovery.keeper import Keeper, KeeperSettings, ask_for
 from recovery.local import Clock, Incarnation, LocalSubtask
 from snapshot.storage.local import LocalStore
 from statebackend.errors import LocalCopyError
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
 from tests.recovery.test_local import ROOT, SMALL, marker
@@ -54,7 +55,7 @@ def subtask(path: Path, keeper: Keeper | None = None, number: int = 0) -> LocalS
         str(path),
         job="job",
         operator="op",
-        subtask=number,
+        key_groups=KeyGroupRange(8 * number, 8 * number + 7),
         new_id=lambda: f"{os.getpid()}-{new_id()}",
         clock=REAL,
         keeper=keeper,

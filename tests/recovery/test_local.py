@@ -18,9 +18,11 @@ import pytest
 from recovery.local import Clock, Incarnation, LocalSubtask
 from snapshot.messages import LocalCopy
 from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings
 from tests.recovery.driver import new_id
 
+GROUPS = KeyGroupRange(0, 7)
 ROOT = Path(__file__).parents[2]
 SMALL = RocksSettings(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
 
@@ -47,7 +49,7 @@ def subtask(
         str(path),
         job="job",
         operator=operator,
-        subtask=number,
+        key_groups=KeyGroupRange(8 * number, 8 * number + 7),
         new_id=new_id,
         clock=clock or FakeClock(),
     )
@@ -152,7 +154,7 @@ def test_who_got_the_lease_of_what_no_longer_counts_gives_it_back(tmp_path: Path
 
     old = filled(subtask(tmp_path), b"old")
     local = Overtaken(
-        str(tmp_path), job="job", operator="op", subtask=0, new_id=new_id, clock=FakeClock()
+        str(tmp_path), job="job", operator="op", key_groups=GROUPS, new_id=new_id, clock=FakeClock()
     )
     held, reason = local.acquire(0)
     assert reason == ""
@@ -461,7 +463,7 @@ def test_a_pointer_that_cannot_be_written_leaves_no_lease_and_no_incarnation(
 ) -> None:
     clock = FakeClock()
     local = LocalSubtask(
-        str(tmp_path), job="j", operator="op", subtask=0, new_id=lambda: "one", clock=clock
+        str(tmp_path), job="j", operator="op", key_groups=GROUPS, new_id=lambda: "one", clock=clock
     )
     (local.path / name).mkdir()
     with pytest.raises(LocalDirError, match="local_dir="):

@@ -18,7 +18,14 @@ from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload, Uploaded
 from snapshot.delta import DeltaRows
 from snapshot.delta_stream import as_lists
-from snapshot.messages import BaseGrant, BeginReply, LocalCopy, RestoreReport, SlicePart
+from snapshot.messages import (
+    AncestorCopy,
+    BaseGrant,
+    BeginReply,
+    LocalCopy,
+    RestoreReport,
+    SlicePart,
+)
 from snapshot.names import data_name
 from snapshot.record import record_name
 from snapshot.storage.base import ObjectStore
@@ -30,6 +37,7 @@ from statebackend.errors import (
     LocalDirError,
     StoreUnreachableError,
 )
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.state.table import StateTable
@@ -128,7 +136,7 @@ class Job:
             str(self.root / host),
             job="clicks",
             operator="op",
-            subtask=0,
+            key_groups=KeyGroupRange(0, 7),
             new_id=new_id,
             clock=Clock(ticks, ticks.sleep),
             keeper=self.keeper,
@@ -138,7 +146,10 @@ class Job:
         path = self.local(host).path
         return path / (path / "current").read_text()
 
-    def ask(self, copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
+    def ask(
+        self, copy: LocalCopy, ancestors: list[AncestorCopy] | None
+    ) -> tuple[BeginReply, list[bytes]]:
+        assert ancestors is None  # nobody changed the parallelism
         self.asked.append(copy)
         return self.started.session.begin(begin_of(self.epoch, attempt=self.attempts, copy=copy))
 
@@ -480,7 +491,9 @@ def test_a_local_delta_that_vanished_is_the_durable_one_s_business(job: Job) -> 
     path = _delta_file(job)
     real_begin = job.ask
 
-    def ask(copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
+    def ask(
+        copy: LocalCopy, ancestors: list[AncestorCopy] | None
+    ) -> tuple[BeginReply, list[bytes]]:
         path.unlink(missing_ok=True)  # after it was described
         return real_begin(copy)
 
@@ -562,7 +575,9 @@ def test_a_damaged_store_is_marked_before_anything_else_can_fail(job: Job) -> No
     STORE_DAMAGE["a table file is missing"](job)
     job.restart()
 
-    def ask(copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
+    def ask(
+        copy: LocalCopy, ancestors: list[AncestorCopy] | None
+    ) -> tuple[BeginReply, list[bytes]]:
         raise StoreUnreachableError("The store is down.")
 
     job.ask = ask  # type: ignore[method-assign]
@@ -652,7 +667,9 @@ def test_whatever_the_coordinator_answers_the_lease_is_let_go(
 ) -> None:
     real, where = job.ask, job.incarnation("h")
 
-    def ask(copy: LocalCopy) -> tuple[BeginReply, list[bytes]]:
+    def ask(
+        copy: LocalCopy, ancestors: list[AncestorCopy] | None
+    ) -> tuple[BeginReply, list[bytes]]:
         raise error
 
     job.ask = ask  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ from recovery.folders import unusable
 from recovery.keeper import HOLDER, Keeper, KeeperSettings
 from recovery.local import Clock, Incarnation, LocalSubtask
 from statebackend.errors import LocalCopyError, StoreBusyError
+from statebackend.keygroups import key_group_range
 from statebackend.rocks import store as rocks
 from statebackend.rocks.store import RocksStore
 from tests.sim.config import Config
@@ -147,7 +148,12 @@ class ModelStore(RocksStore):
     def flush(self) -> None:
         if self._process.dead or not self._mem:
             return
-        folder = MemPath(self.path)
+        try:
+            self._flush(MemPath(self.path))
+        except OSError as error:  # its host's disk is gone
+            raise LocalCopyError(f"The local store {self.path} failed ({error}).") from error
+
+    def _flush(self, folder: MemPath) -> None:
         self._number += 1
         name = f"{self._number:06d}.sst"
         (folder / name).write_bytes(msgspec.msgpack.encode(self._mem))
@@ -229,7 +235,7 @@ class SimSubtask(LocalSubtask):
             local_dir,
             job="job",
             operator="op",
-            subtask=subtask,
+            key_groups=key_group_range(subtask, config.parallelism, 128),
             new_id=sched.new_id,
             clock=Clock(lambda: sched.now_s, sched.pause),
             keeper=keeper,

@@ -261,8 +261,8 @@ def files_by_name() -> Patches:
     yield recovery.upload, "reusable", reusable
     really = recovery.upload.BaseUpload._file
 
-    def file(self: Any, path: Any, known: Any) -> Any:
-        return known if known is not None else really(self, path, None)
+    def file(self: Any, path: Any, size_bytes: int, known: Any) -> Any:
+        return known if known is not None else really(self, path, size_bytes, None)
 
     yield recovery.upload.BaseUpload, "_file", file
 

@@ -20,9 +20,11 @@ from blake3 import blake3
 
 import recovery.fetch
 import recovery.folders
+import recovery.incarnation
 import recovery.keeper
 import recovery.local
 import recovery.restore
+import recovery.steps
 import recovery.upload
 import snapshot.log
 import snapshot.progress
@@ -33,6 +35,7 @@ import statebackend.spark.job
 import statebackend.spark.launch
 import statebackend.spark.records
 import statebackend.spark.session
+import statebackend.spark.slices
 import statebackend.spark.task
 from snapshot.delta import Delta, DeltaRows, check_digest
 from snapshot.delta_stream import EncodedDelta
@@ -159,8 +162,8 @@ def _replacements(
     arrow: bool,
 ) -> Iterator[tuple[Any, str, Any]]:
     for module in (
+        recovery.incarnation,
         recovery.keeper,
-        recovery.local,
         recovery.upload,
         snapshot.log,
         snapshot.progress,
@@ -182,10 +185,16 @@ def _replacements(
         yield module, "system", system
     yield recovery.local, "ask_for", lambda path, timeout_s: ask_for(doors, path, timeout_s)
     yield recovery.upload, "_turn", _Turns()
-    yield recovery.local, "RocksStore", SimpleNamespace(open=world.open_store)
+    yield recovery.incarnation, "open_store", world.open_store
     yield _spark.housekeeping, "clean", world.clean
     yield recovery.local, "Path", MemPath
-    for module in (recovery.folders, recovery.local, recovery.upload):
+    for module in (
+        recovery.folders,
+        recovery.incarnation,
+        recovery.local,
+        recovery.restore,
+        recovery.upload,
+    ):
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
@@ -196,9 +205,9 @@ def _replacements(
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
     if not arrow:
         yield _spark.task, "encode_frozen", _encoded_frozen
-        yield _spark.task, "encode_delta", _encoded
+        yield _spark.slices, "encode_delta", _encoded
         yield recovery.upload, "encode_delta", _encoded
-        yield recovery.restore, "iter_delta", _iterated
+        yield recovery.steps, "iter_delta", _iterated
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from recovery.upload import BaseUpload
 from snapshot.messages import BaseGrant, BeginReply
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
+from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
@@ -80,13 +81,17 @@ class SimEpoch(SubtaskEpoch):
             stamp_ms=attempt.plan.stamp_ms,
             max_event_ms=None,
             second_event_ms=None,
-            stage=SimpleNamespace(rows=len(self._rows), staged_bytes=0),
+            stage=SimpleNamespace(rows=len(self._rows)),
+            staged_bytes=0,
         )
         self._store = CountingStore(worker.store)
         self._work: Any = SimpleNamespace(path=None)
         self._timings = _Timings()
         self._client: Any = worker.client
         self._counted = {}
+        self._operator_state = OperatorStateIO(
+            "job", "op", attempt.subtask, config.parallelism, self._store
+        )
         self._next_timer_ms = None
 
     def read(self) -> None:
@@ -130,6 +135,9 @@ class SimEpoch(SubtaskEpoch):
                 output[key] = total
             sched.pause(pause_s)
         yield output
+
+    def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
+        return StateParts()
 
     def _local(self) -> LocalSubtask:
         worker, world = self._worker, self._attempt.app.world

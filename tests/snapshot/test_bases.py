@@ -493,11 +493,11 @@ def test_large_state_is_known_to_be_large_after_a_restart(uploads: Uploads) -> N
     raise AssertionError("no base came due")
 
 
-def test_two_records_that_are_on_their_way_may_name_the_same_base() -> None:
-    """The second is made before the first is known to be durable."""
+def test_of_two_records_that_are_on_their_way_the_first_alone_names_a_base() -> None:
+    """When it is durable, the base may be overtaken and deleted before the second is written."""
     uploads = Uploads(asynchronous=True)
     grant = uploads.run_to_grant()
-    uploads.upload(grant)
+    part = uploads.upload(grant)
     coordinator = uploads.started.coordinator
     with uploads.started.session._state_lock:
         coordinator.ack(ack_of(uploads.reply.chain, part_of({}), uploads.epoch))
@@ -506,9 +506,13 @@ def test_two_records_that_are_on_their_way_may_name_the_same_base() -> None:
         second = coordinator.due_commit("op", uploads.epoch)
     assert first is not None
     assert second is not None
+    named = [[entry.kind for entry in work.manifest.slices] for work in (first, second)]
+    assert named == [["delta", "base"], ["delta"]]
+    assert grant.id in coordinator.open_grants()
+    assert part.name in coordinator.pending_names()
     for work in (first, second):
-        assert [entry.kind for entry in work.manifest.slices] == ["delta", "base"]
         uploads.started.session._commit(coordinator, uploads.started.tenure, work)
+        assert grant.id not in coordinator.open_grants()
     uploads.epoch += 1
     uploads.run(3)
     uploads.check()

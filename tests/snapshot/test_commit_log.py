@@ -391,7 +391,7 @@ def test_a_slot_of_a_later_release_is_unknown_and_not_ours() -> None:
     log = log_on(store)
     tenure = log.claim()
     later = bytearray(store.get(record_name(0)))
-    later[-56 + 8] = 3
+    later[-56 + 8] = 4
     store.put(record_name(1), [later])
     with pytest.raises(CommitUnknownError, match="SB3002"):
         log.append(tenure, checkpoint())

@@ -150,7 +150,7 @@ def test_fields_of_a_later_release_are_ignored() -> None:
     total_bytes = offset + len(longer) + FOOTER_BYTES
     digest = blake3(longer).digest()[:16]
     packed = struct.pack(
-        "<8sIQI16sQ8s", b"SBRECORD", 2, offset, len(longer), digest, total_bytes, b"DROCERBS"
+        "<8sIQI16sQ8s", b"SBRECORD", 3, offset, len(longer), digest, total_bytes, b"DROCERBS"
     )
     assert parse_record(data[:offset] + longer + packed, "log/3").manifest == manifest
 
@@ -158,14 +158,14 @@ def test_fields_of_a_later_release_are_ignored() -> None:
 def test_version_1_with_its_manifest_unpacked_is_still_read() -> None:
     manifest, bodies, data = small_record()
     offset, length = struct.unpack("<8sIQI16sQ8s", data[-FOOTER_BYTES:])[2:4]
-    text = unpack(data[offset : offset + length], 1 << 20).replace(b'"format":2', b'"format":1')
+    text = unpack(data[offset : offset + length], 1 << 20).replace(b'"format":3', b'"format":1')
     footer = struct.pack(
         "<8sIQI16sQ8s",
         *(b"SBRECORD", 1, offset, len(text), blake3(text).digest()[:16]),
         *(offset + len(text) + FOOTER_BYTES, b"DROCERBS"),
     )
     record = parse_record(data[:offset] + text + footer, "log/3")
-    assert msgspec.structs.replace(record.manifest, format=2) == manifest
+    assert msgspec.structs.replace(record.manifest, format=3) == manifest
     assert [record.slice(entry) for entry in record.manifest.slices] == bodies
 
 
@@ -265,8 +265,8 @@ def test_a_slice_outside_the_body_is_refused() -> None:
 def test_a_later_format_is_refused_as_such() -> None:
     _, _, data = small_record()
     later = bytearray(data)
-    struct.pack_into("<I", later, len(data) - FOOTER_BYTES + 8, 3)
-    with pytest.raises(UnsupportedFormatError, match=r"log/x.* version 3"):
+    struct.pack_into("<I", later, len(data) - FOOTER_BYTES + 8, 4)
+    with pytest.raises(UnsupportedFormatError, match=r"log/x.* version 4"):
         parse_record(bytes(later), "log/x")
 
 
@@ -282,7 +282,7 @@ def test_a_record_that_could_not_be_read_back_is_not_written() -> None:
         encode_record(manifest_for([], run="\ud800"))
     for fields in (
         {"format": 1},
-        {"format": 3},
+        {"format": 4},
         {"oldest_needed": 4},
         {"oldest_needed": -1},
         {"kind": "other"},

@@ -38,6 +38,9 @@ WANTED = {
     "a crash in a clean-up": "crash-in-clean-up",
     "a crash in a rewind": "crash-in-rewind",
     "a failing fsync": "fsync-failing",
+    "another parallelism": "rescaled",
+    "a crash in the first epoch at another parallelism": "rescale-crashed",
+    "subtasks placed anew by hand": "rebalanced",
 }
 FAULTS = list(ALL.values())
 

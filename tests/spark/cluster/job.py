@@ -197,7 +197,13 @@ def main() -> None:
         {name: getattr(report, name) for name in report.__struct_fields__}
         for report in backend.restores()
     ]
-    result = {"failed": failed, "restores": reports, "failure": str(backend.failure or "")}
+    rebalance = backend.progress().last_rebalance
+    result = {
+        "failed": failed,
+        "restores": reports,
+        "failure": str(backend.failure or ""),
+        "rebalance": rebalance and {n: getattr(rebalance, n) for n in rebalance.__struct_fields__},
+    }
     (root / f"result-{told['name']}.json").write_text(json.dumps(result))
     spark.stop()
     sys.exit(1 if failed else 0)

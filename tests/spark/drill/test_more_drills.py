@@ -38,6 +38,20 @@ def test_a_driver_killed_in_a_commit_loses_and_repeats_nothing(tmp_path: Path) -
     assert any("SB3001" in driver.error for driver in report.drivers)
 
 
+def test_a_job_goes_on_at_another_parallelism(tmp_path: Path) -> None:
+    report = drilled(tmp_path, "rescaled", "rescale-crashed", seed=4, cluster="local[2]")
+    subtasks = [{r.report.subtask for r in report.recoveries if r.driver == n} for n in (1, 2)]
+    assert len(subtasks[0]) != len(subtasks[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["running-totals", "timers", "vectorised"])
+@pytest.mark.parametrize("commit", ["sync", "async"])
+def test_a_job_is_rescaled_again_and_again(tmp_path: Path, job: str, commit: Any) -> None:
+    faults = ["rescaled", "rescale-crashed"] * 2
+    drilled(tmp_path, *faults, "host-lost", "rebalanced", job=job, commit=commit, seed=9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["running-totals", "timers", "vectorised"])
 def test_local_copies_suffer_everything_at_once(tmp_path: Path, job: str) -> None:

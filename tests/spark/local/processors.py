@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
+from statebackend import BroadcastProcessor
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -217,3 +219,53 @@ class Typed(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class Rules(BroadcastProcessor):
+    """Says with each row which rules were in force."""
+
+    def open(self, ctx: Any) -> None:
+        self.rules = ctx.broadcast_state("rules", "name string", "n bigint")
+        self.name = ctx.operator_list("name", "name string")
+        if not len(self.name):
+            self.name.add((os.urandom(8).hex(),))
+
+    def process_broadcast(self, rows: Any, ctx: Any) -> None:
+        for row in rows:
+            if row.n is None:
+                self.rules.remove((row.name,))
+            else:
+                self.rules.put((row.name,), (row.n,))
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        rules = [[name, n] for (name,), (n,) in self.rules.items()]
+        ((name,), *_) = self.name.get()
+        for row in rows:
+            yield (*key, row.id, name, json.dumps(rules))
+
+
+class Diverging(Rules):
+    """Comes to another state in each subtask."""
+
+    def process_broadcast(self, rows: Any, ctx: Any) -> None:
+        ((name,), *_) = self.name.get()
+        self.rules.put((name,), (1,))
+
+
+class KeyCounter(BroadcastProcessor):
+    """Lists the keys that it has seen, and says with each row what the list was before."""
+
+    def open(self, ctx: Any) -> None:
+        self.keys = ctx.operator_list("keys", "k string")
+        self.before = [k for (k,) in self.keys.get()]
+        self.known = ctx.value_state("known", "yes boolean")
+
+    def process_broadcast(self, rows: Any, ctx: Any) -> None:
+        pass
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        if self.known.get() is None:
+            self.known.update((True,))
+            self.keys.add(key)
+        for row in rows:
+            yield (*key, row.id, "", json.dumps(self.before))

@@ -22,7 +22,6 @@ from statebackend.errors import (
     JobRunningError,
     MaxParallelismChangedError,
     MissingUidError,
-    ParallelismError,
     ProcessorError,
     RewindError,
     SchemaError,
@@ -338,11 +337,6 @@ def test_max_parallelism_is_fixed(old: World, df: DataFrame) -> None:
         _frame(old.backend(max_parallelism=128), df)
 
 
-def test_parallelism_is_kept_in_this_release(old: World, df: DataFrame) -> None:
-    with pytest.raises(ParallelismError, match="parallelism 2, but 3 was asked for"):
-        _frame(old.backend(parallelism=3), df)
-
-
 def test_a_new_checkpoint_location_on_an_old_job_is_refused(old: World) -> None:
     backend = old.backend()
     with pytest.raises(CheckpointLocationError, match="is new"):
@@ -639,7 +633,7 @@ def _restart_after(world: World, damage: Callable[[], None]) -> StateBackend:
 
 def test_a_damaged_local_store_is_made_up_for_by_the_durable_copy(world: World) -> None:
     def flip() -> None:
-        files = sorted(world.local.glob("*/ledger/0/*/db/*.sst"))
+        files = sorted(world.local.glob("*/ledger/0-*/*/db/*.sst"))
         assert files
         for path in files:
             data = bytearray(path.read_bytes())

@@ -24,7 +24,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
 from snapshot.base import decode_index
-from snapshot.delta import chain, chain_start, decode_delta
+from snapshot.delta import chain, chain_rescaled, chain_start, decode_delta
 from snapshot.record import parse_record, record_name
 from statebackend import StateBackend
 from statebackend.hashing import key_groups
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from snapshot.lineage import OperatorLineage, SliceRef
+    from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage
     from snapshot.record import Manifest
 
 Rows = list[dict[str, Any]]
@@ -314,17 +314,17 @@ def durable_state(backend: StateBackend, uid: str) -> dict[str, dict[tuple[Any, 
     last = lineage.last_epoch
     newest = [m for m in manifests(backend) if m.operator == uid and m.epoch == last][-1]
     entries: dict[bytes, bytes] = {}
-    for subtask in range(lineage.parallelism):
-        entries |= _subtask_entries(backend, lineage, subtask, last)
+    for subtask, own in enumerate(lineage.subtasks):
+        groups = key_group_range(subtask, lineage.parallelism, lineage.max_parallelism)
+        assert own.key_groups == groups
+        entries |= _subtask_entries(backend, lineage, own, last)
     return _decoded(entries, newest)
 
 
 def _subtask_entries(
-    backend: StateBackend, lineage: OperatorLineage, subtask: int, last: int
+    backend: StateBackend, lineage: OperatorLineage, own: SubtaskLineage, last: int
 ) -> dict[bytes, bytes]:
-    own = lineage.subtasks[subtask]
-    base = own.base_before(last)
-    groups = key_group_range(subtask, lineage.parallelism, lineage.max_parallelism)
+    base, groups = own.base_before(last), own.key_groups
     entries: dict[bytes, bytes] = {}
     if base is not None and base.entry.kind == "files":
         entries = _files_entries(backend, base)
@@ -332,6 +332,15 @@ def _subtask_entries(
     elif base is not None:
         _apply(entries, base, backend)
         epoch, at = base.entry.epoch, bytes.fromhex(base.entry.chain)
+    elif own.rescaled:
+        epoch, chains = own.start_epoch, []
+        for parent in own.parents:
+            ends = (parent.key_groups.start, parent.key_groups.end)
+            chains.append((ends, bytes.fromhex(parent.chain_at(epoch) or "")))
+            for key, value in _subtask_entries(backend, lineage, parent, epoch).items():
+                if int.from_bytes(key[:2], "big") in groups:
+                    entries[key] = value
+        at = chain_rescaled((groups.start, groups.end), chains)
     else:
         epoch = lineage.first_epoch - 1
         at = chain_start(lineage.job_id, lineage.uid, (groups.start, groups.end))
@@ -348,7 +357,7 @@ def _apply(entries: dict[bytes, bytes], ref: SliceRef, backend: StateBackend) ->
     if ref.entry.size_bytes == 0:
         return
     entry = ref.entry
-    data = _slice(backend, ref)
+    data = read_slice(backend, ref)
     rows = decode_delta(data, digest=bytes.fromhex(entry.digest), name="read back")
     assert len(rows.keys) == entry.rows
     for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
@@ -358,7 +367,8 @@ def _apply(entries: dict[bytes, bytes], ref: SliceRef, backend: StateBackend) ->
             entries[key] = value
 
 
-def _slice(backend: StateBackend, ref: SliceRef) -> bytes:
+def read_slice(backend: StateBackend, ref: SliceRef) -> bytes:
+    """A slice's bytes, inline or of its own object."""
     store, entry = job_store(backend), ref.entry
     if entry.object is not None:
         return store.get(entry.object)
@@ -370,7 +380,7 @@ def _files_entries(backend: StateBackend, ref: SliceRef) -> dict[bytes, bytes]:
     """What RocksDB itself finds in the files of a base."""
     store = job_store(backend)
     with tempfile.TemporaryDirectory() as folder:
-        for file in decode_index(_slice(backend, ref)).files:
+        for file in decode_index(read_slice(backend, ref)).files:
             data = store.get(file.object)
             assert blake3(data).hexdigest() == file.digest
             Path(folder, file.name).write_bytes(data)

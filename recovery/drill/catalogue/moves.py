@@ -1,0 +1,105 @@
+"""State that moves: another parallelism, and subtasks that are placed anew."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from recovery.drill.catalogue.middles import COMMIT, stopped_at
+from recovery.drill.catalogue.waits import until_or_end
+from recovery.drill.scenario import DrillFault
+from recovery.drill.stage import CannotStrikeError, Stage
+
+__all__ = ["FAULTS"]
+
+_MOST: Final = 9
+_WITHIN_S: Final = 300.0
+# A start commits its claim; the record of the first epoch is what is committed next.
+_FIRST_RECORD: Final = 2
+
+
+def _another(stage: Stage, rng: Random) -> tuple[int, int]:
+    """From the next driver on there is another parallelism: the one before, and that."""
+    before = stage.parallelism
+    after = rng.choice([number for number in range(1, _MOST + 1) if number != before])
+    stage.rescale(after)
+    return before, after
+
+
+def _rescaled(stage: Stage, rng: Random) -> str:
+    stage.kill_driver()
+    before, after = _another(stage, rng)
+    return f"from {before} to {after} subtasks"
+
+
+def _crashed(stage: Stage, rng: Random) -> str:
+    """The next driver is killed as well: while state moves, or around its first commit."""
+    how = rng.choice(["subtasks", "lost", "landed"])
+    stage.kill_driver()
+    last = stage.committed()
+    before, after = _another(stage, rng)
+    if how == "subtasks":
+        wanted = rng.randint(1, after)
+        stage.start_driver()
+        until_or_end(
+            stage,
+            lambda: stage.restored() >= wanted or stage.committed() > last,
+            "a subtask that has its state back",
+            _WITHIN_S,
+        )
+        where = f"when {stage.restored()} had their state"
+        stage.kill_driver()
+    else:
+        stage.start_driver()
+        with stopped_at(stage, COMMIT, landed=how == "landed", nth=_FIRST_RECORD):
+            stage.kill_driver()
+        where = f"when the first record was {'there' if how == 'landed' else 'on its way'}"
+    stage.start_driver()
+    return f"from {before} to {after} subtasks, and killed {where}"
+
+
+def _rebalanced(stage: Stage, rng: Random) -> str:
+    """As an operator would: an executor dies, another comes, and subtasks are spread by hand."""
+    executors = stage.processes.executors()
+    if not executors:
+        raise CannotStrikeError("this cluster has no executor processes of its own")
+    lost = rng.choice(executors)
+    stage.processes.kill([lost])
+    until_or_end(
+        stage,
+        lambda: len(set(stage.processes.executors()) - {lost}) >= len(executors),
+        "a replacement",
+        _WITHIN_S,
+    )
+    stage.rebalance()
+    return f"executor {lost} was replaced, and subtasks placed anew"
+
+
+FAULTS: Final = (
+    DrillFault(
+        name="rescaled",
+        summary="The driver is killed, and the next one is started with another parallelism.",
+        promise="Every key goes on with its state in the subtask that has it now; results are "
+        "exact.",
+        strike=_rescaled,
+        ends_driver=True,
+        weight=2,
+    ),
+    DrillFault(
+        name="rescale-crashed",
+        summary="The driver is started with another parallelism, and killed in the first epoch "
+        "while subtasks get their state, or around its commit.",
+        promise="The next driver goes on from before that epoch or after it, at the new "
+        "parallelism; results are exact.",
+        strike=_crashed,
+        needs=frozenset({"compiler"}),
+        ends_driver=True,
+        weight=2,
+    ),
+    DrillFault(
+        name="rebalanced",
+        summary="An executor is killed, and subtasks are placed anew by hand once it is replaced.",
+        promise="The query runs on while its subtasks move; results are exact.",
+        strike=_rebalanced,
+    ),
+)

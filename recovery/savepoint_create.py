@@ -1,0 +1,233 @@
+"""Making a savepoint: beside a running query, or of one that has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from recovery.jobs import BEGUN_NAME, SAVEPOINT_NAME
+from recovery.savepoint import (
+    SPARK_FOLDER,
+    Begun,
+    Savepoint,
+    SavepointFile,
+    SavepointOperator,
+    delete_savepoint,
+    encode_savepoint,
+)
+from recovery.savepoint_copy import Copied, copy_object, copy_state, scratch_folder
+from recovery.savepoint_spark import Batches, LocationFiles, batches_of, files_of, query_id_of
+from recovery.savepoint_state import StateAt, last_epochs, state_at
+from snapshot.log import CommitLog
+from snapshot.operators import operators_setting
+from snapshot.record import Manifest
+from snapshot.storage.base import CreateOutcome, ObjectStore
+from statebackend.errors import (
+    NotRestorableError,
+    ObjectNotFoundError,
+    SettingError,
+    StateBackendError,
+)
+
+__all__ = ["Making", "create_savepoint", "epoch_to_save"]
+
+_ATTEMPTS: Final = 3
+_AT_A_TIME: Final = 4
+
+
+def epoch_to_save(manifests: list[Manifest], batches: Batches) -> int:
+    """The newest epoch whose state is durable in every operator and which Spark has committed.
+
+    Args:
+        manifests: of the log; read before `batches`, so that Spark is never behind them by more
+            than the batch that runs.
+
+    Raises:
+        NotRestorableError: there is none.
+    """
+    epochs = last_epochs(manifests)
+    epoch = min([batches.last_commit, *epochs.values()])
+    if not epochs or epoch < 0:
+        raise NotRestorableError(
+            "There is nothing to save yet: no batch of the query is committed by Spark and durable "
+            "in every operator.",
+            todo="Let the query finish a batch first.",
+        )
+    return epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """What making a savepoint takes.
+
+    Attributes:
+        store: the job's folder. job: its name.
+        location: the query's checkpoint location.
+        manifests: reads the job's log as it is now.
+        open_target: the folder that a savepoint of this id goes to.
+        new_id, now_ms, writer: ids, the clock, and who this is, for people.
+        tick: told the bytes of every object that was copied; what it raises ends it.
+    """
+
+    store: ObjectStore
+    job: str
+    location: LocationFiles
+    manifests: Callable[[], list[Manifest]]
+    open_target: Callable[[str], ObjectStore]
+    new_id: Callable[[], str]
+    now_ms: Callable[[], int]
+    writer: str
+    tick: Callable[[int], None] = lambda size_bytes: None
+
+
+def create_savepoint(making: Making) -> Savepoint:
+    """Copy the newest epoch that is whole into a folder of its own.
+
+    Nothing is changed of the job. Where the job is cleaned meanwhile by somebody else, what was
+    copied goes and it is tried again with what is newest then.
+
+    Raises:
+        NotRestorableError: there is no epoch to save.
+        UnsupportedQueryError: Spark keeps state of its own.
+        SettingError: the folder is not empty.
+        CorruptionError: something that is needed is damaged; there is no savepoint then.
+    """
+    for attempt in range(_ATTEMPTS):
+        manifests = making.manifests()  # before the location, see epoch_to_save()
+        epoch = epoch_to_save(manifests, batches_of(making.location))
+        state = state_at(manifests, epoch)
+        names = files_of(making.location, epoch)
+        found = f"{epoch:010d}-{making.new_id()[-12:]}"
+        target = making.open_target(found)
+        begun = _begin(making, found, target)
+        try:
+            return _made(making, state, names, begun, target)
+        except StateBackendError as error:
+            with suppress(StateBackendError):
+                delete_savepoint(target)
+            if not isinstance(error, ObjectNotFoundError) or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def _begin(making: Making, savepoint_id: str, target: ObjectStore) -> Begun:
+    """Take the folder, which must be empty."""
+    begun = Begun(
+        id=savepoint_id, job=making.job, job_uri=making.store.uri, created_ms=making.now_ms()
+    )
+    taken = bool(target.list(""))
+    if taken or target.create(BEGUN_NAME, [msgspec.json.encode(begun)]) is CreateOutcome.EXISTS:
+        raise SettingError(
+            f"A savepoint cannot go to {target.uri}: something lies there already.",
+            todo="Give another place; `statebackend savepoint delete` removes a savepoint.",
+        )
+    return begun
+
+
+def _made(
+    making: Making, state: StateAt, names: list[str], begun: Begun, target: ObjectStore
+) -> Savepoint:
+    tip = state.records[-1].manifest
+    query_id = query_id_of(making.location)
+    log = CommitLog(target, job=making.job, writer=making.writer, new_id=making.new_id)
+    firsts = {uid: one.first_epoch for uid, one in state.lineages.items()}
+    tenure = log.claim(
+        job_id=tip.job_id,
+        query_id=query_id,
+        run=begun.id,
+        stamp_ms=begun.created_ms,
+        settings=state.settings or operators_setting(firsts),
+    )
+    with scratch_folder() as scratch:
+        copied = copy_state(
+            state,
+            making.store,
+            target,
+            log=log,
+            tenure=tenure,
+            query_id=query_id,
+            run=begun.id,
+            new_id=making.new_id,
+            scratch=scratch,
+            tick=making.tick,
+        )
+        files = _copy_files(making, ["metadata", *names], target, scratch)
+    savepoint = _described(making, state, copied, files, begun, query_id, target)
+    if target.get(BEGUN_NAME) != msgspec.json.encode(begun):  # deleted while it was made
+        raise NotRestorableError(f"The savepoint in {target.uri} was replaced while it was made.")
+    target.put(SAVEPOINT_NAME, [encode_savepoint(savepoint)])
+    return savepoint
+
+
+def _copy_files(
+    making: Making, names: list[str], target: ObjectStore, scratch: Path
+) -> list[SavepointFile]:
+    def copy(name: str) -> SavepointFile:
+        size_bytes, digest = copy_object(
+            making.location.chunks,
+            name,
+            target,
+            f"{SPARK_FOLDER}{name}",
+            size_bytes=None,
+            digest="",
+            scratch=scratch,
+            where=making.location.path,
+        )
+        return SavepointFile(name=name, size_bytes=size_bytes, digest=digest)
+
+    files = []
+    with ThreadPoolExecutor(_AT_A_TIME, "statebackend-savepoint") as pool:
+        for file in pool.map(copy, names):
+            making.tick(file.size_bytes)
+            files.append(file)
+    return files
+
+
+def _described(
+    making: Making,
+    state: StateAt,
+    copied: Copied,
+    files: list[SavepointFile],
+    begun: Begun,
+    query_id: str,
+    target: ObjectStore,
+) -> Savepoint:
+    operators = []
+    for uid, lineage in sorted(state.lineages.items()):
+        operators.append(
+            SavepointOperator(
+                uid=uid,
+                parallelism=lineage.parallelism,
+                max_parallelism=lineage.max_parallelism,
+                first_epoch=lineage.first_epoch,
+                epoch=state.epoch,
+                size_bytes=copied.size_bytes.get(uid, 0),
+            )
+        )
+    tip = state.records[-1].manifest
+    last = [found for uid in state.lineages if (found := state.last(uid)) is not None]
+    marks = [one.watermark_ms for one in last if one.watermark_ms is not None]
+    return Savepoint(
+        id=begun.id,
+        uri=target.uri,
+        job=making.job,
+        job_id=tip.job_id,
+        job_uri=making.store.uri,
+        query_id=query_id,
+        location=making.location.path,
+        epoch=state.epoch,
+        stamp_ms=max((one.stamp_ms for one in last), default=-1),
+        watermark_ms=max(marks, default=None),
+        created_ms=begun.created_ms,
+        operators=operators,
+        records=len(state.records),
+        objects=copied.objects,
+        size_bytes=sum(copied.size_bytes.values()),
+        spark=files,
+    )

@@ -1,0 +1,48 @@
+"""What RocksDB's messages mean: every error of rocksdict is a plain ``Exception``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
+
+__all__ = ["classify", "said_shut_down"]
+
+_NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
+# Of the process, not of the store: a copy that cannot be opened for it is a good copy.
+_NO_ROOM: Final = ("Too many open files", "Cannot allocate memory")
+
+
+def classify(error: Exception, path: str) -> StateBackendError:
+    """The typed error that stands behind a RocksDB message."""
+    text = str(error)
+    if "lock hold" in text or "While lock file" in text:
+        return StoreBusyError(
+            f"The local store {path} is open in another process ({text}).",
+            todo="It is not waited for: a new incarnation is made beside it.",
+        )
+    if any(said in text for said in _NO_ROOM):
+        return LocalDirError(
+            f"The local store {path} cannot be opened for want of room in the process ({text}).",
+            todo="Raise the limit on open files (ulimit -n) or the executor's memory, or lower "
+            "spark.statebackend.openStores.",
+        )
+    if any(said in text for said in _NOT_WRITABLE):
+        return LocalDirError(
+            f"The local store {path} cannot be written ({text}).",
+            todo="Give local_dir= a directory on a local disk with room, writable by the executor.",
+        )
+    if text.startswith(("Corruption", "Invalid argument", "Not found", "Result incomplete")):
+        return LocalCopyError(
+            f"The local store {path} is damaged ({text}).",
+            todo="It is set aside and the state is restored from the next good copy.",
+        )
+    return LocalCopyError(
+        f"The local store {path} failed ({text}).",
+        todo="Check the disk behind local_dir (space, permissions, errors in the kernel log).",
+    )
+
+
+def said_shut_down(error: Exception) -> bool:
+    """Whether something was refused because the store's background work was called off."""
+    return "Shutdown in progress" in str(error)

@@ -1,0 +1,230 @@
+"""A worker's part in states that belong to no key: from what ``begin`` hands it to its ack.
+
+They come from the coordinator and not from local copies: they are small, and in the records. A
+worker keeps the blobs that it has seen last, by digest, and says so: what it has is not sent again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from blake3 import blake3
+
+from snapshot.messages import BeginReply, SlicePart, StatePart
+from snapshot.storage.base import ObjectStore
+from statebackend.errors import CorruptionError, ObjectNotFoundError
+from statebackend.ops.operatorstate import OperatorSnapshot, StoredOperatorState
+from statebackend.state.operator import (
+    StoredList,
+    StoredMap,
+    decode_lists,
+    decode_maps,
+    redistribute,
+)
+
+__all__ = ["OperatorStateIO", "StateParts"]
+
+_KEPT_BYTES: Final = 64 << 20  # by one process; of one subtask the last ones in any case
+_KEPT_EACH: Final = 2  # a twin may have ended the epoch before in another way
+_EVERYBODY: Final = -1
+
+Owner = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    blob: bytes
+    content: Mapping[str, Any]
+
+
+class _Cache:
+    """Blobs by whose they are and by digest; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Owner, str], _Kept] = OrderedDict()
+
+    def digests(self, owner: Owner) -> list[str]:
+        with self._lock:
+            return [digest for one, digest in self._kept if one == owner]
+
+    def get(self, owners: Iterable[Owner], digest: str) -> _Kept | None:
+        with self._lock:
+            found = (self._kept.get((owner, digest)) for owner in owners)
+            return next((one for one in found if one is not None), None)
+
+    def keep(self, owner: Owner, digest: str, kept: _Kept) -> None:
+        with self._lock:
+            self._kept[owner, digest] = kept
+            self._kept.move_to_end((owner, digest))
+            mine = [key for key in self._kept if key[0] == owner]
+            for key in mine[:-_KEPT_EACH]:
+                del self._kept[key]
+            while len(self._kept) > 1 and self._bytes() > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(len(one.blob) for one in self._kept.values())
+
+
+_cache = _Cache()
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """What an ack carries: see :class:`AckRequest`."""
+
+    lists: SlicePart | None = None
+    maps: SlicePart | None = None
+    maps_digest: str = ""
+
+    @property
+    def inline_bytes(self) -> int:
+        """What goes with the ack itself."""
+        return sum(len(part.data) for part in (self.lists, self.maps) if part is not None)
+
+
+@dataclass
+class OperatorStateIO:
+    """One attempt's reading and writing of blobs.
+
+    Args:
+        job, operator, subtask: whose they are. parallelism: now.
+        store: the durable one.
+    """
+
+    job: str
+    operator: str
+    subtask: int
+    parallelism: int
+    store: ObjectStore
+    _names: dict[str, str] = field(default_factory=dict)  # of objects that hold a digest's bytes
+    _bodies: list[bytes] = field(default_factory=list)
+
+    def held(self) -> list[str]:
+        """Digests of what this process has: for the ``begin``."""
+        return [*_cache.digests(self._own), *_cache.digests(self._shared)]
+
+    @property
+    def _own(self) -> Owner:
+        return self.job, self.operator, self.subtask
+
+    @property
+    def _shared(self) -> Owner:
+        return self.job, self.operator, _EVERYBODY
+
+    def split_off(self, reply: BeginReply, bodies: list[bytes]) -> list[bytes]:
+        """Take the bodies of these states, which come last, out of a reply's: the others."""
+        parts = [*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])]
+        count = sum(part.source == "record" for part in parts)
+        self._bodies = bodies[len(bodies) - count :]
+        return bodies[: len(bodies) - count]
+
+    def read(self, reply: BeginReply) -> StoredOperatorState:
+        """The states that an attempt begins with.
+
+        Raises:
+            CorruptionError: a blob is not what its record names.
+        """
+        bodies = iter(self._bodies)
+        rescaled = reply.operator_parallelism not in (0, self.parallelism)
+        old: list[Mapping[str, StoredList]] = [{}] * reply.operator_parallelism
+        for part in reply.operator_parts:
+            owner = (*self._own[:2], part.subtask)
+            old[part.subtask] = self._content(part, owner, bodies, keep=not rescaled)
+        lists: Mapping[str, StoredList] = {}
+        if rescaled:
+            lists = redistribute(old, self.parallelism, self.subtask)
+        elif old:
+            lists = old[self.subtask]
+        maps: Mapping[str, StoredMap] = {}
+        if reply.broadcast is not None:
+            maps = self._content(reply.broadcast, self._shared, bodies, keep=True, shared=True)
+        self._bodies = []
+        return StoredOperatorState(lists, maps)
+
+    def _content(
+        self, part: StatePart, owner: Owner, bodies: Any, *, keep: bool, shared: bool = False
+    ) -> Mapping[str, Any]:
+        if part.name:
+            self._names[part.digest] = part.name
+        # What another subtask had may be what this one has: lists that are empty are alike.
+        kept = None
+        if part.source == "held":
+            kept = _cache.get((owner, self._own, self._shared), part.digest)
+        if kept is None:
+            blob = next(bodies) if part.source == "record" else self._fetched(part)
+            what = part.name or f"operator state of {self.operator!r}"
+            if blake3(blob).hexdigest() != part.digest:
+                raise _damaged(part, self.operator, "has another digest")
+            kept = _Kept(blob, decode_maps(blob, what) if shared else decode_lists(blob, what))
+        if keep:
+            _cache.keep(owner, part.digest, kept)
+        return kept.content
+
+    def _fetched(self, part: StatePart) -> bytes:
+        if not part.name:
+            raise _damaged(part, self.operator, "is not here any more")
+        try:
+            data = self.store.get(part.name)
+            if blake3(data).hexdigest() != part.digest:  # a bit that flipped on its way
+                data = self.store.get(part.name)
+        except ObjectNotFoundError as error:
+            raise _damaged(part, self.operator, "is gone") from error
+        return data
+
+    def write(
+        self, snapshot: OperatorSnapshot, new_names: Sequence[str], budget_bytes: int
+    ) -> StateParts:
+        """Make a snapshot durable, as far as it is over the budget; the rest goes with the ack.
+
+        What is as it was keeps its object.
+
+        Args:
+            new_names: of two objects, should they be needed.
+        """
+        lists = maps = None
+        maps_digest = ""
+        if snapshot.lists is not None:
+            kept = _Kept(snapshot.lists, snapshot.stored.lists)
+            digest = self._keep(self._own, kept)
+            rows = sum(len(one.rows) for one in snapshot.stored.lists.values())
+            lists = self._part(kept.blob, digest, rows, new_names[0], budget_bytes)
+            budget_bytes -= len(lists.data)
+        if snapshot.maps is not None:
+            kept = _Kept(snapshot.maps, snapshot.stored.maps)
+            maps_digest = self._keep(self._shared, kept)
+            rows = sum(len(one.entries) for one in snapshot.stored.maps.values())
+            if self.subtask == 0:
+                maps = self._part(kept.blob, maps_digest, rows, new_names[1], budget_bytes)
+        return StateParts(lists, maps, maps_digest)
+
+    def _keep(self, owner: Owner, kept: _Kept) -> str:
+        digest = blake3(kept.blob).hexdigest()
+        _cache.keep(owner, digest, kept)
+        return digest
+
+    def _part(
+        self, blob: bytes, digest: str, rows: int, new_name: str, budget_bytes: int
+    ) -> SlicePart:
+        size_bytes = len(blob)
+        if size_bytes <= budget_bytes:
+            return SlicePart(digest=digest, size_bytes=size_bytes, rows=rows, data=blob)
+        name = self._names.get(digest)
+        if name is None:
+            name = new_name
+            self.store.put(name, [blob])
+        return SlicePart(digest=digest, size_bytes=size_bytes, rows=rows, name=name)
+
+
+def _damaged(part: StatePart, operator: str, reason: str) -> CorruptionError:
+    where = f" in {part.name!r}" if part.name else ""
+    return CorruptionError(
+        f"State of operator {operator!r} that belongs to no key{where} {reason} "
+        f"({part.size_bytes} bytes, digest {part.digest}).",
+        todo="Restore it from another copy of the store; an older one is never used instead.",
+    )

@@ -1,0 +1,321 @@
+"""Savepoints of a query in this driver, and queries that begin with one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
+from pyspark.sql import DataFrame, SparkSession
+
+from recovery.rewind import LocationProgress
+from recovery.savepoint import (
+    SPARK_FOLDER,
+    Savepoint,
+    SavepointFile,
+    SavepointInfo,
+    below,
+    default_folder,
+    list_savepoints,
+    read_savepoint,
+    savepoints_folder,
+)
+from recovery.savepoint_create import Making, create_savepoint
+from recovery.savepoint_start import Standing, begin_job, left_in_the_middle, saved_state, standing
+from snapshot.lineage import OperatorLineage
+from snapshot.log import CommitLog
+from snapshot.record import Manifest
+from snapshot.storage.base import ObjectStore
+from snapshot.storage.open import open_store, probe
+from statebackend import system
+from statebackend.errors import (
+    CheckpointLocationError,
+    CorruptionError,
+    NotRestorableError,
+    SettingError,
+    StoreUnreachableError,
+)
+from statebackend.spark.job import Job
+from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.sources import REPEATABLE_SOURCES, sources_of
+
+if TYPE_CHECKING:
+    from statebackend.spark.launch import Launch
+
+__all__ = [
+    "EXACT_SOURCES",
+    "SparkLocation",
+    "begin_with",
+    "listed",
+    "prepare_sink",
+    "refuse_half_begun",
+    "saved_lineages",
+    "take",
+    "warn_of_sources",
+]
+
+_log = logging.getLogger("statebackend.spark")
+_WAIT_S: Final = 0.05
+_FILE_SINKS: Final = ("parquet", "json", "csv", "text", "orc", "avro", "xml")
+_SINK_LOG: Final = "_spark_metadata"
+
+# From these a clone reads on exactly where the original stood: what they give follows from the
+# offsets in Spark's plan and the log that Spark keeps of them, both of which are carried along.
+EXACT_SOURCES: Final = REPEATABLE_SOURCES
+
+
+class SparkLocation:
+    """A checkpoint location read through Spark's file-system layer; see `LocationFiles`."""
+
+    def __init__(self, location: CheckpointLocation) -> None:
+        self._location = location
+
+    @property
+    def path(self) -> str:
+        """As Spark has it."""
+        return self._location.path
+
+    def list(self, folder: str) -> list[str]:
+        """Every file below a folder."""
+        return self._location.files(folder)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file in pieces."""
+        return self._location.chunks(name)
+
+
+def open_at(job: Job, uri: str) -> ObjectStore:
+    """A place for savepoints, reached as the job's own store is."""
+    return open_store(uri, new_id=system.new_id, options=job.options)
+
+
+def take(
+    spark: SparkSession, job: Job, launch: Launch | None, to: str | None, timeout_s: float
+) -> Savepoint:
+    """A savepoint of the query that a launch started, whether it runs or has stopped.
+
+    Raises:
+        SettingError: nothing was started. Else as `create_savepoint`.
+    """
+    if launch is None or launch.location_path is None:
+        raise SettingError(
+            f"Job {job.name!r} has not been started by this backend, so where Spark's checkpoint "
+            f"location is is not known.",
+            todo="Start the query first, or use `statebackend savepoint create` with "
+            "--checkpoint-location.",
+        )
+    deadline_s = system.monotonic_s() + timeout_s
+
+    def check_time(size_bytes: int) -> None:
+        if system.monotonic_s() > deadline_s:
+            raise StoreUnreachableError(
+                f"The savepoint of job {job.name!r} was not finished after {timeout_s:g} s.",
+                todo="Give it more time (timeout_s=).",
+            )
+
+    def open_target(savepoint_id: str) -> ObjectStore:
+        target = open_at(job, to or default_folder(job.uri, job.name, savepoint_id))
+        probe(target, new_id=system.new_id)
+        return target
+
+    location = CheckpointLocation(spark, launch.location_path)
+    making = Making(
+        store=job.store,
+        job=job.name,
+        location=SparkLocation(location),
+        manifests=job.manifests,
+        open_target=open_target,
+        new_id=system.new_id,
+        now_ms=system.wall_ms,
+        writer=system.process_name(),
+        tick=check_time,
+    )
+    running = launch.is_active()
+    if not running:
+        launch.session.drain(timeout_s)  # its last record may be on its way
+    with launch.session.cleaner.held():
+        while True:
+            try:
+                return create_savepoint(making)
+            except NotRestorableError:
+                # A query that has just been started has nothing yet; one that was rescaled needs
+                # one more epoch.
+                if not running or system.monotonic_s() + _WAIT_S > deadline_s:
+                    raise
+            running = launch.is_active()  # asked before the next look: it may be the last
+            system.sleep_s(_WAIT_S)
+
+
+def listed(job: Job) -> list[SavepointInfo]:
+    """The job's savepoints in the place where they go if nobody says another."""
+    folder = savepoints_folder(job.uri)
+    store = open_at(job, folder)
+    return list_savepoints(store, lambda name: open_at(job, below(folder, name)), job=job.name)
+
+
+# --- queries that begin with one -----------------------------------------------------------------
+
+
+def saved_lineages(source: str | Savepoint, job: Job) -> dict[str, OperatorLineage]:
+    """The operators of a savepoint, by uid. Raises as `read_savepoint`, and for a damaged log."""
+    store = open_at(job, source if isinstance(source, str) else source.uri)
+    savepoint = read_savepoint(store)
+    return dict(saved_state(store, savepoint, _log_of(store, savepoint)).lineages)
+
+
+def _log_of(store: ObjectStore, savepoint: Savepoint) -> CommitLog:
+    return CommitLog(store, job=savepoint.job, writer=system.process_name(), new_id=system.new_id)
+
+
+def begin_with(
+    source: str | Savepoint,
+    job: Job,
+    location: CheckpointLocation | None,
+    check: Callable[[list[Manifest]], Any],
+) -> None:
+    """Give a new job a savepoint's state, and a new checkpoint location where its sources stood.
+
+    First the state, then the location, `metadata` last: wherever this is cut, the next start goes
+    on with it. For a job that has begun with this savepoint, and its location, it does nothing.
+
+    Args:
+        source: the savepoint, or its URI.
+        check: refuses what the query cannot take over; called before anything is written.
+
+    Raises:
+        CheckpointLocationError: job or location have begun with something else.
+        NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
+    """
+    store = open_at(job, source if isinstance(source, str) else source.uri)
+    savepoint = read_savepoint(store)
+    log = job.log()
+    begun = standing(log, job.name, savepoint)
+    if location is None:
+        if begun.standing is Standing.BEGUN:
+            return  # the location is checked once the query has one
+        raise SettingError(
+            "A query that begins with a savepoint needs its checkpoint location prepared.",
+            todo="Give the writer .option('checkpointLocation', ...), or say "
+            "backend.starting(checkpoint_location=...).",
+        )
+    progress = location.progress()
+    if begun.standing is Standing.BEGUN and progress.query_id is not None:
+        return  # whether it is that query's is decided as for every start
+    _refuse_used(location, progress, savepoint, store)
+    query_id = begun.query_id
+    if begun.standing is not Standing.BEGUN:
+        state = saved_state(store, savepoint, _log_of(store, savepoint))
+        check([kept.manifest for kept in state.records])
+        query_id = str(uuid.UUID(system.new_id()))
+        begin_job(state, savepoint, store, job.store, log, query_id=query_id, new_id=system.new_id)
+    for file in savepoint.spark:
+        if file.name != "metadata":
+            location.write(file.name, _checked(store, file))
+    location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
+    _log.warning(
+        "job %s begins with the savepoint %s of job %s, after epoch %d; query %s",
+        job.name,
+        savepoint.id,
+        savepoint.job,
+        savepoint.epoch,
+        query_id,
+    )
+
+
+def _refuse_used(
+    location: CheckpointLocation,
+    progress: LocationProgress,
+    savepoint: Savepoint,
+    store: ObjectStore,
+) -> None:
+    """Only an empty location may be prepared, or one whose preparation was cut."""
+    ours = {file.name: file.digest for file in savepoint.spark}
+    used = f"is of query {progress.query_id}" if progress.query_id is not None else ""
+    if not used:
+        for folder in ("offsets", "commits", "sources", "state"):
+            for name in location.files(folder):
+                if ours.get(name) != _digest(location.chunks(name)):
+                    used = used or f"holds {name}, which is not the savepoint's"
+    if used:
+        raise CheckpointLocationError(
+            f"A query cannot begin with the savepoint {store.uri} at the checkpoint location "
+            f"{location.path}: it {used}.",
+            todo="Give the query a checkpoint location that was never used; one that has batches "
+            "already goes on without savepoint=.",
+        )
+
+
+def _digest(pieces: Iterator[bytes]) -> str:
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _checked(store: ObjectStore, file: SavepointFile) -> Iterator[bytes]:
+    """A file of the savepoint; what it raises at its end keeps it from getting its name."""
+    hasher = blake3()
+    for piece in store.get_chunks(f"{SPARK_FOLDER}{file.name}"):
+        hasher.update(piece)
+        yield piece
+    if hasher.hexdigest() != file.digest:
+        raise CorruptionError(
+            f"The file {SPARK_FOLDER}{file.name} in {store.uri} is not what savepoint.json names.",
+            todo="Restore it from another copy of the store, or use another savepoint.",
+        )
+
+
+def refuse_half_begun(job: str, manifests: list[Manifest]) -> None:
+    """Refuse to start without ``savepoint=`` what was to begin with one, and was cut.
+
+    Raises:
+        NotRestorableError: naming the savepoint.
+    """
+    uri = left_in_the_middle(manifests)
+    if uri:
+        raise NotRestorableError(
+            f"Job {job!r} was to begin with the savepoint {uri}, and that was cut.",
+            todo=f"Start it with savepoint={uri!r} again, or give the query another job= name.",
+        )
+
+
+def prepare_sink(
+    source: str | Savepoint, job: Job, location: CheckpointLocation, format_: str, path: str
+) -> None:
+    """Have a file sink begin where the savepoint stands.
+
+    It keeps a log of its own beside its files, with every batch, and takes in only what comes after
+    the last one in it; every tenth batch or so it puts the log together, and fails where one is
+    missing. So in a new folder the log begins with the savepoint's batch, without files.
+
+    Raises:
+        CheckpointLocationError: the folder has batches already that the query would leave out.
+    """
+    if format_.lower() not in _FILE_SINKS:
+        return
+    epoch = read_savepoint(open_at(job, source if isinstance(source, str) else source.uri)).epoch
+    folder = location.at(path)
+    names = (name.rpartition("/")[2].removesuffix(".compact") for name in folder.files(_SINK_LOG))
+    batches = [int(name) for name in names if name.isdigit()]
+    if not batches:
+        folder.write(f"{_SINK_LOG}/{epoch}.compact", iter([b"v1"]))
+    elif location.progress().last_commit == epoch and max(batches) > epoch + 1:
+        raise CheckpointLocationError(
+            f"The sink's folder {path} has batches up to {max(batches)} already, and the query "
+            f"begins after batch {epoch}: the sink would leave out what it puts out up to there.",
+            todo="Give the query a folder of its own to write into.",
+        )
+
+
+def warn_of_sources(df: DataFrame) -> None:
+    """Say of which sources it is not known whether a clone reads on exactly."""
+    for source in sources_of(df):
+        if source.name not in EXACT_SOURCES or source.cleans:
+            _log.warning(
+                "of the source %s it is not known whether a query that begins with a savepoint "
+                "reads on exactly where the savepoint stands",
+                source.name,
+            )

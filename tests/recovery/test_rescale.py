@@ -1,0 +1,419 @@
+"""A change of parallelism carried out: real stores on several hosts, a real session and log.
+
+Whatever is run, killed, lost, damaged and rescaled, each subtask begins with the plain model's
+state of its key groups, and nobody has a key twice.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recovery import restore
+from recovery.keeper import Keeper, KeeperSettings
+from recovery.local import Clock, LocalSubtask
+from recovery.restore import OpenSubtask, Restorer, Site
+from recovery.upload import BaseUpload, Uploaded
+from snapshot.bases import BasePolicy
+from snapshot.messages import (
+    AncestorCopy,
+    BaseGrant,
+    BeginReply,
+    LocalCopy,
+    RestoreReport,
+    SlicePart,
+)
+from snapshot.names import data_name
+from snapshot.storage.counting import CountingStore
+from snapshot.storage.memory import MemoryStore
+from statebackend.keygroups import KeyGroupRange, key_group_range
+from statebackend.state.table import StateTable
+from tests.recovery.driver import (
+    MAX_PARALLELISM,
+    Changes,
+    Started,
+    State,
+    ack_of,
+    base_of,
+    begin_of,
+    changed,
+    done_of,
+    new_id,
+    part_of,
+    renewal_of,
+)
+from tests.recovery.test_restore import SMALL, Ticks
+
+HOSTS = ("a", "b")
+
+
+def key(group: int, name: int = 0) -> bytes:
+    return bytes([0, group, name])
+
+
+class Told:
+    """Tells the session of an upload."""
+
+    def __init__(self, world: World, grant: BaseGrant, subtask: int) -> None:
+        self.session = world.started.session
+        self.grant, self.subtask = grant, subtask
+
+    def renew(self) -> None:
+        self.session.base_renewed(renewal_of(self.grant, self.subtask))
+
+    def give_up(self) -> None:
+        self.session.base_renewed(renewal_of(self.grant, self.subtask, given_up=True))
+
+    def done(self, uploaded: Uploaded) -> None:
+        self.session.base_done(done_of(self.grant, uploaded, self.subtask))
+
+
+class World:
+    """A job on some hosts, at any parallelism."""
+
+    def __init__(self, root: Path, parallelism: int, *, large: bool, **options: Any) -> None:
+        self.root, self.large, self.options = root, large, options
+        self.durable = CountingStore(MemoryStore())
+        self.keepers: dict[str, Keeper] = {}
+        self.epoch = self.attempts = 0
+        self.truth: dict[int, State] = {-1: {}}
+        self.reports: list[RestoreReport] = []
+        self.begins = 0
+        self.start(parallelism)
+
+    def start(self, parallelism: int) -> None:
+        """A driver, at a parallelism; Spark runs the batch of the epoch next."""
+        self.parallelism = parallelism
+        self.started = Started(
+            self.durable,
+            {"op": parallelism},
+            first_epoch=self.epoch,
+            inline_budget_bytes=0 if self.large else 1 << 20,
+            policy=BasePolicy(
+                every_epochs=3, apart_every_epochs=3, apart_min_bytes=1, open_limit=8
+            ),
+            whole_limit_bytes=0 if self.large else 1 << 20,
+            clean_every_epochs=1,
+            **self.options,
+        )
+
+    def groups(self, subtask: int) -> KeyGroupRange:
+        return key_group_range(subtask, self.parallelism, MAX_PARALLELISM)
+
+    def local(self, host: str, subtask: int) -> LocalSubtask:
+        ticks = Ticks()
+        return LocalSubtask(
+            str(self.root / host),
+            job="clicks",
+            operator="op",
+            key_groups=self.groups(subtask),
+            new_id=new_id,
+            clock=Clock(ticks, ticks.sleep),
+            keeper=self.keepers.get(host),
+        )
+
+    def open(self, subtask: int, host: str) -> OpenSubtask:
+        self.attempts += 1
+
+        def ask(
+            copy: LocalCopy, ancestors: list[AncestorCopy] | None
+        ) -> tuple[BeginReply, list[bytes]]:
+            request = begin_of(self.epoch, subtask, attempt=self.attempts, copy=copy)
+            self.begins += 1
+            request = msgspec.structs.replace(request, ancestors=ancestors)
+            return self.started.session.begin(request)
+
+        opened = Restorer(
+            self.local(host, subtask),
+            Site(operator="op", subtask=subtask, host=host, executor="e"),
+            ask=ask,
+            store=self.durable,
+            now_s=Ticks(),
+            lease_timeout_s=1.0,
+            settings=SMALL,
+        ).open()
+        if opened.report is not None:
+            self.reports.append(opened.report)
+        return opened
+
+    def attempt(self, subtask: int, host: str, changes: Changes) -> None:
+        opened = self.open(subtask, host)
+        groups, reply = self.groups(subtask), opened.reply
+        marker = opened.store.marker()
+        assert marker is not None
+        assert (marker.key_group_start, marker.key_group_end) == (groups.start, groups.end)
+        assert (marker.epoch, marker.chain) == (reply.durable_epoch, reply.durable_chain)
+        table = StateTable(opened.store)
+        for epoch, rows in opened.layers:
+            table.add_layer(epoch, rows)
+        before = {k: v for k, v in self.truth[self.epoch - 1].items() if k[1] in groups}
+        assert dict(table.snapshot()) == before
+        local = self.local(host, subtask)
+        if not reply.restoring:
+            local.sweep_others(self.parallelism, MAX_PARALLELISM, run="run")
+        own = {k: v for k, v in changes.items() if k[1] in groups}
+        for k, v in own.items():
+            table.put(k, v)
+        keys, values = table.freeze(self.epoch).sorted()
+        delta = part_of(dict(zip(keys, values, strict=True)))
+        if reply.grant is not None:
+            self.upload(opened, reply.grant, subtask)
+        opened.incarnation.write_delta(self.epoch, delta.digest, delta.data)
+        base, after = None, dict(table.snapshot())
+        if reply.base_due and not self.large and after:
+            base = base_of(after)
+        local.give_back(opened.incarnation)
+        ack = ack_of(
+            reply.chain,
+            self.part(delta),
+            self.epoch,
+            subtask,
+            attempt=self.attempts,
+            base=base,
+            large_bytes=1 << 30 if self.large else 0,
+        )
+        self.started.session.ack(ack)
+
+    def part(self, part: SlicePart) -> SlicePart:
+        if not self.large or not part.size_bytes:
+            return part
+        name = data_name(self.started.tenure.generation, self.epoch, new_id())
+        self.durable.put(name, [part.data])
+        return SlicePart(digest=part.digest, size_bytes=part.size_bytes, rows=part.rows, name=name)
+
+    def upload(self, opened: OpenSubtask, grant: BaseGrant, subtask: int) -> None:
+        BaseUpload(
+            opened.incarnation,
+            grant,
+            store=self.durable,
+            generation=opened.reply.generation,
+            reporter=Told(self, grant, subtask),
+            now_s=Ticks(),
+        ).run()
+
+    def run(self, changes: Changes, rng: random.Random, *, only: int | None = None) -> None:
+        """An epoch on hosts that are drawn; ``only`` so many subtasks before the driver dies."""
+        subtasks = list(range(self.parallelism))
+        rng.shuffle(subtasks)
+        if only is not None:
+            subtasks = subtasks[: min(only, self.parallelism - 1)]
+        for subtask in subtasks:
+            self.attempt(subtask, rng.choice(HOSTS), changes)
+        if only is None:
+            self.truth[self.epoch] = changed(self.truth[self.epoch - 1], changes)
+            self.epoch += 1
+
+    def settle(self) -> None:
+        self.started.session.drain(30)
+        self.started.session.cleaner.drain(30)
+
+
+EPOCHS = st.lists(
+    st.dictionaries(
+        st.builds(key, st.integers(0, MAX_PARALLELISM - 1), st.integers(0, 2)),
+        st.one_of(st.none(), st.integers(0, 9).map(lambda n: b"%d" % n)),
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=3,
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), EPOCHS),
+        st.tuples(st.just("start"), st.integers(1, MAX_PARALLELISM)),
+        st.tuples(st.just("die"), st.integers(0, 3)),
+        st.tuples(st.just("repeat"), st.integers(1, MAX_PARALLELISM)),
+        st.tuples(st.just("lose"), st.sampled_from(HOSTS)),
+        st.tuples(st.just("damage"), st.integers(0, 1 << 16)),
+    ),
+    max_size=7,
+)
+
+
+def damage(world: World, rng: random.Random) -> None:
+    """A file of a local copy is cut short, gone, or has a wrong bit."""
+    files = [p for p in world.root.rglob("*") if p.is_file() and p.name not in ("lease", "holder")]
+    if not files:
+        return
+    path = rng.choice(sorted(files))
+    data, kind = path.read_bytes(), rng.randrange(3)
+    path.unlink()  # a hard link of it is another copy's
+    if kind == 1:
+        path.write_bytes(data[: len(data) // 2])
+    elif kind == 2 and data:
+        at = rng.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "files"])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(parallelism=st.integers(1, MAX_PARALLELISM), steps=STEPS, seed=st.integers(0, 1 << 30))
+def test_whatever_happens_each_subtask_begins_with_the_models_state(
+    tmp_path_factory: pytest.TempPathFactory,
+    large: bool,
+    parallelism: int,
+    steps: list[tuple[str, Any]],
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    world = World(tmp_path_factory.mktemp("w"), parallelism, large=large)
+    repeatable = False
+    changes: Changes = {}
+    try:
+        for what, value in [*steps, ("run", [{}])]:
+            if what == "run":
+                for changes in value:
+                    world.run(changes, rng)
+                repeatable = True
+            elif what == "start":
+                world.settle()
+                world.start(value)
+            elif what == "die":
+                world.run({key(rng.randrange(8)): b"lost"}, rng, only=value)
+                world.settle()
+                world.start(world.parallelism)
+            elif what == "repeat" and repeatable:  # Spark had not committed the newest batch
+                world.settle()
+                world.epoch -= 1
+                world.start(value)
+                world.run(changes, rng)
+            elif what == "lose":
+                shutil.rmtree(world.root / value, ignore_errors=True)
+            elif what == "damage":
+                damage(world, rng)
+        world.settle()
+    finally:
+        shutil.rmtree(world.root, ignore_errors=True)
+
+
+def filled(world: World, epochs: int = 4) -> random.Random:
+    rng = random.Random(3)
+    for number in range(epochs):
+        world.run({key(g, number % 2): b"%d" % number for g in range(MAX_PARALLELISM)}, rng)
+    return rng
+
+
+def on_one_host(world: World, changes: Changes) -> list[RestoreReport]:
+    world.reports.clear()
+    for subtask in range(world.parallelism):
+        world.attempt(subtask, "a", changes)
+    world.truth[world.epoch] = changed(world.truth[world.epoch - 1], changes)
+    world.epoch += 1
+    return list(world.reports)
+
+
+@pytest.fixture(params=[False, True], ids=["small", "files"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Two subtasks, all on host a."""
+    made = World(tmp_path, 2, large=request.param)
+    for number in range(4):
+        on_one_host(made, {key(g): b"%d" % number for g in range(MAX_PARALLELISM)})
+    return made
+
+
+def reads(world: World) -> int:
+    counts = world.durable.counts
+    return sum(counts[verb].requests for verb in ("get", "get_range", "get_tail") if verb in counts)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 4, 8])
+def test_with_the_parents_on_the_host_no_state_is_read_from_the_store(
+    world: World, parallelism: int
+) -> None:
+    world.settle()
+    world.start(parallelism)
+    before = reads(world)
+    reports = on_one_host(world, {key(1): b"next"})
+    assert {one.source for one in reports} == {"local"}
+    assert sum(one.durable_reads for one in reports) == 0
+    assert reads(world) == before
+
+
+def test_a_subtask_whose_key_groups_stay_goes_on_with_its_own_store(tmp_path: Path) -> None:
+    world = World(tmp_path, 3, large=False)  # 0-2, 3-5, 6-7
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+    names = {path.name for path in (tmp_path / "a").glob("*/op/*")} or {
+        path.name for path in (tmp_path / "a" / "clicks" / "op").iterdir()
+    }
+    assert names == {"0-2", "3-5", "6-7"}
+    incarnation = (tmp_path / "a/clicks/op/6-7/current").read_text()
+    world.start(4)  # 0-1, 2-3, 4-5, 6-7
+    on_one_host(world, {})
+    assert (tmp_path / "a/clicks/op/6-7/current").read_text() == incarnation
+
+
+def test_what_the_others_left_is_removed_once_all_have_their_state(world: World) -> None:
+    world.start(4)
+    folder = world.root / "a" / "clicks" / "op"
+    on_one_host(world, {})
+    assert {path.name for path in folder.iterdir()} >= {"0-3", "4-7"}
+    on_one_host(world, {})
+    assert {path.name for path in folder.iterdir()} == {"0-1", "2-3", "4-5", "6-7"}
+
+
+def test_on_a_host_without_copies_the_parents_come_from_the_store(world: World) -> None:
+    world.settle()
+    world.start(1)
+    world.reports.clear()
+    world.attempt(0, "b", {})
+    (report,) = world.reports
+    assert report.source == "durable"
+    assert report.durable_reads > 0
+
+
+def test_one_parent_here_and_one_not(world: World) -> None:
+    world.settle()
+    shutil.rmtree(world.root / "a/clicks/op/4-7")
+    world.start(1)
+    (report,) = on_one_host(world, {})
+    assert report.source == "mixed"
+
+
+def test_a_child_that_was_half_made_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    world.settle()
+    world.start(1)
+    real = restore.as_lists
+
+    def killed(rows: Any) -> Any:
+        raise KeyboardInterrupt  # the process ends here: nothing is cleaned up behind it
+
+    monkeypatch.setattr(restore, "as_lists", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.attempt(0, "a", {})
+    monkeypatch.setattr(restore, "as_lists", real)
+    (report,) = on_one_host(world, {})
+    assert report.source == "local"
+
+
+def test_a_damaged_parent_is_marked_and_the_store_asked(world: World) -> None:
+    world.settle()
+    (current,) = (world.root / "a/clicks/op/0-3").glob("*/db/CURRENT")
+    current.write_text("nothing\n")
+    world.start(1)
+    (report,) = on_one_host(world, {})
+    assert report.source == "mixed"
+
+
+def test_a_store_that_another_process_keeps_open_is_asked_for(tmp_path: Path) -> None:
+    world = World(tmp_path, 2, large=False)
+    ticks = Ticks()
+    world.keepers["a"] = Keeper(
+        Clock(ticks, ticks.sleep), KeeperSettings(open_limit=4, idle_close_s=1e9), tmp_path / "k"
+    )
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+    world.start(1)
+    reports = on_one_host(world, {key(0): b"2"})
+    assert [one.source for one in reports] == ["local"]
+    world.keepers["a"].close()
