@@ -25,6 +25,7 @@ _BENCHMARKS = (
     "epochs",
     "takeover",
     "handover",
+    "recovery",
     "rescale",
     "profile",
     "requests",
@@ -168,6 +169,13 @@ def _run_store(
 
         found = memory(base_mb=64 if quick else 1024, input_mb=200 if quick else 4000, work=folder)
         return found, memory_text(found)
+    if name == "recovery":
+        from bench.recovery import recovery, recovery_text
+
+        found = recovery(
+            state_bytes=(64 if quick else 1024) << 20, repeats=3 if quick else 7, work=folder
+        )
+        return found, recovery_text(found)
     if name == "rescale":
         from bench.rescale import rescale, rescale_text
 

@@ -130,12 +130,13 @@ def _one_into_two(work: Path, sampled: Keys) -> dict[str, Any]:
         children[name] = store, range(first, last + 1)
     found["both usable"] = round(time.perf_counter() - start, 4)
     for store, _ in children.values():
-        store.compact_clipped()
+        store.compact_clipped(after_s=600.0)
     for name, (store, groups) in children.items():
         found[name]["reads at once"] = _reads(store, sampled, groups)
+    start = time.perf_counter()
     for store, _ in children.values():
         store.settle_compaction()
-    found["both freed"] = round(time.perf_counter() - start, 1)
+    found["freeing both"] = round(time.perf_counter() - start, 1)
     for name, (store, groups) in children.items():
         store.close()
         found[name]["bytes"] = _bytes(work / name)
@@ -149,11 +150,14 @@ def _two_into_one(work: Path, sampled: Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
     groups = (0, _GROUPS - 1)
     parents = [(work / "low", 0, _HALF - 1), (work / "high", _HALF, _GROUPS - 1)]
-    start = time.perf_counter()
-    _copied(work / "high", work / "copied")
-    found["copying"] = round(time.perf_counter() - start, 4)
-    found["copied_bytes"] = _bytes(work / "copied")
-    shutil.rmtree(work / "copied")
+    copying = []
+    for _ in range(2):
+        start = time.perf_counter()
+        _copied(work / "high", work / "copied")
+        copying.append(time.perf_counter() - start)
+        found["copied_bytes"] = _bytes(work / "copied")
+        shutil.rmtree(work / "copied")
+    found["copying"] = round(min(copying), 4)
     store, found["local"] = _made(work / "both", parents, groups, sampled[-1][0])
     found["reads"] = _reads(store, sampled, range(_GROUPS))
     store.close()
@@ -222,8 +226,8 @@ def rescale_text(found: dict[str, Any]) -> str:
             f"{reads(one['reads once freed'])}",
         ]
     lines += [
-        f"  both usable after {split['both usable']:.3f} s, one after the other; what was cut off "
-        f"freed after {split['both freed']:.1f} s",
+        f"  both usable after {split['both usable']:.3f} s, one after the other; freeing what was "
+        f"cut off, in the background: {split['freeing both']:.1f} s",
         f"  2 -> 1: usable after {joined['local']['usable']:.3f} s; copying the smaller parent's "
         f"{joined['copied_bytes'] / 1e9:.2f} GB alone takes {joined['copying']:.3f} s: "
         f"{joined['local']['usable'] / joined['copying']:.2f} times that",

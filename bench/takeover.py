@@ -50,11 +50,11 @@ _VALUE = T.StructType([T.StructField("n", T.LongType())])
 _ROCKSDB = ("RocksStore.open", "RocksStore.get", "RocksStore._write")
 _STEPS = (
     "recovery.local:LocalSubtask.acquire",
-    "recovery.local:Incarnation.describe",
-    "recovery.local:Incarnation.drop_deltas",
-    "recovery.local:Incarnation.read_delta",
+    "recovery.incarnation:Incarnation.describe",
+    "recovery.incarnation:Incarnation.drop_deltas",
+    "recovery.incarnation:Incarnation.read_delta",
     "recovery.local:LocalSubtask.sweep",
-    "recovery.restore:iter_delta",
+    "recovery.steps:iter_delta",
     "recovery.restore:Restorer._apply",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.get",

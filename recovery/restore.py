@@ -301,17 +301,16 @@ class Restorer:
         folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
         self._reader.fetch_files(held, step, bodies, folder)
         try:
-            return open_store(str(folder), self._settings)
+            store = open_store(str(folder), self._settings)
+            _check_marker(store, step)
         except LocalCopyError as error:
             raise DamagedStep(step, error, torn=True) from error
+        return store
 
     def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:
         """Fetch RocksDB's own files into an incarnation that has no store yet."""
         data = self._reader.fetch_files(held, step, bodies, held.path / "db")
-        marker = held.open_store(self._settings).marker()
-        if marker is None or (marker.epoch, marker.chain) != (step.epoch, step.chain):
-            other = CorruptionError(f"The base of epoch {step.epoch} holds another state.")
-            raise DamagedStep(step, other, torn=True)
+        _check_marker(held.open_store(self._settings), step)
         held.remember_uploaded(data)
 
     def _marker(self, reply: BeginReply, epoch: int, chain: str) -> Marker:
@@ -349,6 +348,15 @@ class Restorer:
         )
         _log.info("restored %s", report)
         return report
+
+
+def _check_marker(store: Store, step: RestoreStep) -> None:
+    """Refuse a base of files that holds another state than its index was named for."""
+    marker = store.marker()
+    if marker is None or (marker.epoch, marker.chain) != (step.epoch, step.chain):
+        store.close()
+        other = CorruptionError(f"The base of epoch {step.epoch} holds another state.")
+        raise DamagedStep(step, other, torn=True)
 
 
 @dataclass(frozen=True)

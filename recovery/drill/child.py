@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _LOOK_EVERY_S: Final = 0.2
+_AGAIN_S: Final = 1.0
 _DURABLE_WITHIN_S: Final = 120.0
 # Short lives on few cores: what the JVM would spend on optimising its code is half of all the time.
 _JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -66,12 +68,20 @@ class _Watch:
             self._events.tell(Event(kind="epoch", epoch=epoch))
         # The whole of Spark's words for it: a source or a sink may say "Waiting" too.
         if self._rebalance.exists():
-            self._backend.rebalance()
-            self._rebalance.unlink()
+            self._place_anew(int(self._rebalance.read_text()))
         idle = self._query.status["message"] == "Waiting for data to arrive"
         if idle != self._idle:
             self._idle = idle
             self._events.tell(Event(kind="idle" if idle else "busy"))
+
+    def _place_anew(self, executors: int) -> None:
+        """By hand, and again with the next look if so many executors have not registered yet."""
+        self._backend.rebalance()
+        last = self._backend.progress().last_rebalance
+        if last is None or not last.executors_after or len(last.executors_after) >= executors:
+            self._rebalance.unlink()
+        else:
+            time.sleep(_AGAIN_S)
 
 
 def main() -> None:

@@ -197,10 +197,15 @@ class LiveStage:
         """Another parallelism, for all drivers that are started from now on."""
         self.parallelism = parallelism
 
-    def rebalance(self) -> None:
-        """Have the running driver place its subtasks anew. Raises `DrillError` if it does not."""
+    def rebalance(self, executors: int) -> None:
+        """Have the running driver place its subtasks anew, on so many executors at least.
+
+        Raises `DrillError` if it does not.
+        """
         asked = self.root / REBALANCE
-        asked.touch()
+        draft = asked.with_suffix(".draft")
+        draft.write_text(str(executors))
+        draft.rename(asked)  # whole at once
         self.until(lambda: not asked.exists(), "subtasks to be placed anew", _REBALANCED_S)
 
     def restored(self) -> int:

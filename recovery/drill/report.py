@@ -16,6 +16,7 @@ import msgspec
 
 from recovery.drill.outcome import NOTHING_COMPARED, DrillReport, DriverLife, Recovery, Struck
 from statebackend.errors import EnvironmentMissingError
+from statebackend.texts import size
 
 __all__ = [
     "after",
@@ -26,7 +27,6 @@ __all__ = [
     "duration",
     "how_it_went",
     "seconds",
-    "size",
     "verdict_line",
     "write_html",
 ]
@@ -123,16 +123,6 @@ def duration(amount_s: float) -> str:
     minutes, rest_s = divmod(round(amount_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
-
-
-def size(size_bytes: int) -> str:
-    """Bytes for people: 1536 is 1.5 KiB."""
-    amount, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 # --- text -----------------------------------------------------------------------------------------

@@ -97,8 +97,11 @@ class Stage(Protocol):
     def rescale(self, parallelism: int) -> None:
         """Another parallelism, for all drivers that are started from now on."""
 
-    def rebalance(self) -> None:
-        """Have the running driver place its subtasks anew. Raises `DrillError` if it does not."""
+    def rebalance(self, executors: int) -> None:
+        """Have the running driver place its subtasks anew, on so many executors at least.
+
+        Raises `DrillError` if it does not.
+        """
 
     def restored(self) -> int:
         """How many subtasks have told the newest driver that they have their state back."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from recovery.drill.outcome import DrillReport, DriverLife, Recovery, Struck
-from recovery.drill.report import after, how_it_went, seconds, size
+from recovery.drill.report import after, how_it_went, seconds
+from statebackend.texts import size
 
 __all__ = ["Bar", "Lane", "Mark", "Row", "Timeline", "timeline"]
 

@@ -20,7 +20,10 @@ from statebackend.errors import SettingError
 __all__ = ["REBALANCE", "Event", "FunctionAddress", "Told", "address_of"]
 
 REBALANCE: Final = "rebalance"
-"""A file of this name in the drill's folder asks for that; the driver removes it when done."""
+"""A file of this name in the drill's folder asks for that, and says on how many executors.
+
+The driver removes it when it is done.
+"""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,6 @@ __all__ = [
     "guarded",
     "reading",
     "say_json",
-    "size",
     "table",
     "when",
 ]
@@ -101,16 +100,6 @@ def table(*columns: str, title: str = "") -> Table:
 def counted(number: int, noun: str) -> str:
     """1 claim, 2 claims."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def size(size_bytes: int) -> str:
-    """Bytes for people: 1536 is 1.5 KiB."""
-    amount, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def when(at_ms: int | None) -> str:

@@ -24,11 +24,12 @@ from recovery.savepoint_spark import StoreLocation
 from recovery.verify import VerifyReport, verify
 from snapshot.log import CommitLog
 from snapshot.storage.base import ObjectStore
-from snapshot.storage.open import probe
+from snapshot.storage.open import S3_SCHEMES, probe
 from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.jobs import Place, place_of
-from statebackend.cli.output import console, counted, guarded, reading, say_json, size, table, when
+from statebackend.cli.output import console, counted, guarded, reading, say_json, table, when
+from statebackend.texts import size
 
 __all__ = ["app"]
 
@@ -66,8 +67,7 @@ def create_one(
     s3_region: Region = "",
 ) -> None:
     """Copy the newest epoch of a query that has stopped. A running one makes its own."""
-    place = place_of(uri, s3_endpoint, s3_region)
-    store = place.job(job)
+    store = _place(uri, s3_endpoint, s3_region).job(job)
     location = checkpoint_location
     if ":" not in location.partition("/")[0]:
         location = os.path.abspath(location)
@@ -122,7 +122,7 @@ def list_all(
     if bool(uri) == bool(within):
         raise typer.BadParameter("give one of --uri and --in")
     folder = within or savepoints_folder(uri)
-    place = place_of(folder, s3_endpoint, s3_region)
+    place = _place(folder, s3_endpoint, s3_region)
     found = list_savepoints(
         place.open(), lambda name: place.open(below(folder, name) if name else ""), job=job
     )
@@ -195,9 +195,14 @@ def delete_one(
         out.print(f"left alone, as not of the savepoint: {escape(', '.join(left[:10]))}")
 
 
+def _place(uri: str, endpoint: str, region: str) -> Place:
+    """A place; flags for S3 are for those of the places that are on S3."""
+    on_s3 = uri.partition(":")[0] in S3_SCHEMES
+    return place_of(uri, endpoint if on_s3 else "", region if on_s3 else "")
+
+
 def _at(uri: str, endpoint: str, region: str) -> ObjectStore:
-    place: Place = place_of(uri, endpoint, region)
-    return place.open()
+    return _place(uri, endpoint, region).open()
 
 
 def _show(out: Console, one: Savepoint) -> None:

@@ -13,7 +13,8 @@ from recovery.jobs import JobSummary
 from recovery.verify import VerifyReport
 from snapshot.cleaning import CleanReport, Tally
 from statebackend.cli.doctor import Check
-from statebackend.cli.output import counted, size, table, when
+from statebackend.cli.output import counted, table, when
+from statebackend.texts import size
 
 __all__ = ["checks", "cleaning", "description", "jobs", "verification"]
 

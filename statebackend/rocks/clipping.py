@@ -2,8 +2,10 @@
 
 A clipped store is a hard-linked copy with range tombstones over what lies outside of its key
 groups. It can be read and written at once; the files still hold what was cut off, until they are
-compacted. That is done in the background, a few files at a time: a file beside the database's own
-says that there is something to do, and goes when it is done.
+compacted. That is done in the background, a few files at a time and not in the first seconds, which
+belong to the first rows. A file beside the database's own says that there is something to do, and
+goes when it is done; until then RocksDB begins no compaction by itself (it would at once, because
+of the tombstones).
 """
 
 from __future__ import annotations
@@ -110,14 +112,16 @@ def _pieces(
 class Compaction:
     """Frees what was cut off from an open database, in a thread."""
 
-    def __init__(self, db: Any, path: str) -> None:
+    def __init__(self, db: Any, path: str, after_s: float) -> None:
         self._db, self._path = db, path
+        self._after_s, self._at_once = after_s, threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="statebackend-compact", daemon=True)
         _running.add(self)
         self._thread.start()
 
     def _run(self) -> None:
+        self._at_once.wait(self._after_s)
         note = os.path.join(self._path, _NOTE)
         try:
             with open(note, "rb") as file:
@@ -128,17 +132,20 @@ class Compaction:
                 self._db.compact_range(start, end)
             if not self._stopping:
                 os.unlink(note)
+                self._db.set_options({"disable_auto_compactions": "false"})
         except Exception as error:
             # It is in nobody's way: what is damaged is found by those who read it.
             _log.warning("%s: %s", self._path, classify(error, self._path).what)
 
     def wait(self) -> None:
-        """Until it is done."""
+        """Begin now, and wait until it is done."""
+        self._at_once.set()
         self._thread.join()
 
     def stop(self) -> None:
         """End it at once; the database refuses all but reads and being closed from here on."""
         self._stopping = True
+        self._at_once.set()
         self._db.cancel_all_background(True)
         self._thread.join()
 

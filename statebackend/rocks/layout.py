@@ -15,12 +15,21 @@ from operator import le
 from typing import Final
 
 import msgspec
+from blake3 import blake3
 
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange, group_key
 from statebackend.rocks.reading import META_PREFIX
 
-__all__ = ["LAYOUT_FILE", "Layout", "Routes", "read_layout", "write_layout"]
+__all__ = [
+    "LAYOUT_FILE",
+    "Layout",
+    "Routes",
+    "decode_layout",
+    "encode_layout",
+    "read_layout",
+    "write_layout",
+]
 
 LAYOUT_FILE: Final = "PARTS"
 _FORMAT: Final = 1
@@ -50,25 +59,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
-def write_layout(folder: str, layout: Layout) -> None:
-    """Into the store's folder."""
-    with open(os.path.join(folder, LAYOUT_FILE), "wb") as file:
-        file.write(msgspec.json.encode(layout))
+def encode_layout(layout: Layout) -> bytes:
+    """The layout as a file has it: JSON, and its digest in a line of its own.
+
+    A route that is another by one bit would lead to a part that lacks the keys, without an error.
+    """
+    return _signed(msgspec.json.encode(layout))
 
 
-def read_layout(folder: str) -> Layout | None:
-    """The layout of a store in parts; None for a store that is one database.
+def _signed(text: bytes) -> bytes:
+    return text + b"\n" + blake3(text).hexdigest().encode()
+
+
+def decode_layout(data: bytes, path: str) -> Layout:
+    """The layout that a file holds.
 
     Raises:
-        LocalCopyError: it is none.
+        LocalCopyError: it is none; ``path`` says which.
     """
-    path = os.path.join(folder, LAYOUT_FILE)
+    text = data.partition(b"\n")[0]
+    if _signed(text) != data:
+        raise _damaged(path, "it is not what its digest says")
     try:
-        with open(path, "rb") as file:
-            layout = msgspec.json.decode(file.read(_LIMIT_BYTES), type=Layout)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        layout = msgspec.json.decode(text, type=Layout)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     if layout.format > _FORMAT:
         raise _damaged(path, f"it has the format version {layout.format}")
@@ -80,6 +94,29 @@ def read_layout(folder: str) -> Layout | None:
     if not all(0 <= part < len(names) for _, part in layout.routes):
         raise _damaged(path, "it names a part that it does not have")
     return layout
+
+
+def write_layout(folder: str, layout: Layout) -> None:
+    """Into the store's folder."""
+    with open(os.path.join(folder, LAYOUT_FILE), "wb") as file:
+        file.write(encode_layout(layout))
+
+
+def read_layout(folder: str) -> Layout | None:
+    """The layout of a store in parts; None for a store that is one database.
+
+    Raises:
+        LocalCopyError: it is none.
+    """
+    path = os.path.join(folder, LAYOUT_FILE)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _damaged(path, str(error)) from error
+    return decode_layout(data, path)
 
 
 def _damaged(path: str, reason: str) -> LocalCopyError:

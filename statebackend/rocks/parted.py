@@ -307,10 +307,10 @@ class PartedStore:
         """Whether what a branch cut off still takes room."""
         return any(part.clipped for part in self._parts)
 
-    def compact_clipped(self) -> None:
+    def compact_clipped(self, after_s: float = 5.0) -> None:
         """As :meth:`RocksStore.compact_clipped`, for each part."""
         for part in self._parts:
-            part.compact_clipped()
+            part.compact_clipped(after_s)
 
     def settle_compaction(self) -> None:
         """Wait for what :meth:`compact_clipped` began."""

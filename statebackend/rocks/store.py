@@ -99,14 +99,15 @@ class RocksStore(RocksReads):
         """Open or make the store at ``path``.
 
         Args:
-            compacting: whether RocksDB may begin to by itself.
+            compacting: whether RocksDB may begin to by itself; never of a store from which
+                something was cut off, see :meth:`compact_clipped`.
 
         Raises:
             StoreBusyError: another process has it open.
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
         options = store_options(settings or RocksSettings())
-        options.set_disable_auto_compactions(not compacting)
+        options.set_disable_auto_compactions(not compacting or is_clipped(path))
         try:
             return cls(Rdict(path, options, column_families={"default": options}), path)
         except Exception as error:
@@ -319,13 +320,17 @@ class RocksStore(RocksReads):
         """Whether what a branch cut off still takes room."""
         return is_clipped(self.path)
 
-    def compact_clipped(self) -> None:
+    def compact_clipped(self, after_s: float = 5.0) -> None:
         """Begin to free what a branch cut off, in a thread that :meth:`close` stops.
 
-        Returns at once. What was freed stays so; the rest is freed after the next opening.
+        Returns at once. What was freed stays so; the rest is freed after the next opening. To be
+        called whenever the store was opened: until it is done, RocksDB compacts nothing by itself.
+
+        Args:
+            after_s: seconds until it begins, for who has just been given the store.
         """
         if self._compaction is None and self.clipped:
-            self._compaction = Compaction(self._db, self.path)
+            self._compaction = Compaction(self._db, self.path, after_s)
 
     def settle_compaction(self) -> None:
         """Wait for what :meth:`compact_clipped` began."""

@@ -98,10 +98,7 @@ class FrameBuilder:
             StorageError: the store cannot be reached or written.
         """
         self._check_uid(uid)
-        if self._settings.commit == "async":
-            vouched = self._settings.repeatable_sources.split(",")
-            for one in (df,) if rules is None else (df, rules):
-                check_sources(one, [name.strip() for name in vouched])
+        self._check_repeatable(df, rules)
         output = parse_schema(output_schema, f"the output of operator {uid!r}")
         arrow_schema(output)
         rows = early.schema if early else df.schema
@@ -123,7 +120,7 @@ class FrameBuilder:
         task = SubtaskTask(spec, self._shipped(packed), self.token())
         if early:
             df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
-        if rules is not None:
+        elif rules is not None:
             df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
@@ -132,6 +129,15 @@ class FrameBuilder:
         self.operators[uid] = operator
         self.heartbeat = self.heartbeat or beat
         return result
+
+    def _check_repeatable(self, *frames: DataFrame | None) -> None:
+        """Refuse sources that cannot repeat a batch, where that may be asked of them."""
+        if self._settings.commit != "async":
+            return
+        vouched = [name.strip() for name in self._settings.repeatable_sources.split(",")]
+        for frame in frames:
+            if frame is not None:
+                check_sources(frame, vouched)
 
     def _with_rules(
         self, df: DataFrame, rules: DataFrame, names: list[str], operator: Operator

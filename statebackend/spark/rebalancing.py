@@ -141,8 +141,16 @@ class Rebalancer:
     def by_hand(self, book: ProgressBook | None, epoch: int | None) -> None:
         """Spread subtasks over the executors that are there now."""
         places = self._places()
-        if places is not None:
-            self._place(places, places.executors(), "by hand", book, epoch)
+        if places is None:
+            return
+        try:
+            executors = places.executors()
+        except Py4JError as error:
+            _log.info("all subtasks are placed anew, Spark names no executors: %s", _line(error))
+            places.drop(range(places.subtasks))
+            places.fill()
+            return
+        self._place(places, executors, "by hand", book, epoch)
 
     def watch(
         self, active: Callable[[], bool], book: ProgressBook, epoch: Callable[[], int | None]

@@ -29,7 +29,7 @@ from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
-from snapshot.storage.open import open_store, probe
+from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from statebackend import system
 from statebackend.errors import (
     CheckpointLocationError,
@@ -88,8 +88,9 @@ class SparkLocation:
 
 
 def open_at(job: Job, uri: str) -> ObjectStore:
-    """A place for savepoints, reached as the job's own store is."""
-    return open_store(uri, new_id=system.new_id, options=job.options)
+    """A place for savepoints; on S3 it is reached as the job's own store is."""
+    on_s3 = uri.partition(":")[0] in S3_SCHEMES
+    return open_store(uri, new_id=system.new_id, options=job.options if on_s3 else None)
 
 
 def take(

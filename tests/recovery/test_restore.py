@@ -495,7 +495,7 @@ def test_a_local_delta_that_vanished_is_the_durable_one_s_business(job: Job) -> 
         copy: LocalCopy, ancestors: list[AncestorCopy] | None
     ) -> tuple[BeginReply, list[bytes]]:
         path.unlink(missing_ok=True)  # after it was described
-        return real_begin(copy)
+        return real_begin(copy, ancestors)
 
     job.ask = ask  # type: ignore[method-assign]
     assert job.reopened().source == "mixed"

@@ -24,7 +24,7 @@ from statebackend.spark.launch import Launch, Operator
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Executor, Host, Worker, later
 from tests.sim.kernel import Process
-from tests.sim.location import Committed, Plan, State, after, plan_of, rows_of
+from tests.sim.location import GROUPS, Committed, Plan, State, after, plan_of, rows_of
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
 from tests.sim.threads import Event
@@ -36,6 +36,7 @@ __all__ = ["App", "QueryFailed"]
 
 _DEFAULTS = Settings.resolve({}, lambda _: None)
 _KEY = StructType()
+PARALLELISM_MAX = 5
 
 
 class QueryFailed(Exception):
@@ -93,8 +94,9 @@ class App:
         self.stage: Stage | None = None
         self.fenced = False
         self.attempts = 0
+        self.parallelism = world.shared.parallelism
         self.executors: list[Executor] = [Executor(self, host) for host in world.hosts]
-        self.places = {p: p % len(world.hosts) for p in range(config.parallelism)}
+        self.places = {p: p % len(world.hosts) for p in range(PARALLELISM_MAX)}
         self.settings = dataclasses.replace(
             _DEFAULTS,
             commit="async" if config.asynchronous else "sync",
@@ -132,12 +134,16 @@ class App:
 
     def _run_query(self) -> None:
         sched, shared = self.world.sched, self.shared
+        if sched.chance(self.world.config.rescale):
+            shared.parallelism = sched.random.randint(1, PARALLELISM_MAX)
+            sched.note("started at another parallelism", str(shared.parallelism))
+        self.parallelism = shared.parallelism
         launch = Launch(
             self,  # type: ignore[arg-type]
             self.job,
             sessions=[],
             operators={
-                "op": Operator("op", self.world.config.parallelism, 128, _KEY, {}),
+                "op": Operator("op", self.parallelism, GROUPS, _KEY, {}),
             },
             settings=self.settings,
             allow_dropped_state=False,
@@ -203,10 +209,8 @@ class App:
         else:
             sched.note("batch repeated", str(batch))
         before = shared.commits.get(batch - 1)
-        states: tuple[State | None, ...] = before.states if before else (None,) * config.parallelism
-        if batch == 0:
-            states = tuple({} for _ in range(config.parallelism))
-        stage = self.stage = Stage(self, session, plan, states)
+        state = before.state if before else None
+        stage = self.stage = Stage(self, session, plan, {} if batch == 0 else state)
         done = stage.run(query)
         if config.checked:
             if session not in self.sessions:
@@ -229,19 +233,19 @@ class App:
         if plan.batch in shared.commits or shared.offsets.get(plan.batch) is not plan:
             sched.note("concurrent update of the location")
             raise QueryFailed("multiple streaming queries are using the location")
-        rows = rows_of(plan, stage.salt, config.parallelism, config.keys)
-        if None in stage.states:  # a driver that was overtaken, or Spark skipped a batch
+        rows = rows_of(plan, stage.salt, 1, config.keys)[0]
+        if stage.state is None:  # a driver that was overtaken, or Spark skipped a batch
             sched.note("batch before is not there")
             raise QueryFailed("the batch before is not there")
-        model = [after(state or {}, rows[p]) for p, state in enumerate(stage.states)]
-        outputs: dict[int, State] | None = {p: dict(done[p].output) for p in sorted(done)}
-        if len(done) < config.parallelism:
+        state, model = after(stage.state, rows)
+        output: State | None = {k: v for p in sorted(done) for k, v in done[p].output.items()}
+        if len(done) < stage.parallelism:
             sched.note("batch read in part")
-            outputs = None
-        committed = Committed(plan, stage.salt, tuple(state for state, _ in model), outputs)
+            output = None
+        committed = Committed(plan, stage.salt, state, output)
         shared.commits[plan.batch] = committed
         shared.trim()
-        world.committed(self, session, committed, [output for _, output in model])
+        world.committed(self, session, committed, model)
 
     # --- what happens to it --------------------------------------------------------------------
 

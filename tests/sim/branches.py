@@ -59,6 +59,16 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a restore from a mixture": ("restored mixed",),
     "a restore with a layer on top": ("restored with a layer",),
     "a host is lost": ("host lost",),
+    # another parallelism
+    "a query is started at another parallelism": ("started at another parallelism",),
+    "a child is made of several local parents": ("child from several local parents",),
+    "a child is made of local and durable parents": ("child from parents: mixed",),
+    "a child is made of durable parents alone": ("child from parents: durable",),
+    "rescaled twice before a base": ("rescaled twice before a base",),
+    "an epoch is repeated at another parallelism": ("record supersedes one of another",),
+    "a child was left half made": ("child half made",),
+    "what a clip cut off is freed": ("what was cut off is freed",),
+    "a base of a store in parts": ("base committed in parts",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from greenlet import GreenletExit
 
+from snapshot.names import parse_base_name
 from snapshot.storage.base import (
     Buffer,
     Capabilities,
@@ -142,7 +143,8 @@ class SimStore(ObjectStore):
 
     def _read(self, name: str, data: bytes) -> bytes:
         """Now and then an answer is damaged on its way; the object is not."""
-        if data and self._sched.chance(self._config.flipped_read):
+        config, is_base = self._config, parse_base_name(name) is not None
+        if data and self._sched.chance(config.flipped_base if is_base else config.flipped_read):
             self._sched.note("answer damaged", name)
             at = self._sched.random.randrange(len(data))
             return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]

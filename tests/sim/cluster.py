@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from recovery.keeper import KeeperSettings
-from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
+from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
 from tests.sim.bucket import SimStore
@@ -45,9 +45,34 @@ class Client:
         if request.copy.applying:
             sched.note("copy half applied", request.copy.applying)
         reply, bodies = self._ask(endpoint, "begin", request, timeout_s)
+        self._note_parents(endpoint, request, reply)
         if reply.layers:
             sched.note("restored with a layer")
         return reply, bodies
+
+    def _note_parents(self, endpoint: Any, request: BeginRequest, reply: BeginReply) -> None:
+        """How a subtask is put together from those of another parallelism."""
+        sched = self._app.world.sched
+        if reply.look_for:
+            sched.note("told to look for parents")
+        stores = sum(step.kind == "store" for step in reply.steps)
+        parts = {
+            step.keep: "local" if step.found_at else "durable"
+            for step in reply.steps
+            if step.keep is not None
+        }
+        if not parts:
+            return
+        kinds = set(parts.values())
+        kind = "mixed" if len(kinds) > 1 else kinds.pop()
+        sched.note(f"child from parents: {kind}", f"{stores} stores, {len(parts)} parts")
+        if stores > 1:
+            sched.note("child from several local parents")
+        session = self._app.sessions.get(endpoint.session)
+        if session is not None and session._coordinator is not None:
+            own = session._coordinator.lineage("op").subtasks[request.subtask]
+            if any(parent.parents for parent in own.parents):
+                sched.note("rescaled twice before a base")
 
     def ack(self, endpoint: Any, request: AckRequest, *, timeout_s: float) -> Any:
         if request.restore is not None:

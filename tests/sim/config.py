@@ -17,8 +17,10 @@ class Config:
     """One world. Rates are per occasion, ``*_every_s`` mean times between two of them (0: never).
 
     Attributes:
-        parallelism: subtasks. hosts, workers: executors, and Python workers in each.
-        rows: of a batch, at most. keys: of a subtask.
+        parallelism: subtasks, at first; ``rescale``: how often another one is chosen at a start.
+        hosts, workers: executors, and Python workers in each.
+        rows: of a batch, at most. keys: a third of all that there are.
+        small_bytes: what is smaller is copied into another's store when a child is made.
         asynchronous, checked: how the query commits.
         arrow: deltas in their real format; else in a quicker one, under the same digests.
         indeterminate: an upstream stage that is run again gives other rows.
@@ -47,6 +49,7 @@ class Config:
     open_stores: int = 32
     lease_timeout_s: float = 0.1
     commit_timeout_s: float = 3.0
+    small_bytes: int = 0
     large_bytes: int = 0  # what a store says that it holds, at least: bases apart
     # the network, the stores
     store_s: float = 0.008
@@ -54,6 +57,7 @@ class Config:
     store_faults: float = 0.0
     torn_delete: float = 0.0
     flipped_read: float = 0.0
+    flipped_base: float = 0.0
     outage_every_s: float = 0.0
     hop_s: float = 0.001
     hop_timeout_s: float = 2.0
@@ -75,6 +79,7 @@ class Config:
     driver_killed_every_s: float = 0.0
     driver_frozen_every_s: float = 0.0
     query_stopped_every_s: float = 0.0
+    rescale: float = 0.0
     second_driver_every_s: float = 0.0
     outside_clean_every_s: float = 0.0
     local_damage_every_s: float = 0.0
@@ -88,6 +93,7 @@ class Config:
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
         for name, _, _ in (*_RATES, *_TIMES):
             setattr(quiet, name, 0.0)
+        quiet.rescale = 0.0
         return quiet
 
 
@@ -96,6 +102,7 @@ _RATES = (
     ("store_faults", 0.002, 0.06),
     ("torn_delete", 0.02, 0.3),
     ("flipped_read", 0.001, 0.02),
+    ("flipped_base", 0.001, 0.3),
     ("hop_faults", 0.002, 0.05),
     ("truncated", 0.01, 0.1),
     ("processor_fails", 0.002, 0.05),
@@ -163,6 +170,11 @@ def draw(random: Random) -> Config:
         config.reruns *= 0.5
     else:
         config.second_driver_every_s = 0.0
+    if random.random() < 0.5:
+        config.rescale = 0.1 * 9 ** random.random()
+        if not config.driver_killed_every_s and not config.query_stopped_every_s:
+            config.query_stopped_every_s = 2.0 * 10 ** random.random()
+    config.small_bytes = random.choice([0, 60, 1 << 20])
     return config
 
 

@@ -8,6 +8,7 @@ files, leases and the pointer is real; the disk is `files.Disk`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from recovery.folders import unusable
 from recovery.keeper import HOLDER, Keeper, KeeperSettings
 from recovery.local import Clock, Incarnation, LocalSubtask
 from statebackend.errors import LocalCopyError, StoreBusyError
-from statebackend.keygroups import key_group_range
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
-from statebackend.rocks.store import RocksStore
+from statebackend.rocks.clipping import LAST_GROUP, GroupRange
+from statebackend.rocks.layout import LAYOUT_FILE, Layout, decode_layout, encode_layout
+from statebackend.rocks.store import Marker, RocksStore
 from tests.sim.config import Config
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, Scheduler, current
@@ -28,6 +31,7 @@ from tests.sim.threads import Threading
 __all__ = ["ModelStore", "Opened", "SimKeeper", "SimSubtask", "ask_for", "files_state"]
 
 _META = rocks.META_PREFIX
+_CLIPPED = "CLIPPED"
 
 
 class Opened:
@@ -36,6 +40,13 @@ class Opened:
     def __init__(self) -> None:
         self.by_path: dict[str, Process] = {}
         self.collisions: list[str] = []
+        self._subtasks: dict[str, tuple[int, int]] = {}
+
+    def met(self, folder: str, marker: Marker) -> None:
+        """A store is in a subtask's folder: those of other key groups have folders of their own."""
+        groups = marker.key_group_start, marker.key_group_end
+        if self._subtasks.setdefault(folder, groups) != groups:
+            self.collisions.append(f"{folder} has stores of two subtasks")
 
 
 class ModelStore(RocksStore):
@@ -141,9 +152,66 @@ class ModelStore(RocksStore):
         before = self._files
         self._mem = dict(self._view)
         self._files = []
-        self.flush()
+        try:
+            self._flush(MemPath(self.path))
+        except OSError as error:
+            raise LocalCopyError(f"The local store {self.path} failed ({error}).") from error
         for name in before:
             MemPath(self.path, name).unlink(missing_ok=True)
+
+    # --- a part of another's -------------------------------------------------------------------
+
+    def cursor(self) -> Any:
+        return dict(self._view)
+
+    def between(self, view: Any, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key in sorted(view):
+            if start <= key < end and not key.startswith(_META):
+                yield key, view[key]
+
+    def bytes_of(self, ranges: Sequence[GroupRange], held: Sequence[GroupRange]) -> int:
+        return sum(len(k) + len(v) for k, v in self.content().items() if _within(k, ranges))
+
+    def branch(
+        self, path: str, ranges: Sequence[GroupRange], settings: Any, *, whole: bool = False
+    ) -> None:
+        """As the real one: a copy that has the marker until it is clipped."""
+        sched, process = current().sched, current().process
+        self.checkpoint(path)
+        sched.pause(0.001)
+        made = ModelStore.open_in(path, process, self._opened, self._config)
+        try:
+            made.clip(ranges, free=self.clipped or not whole)
+        finally:
+            made.close()
+        sched.pause(0.001)
+
+    def clip(self, ranges: Sequence[GroupRange], *, free: bool = True) -> None:
+        if free:
+            MemPath(self.path, _CLIPPED).write_bytes(b"")
+        gone = [key for key in self._view if key.startswith(_META) or not _within(key, ranges)]
+        for key in gone:
+            self._mem[key] = None
+            self._lay(key, None)
+        self.flush()
+        current().sched.pause(0.001)
+
+    @property
+    def clipped(self) -> bool:
+        return MemPath(self.path, _CLIPPED).exists()
+
+    def compact_clipped(self, *args: Any, **settings: Any) -> None:
+        """Beside all else, as the thread that the real one starts."""
+        if self.clipped:
+            sched = current().sched
+            sched.spawn(self._process, self._free, 0.05 * sched.random.random())
+
+    def _free(self) -> None:
+        if self._db is not None:
+            with contextlib.suppress(LocalCopyError):  # whoever reads what is damaged finds it
+                self._compact()
+                MemPath(self.path, _CLIPPED).unlink(missing_ok=True)
+                current().sched.note("what was cut off is freed")
 
     def flush(self) -> None:
         if self._process.dead or not self._mem:
@@ -201,6 +269,17 @@ class SimIncarnation(Incarnation):
         super().__init__(path, lease)
         self._subtask = subtask
 
+    def open_store(self, settings: Any) -> Any:
+        opening = self.store is None
+        half = opening and (self.path / "db.making").exists()
+        store = super().open_store(settings)
+        marker = store.marker() if opening else None
+        if opening and (half or (marker is None and next(store.scan(), None))):
+            current().sched.note("child half made", str(self.path))
+        if marker is not None:
+            self._subtask.opened.met(str(self.path.parent), marker)
+        return store
+
     def write_delta(self, epoch: int, digest: str, data: bytes) -> None:
         if current().sched.chance(self._subtask.config.disk_full):
             current().sched.note("disk full")
@@ -221,7 +300,7 @@ class SimSubtask(LocalSubtask):
         self,
         local_dir: str,
         *,
-        subtask: int,
+        key_groups: KeyGroupRange,
         sched: Scheduler,
         process: Process,
         opened: Opened,
@@ -235,7 +314,7 @@ class SimSubtask(LocalSubtask):
             local_dir,
             job="job",
             operator="op",
-            key_groups=key_group_range(subtask, config.parallelism, 128),
+            key_groups=key_groups,
             new_id=sched.new_id,
             clock=Clock(lambda: sched.now_s, sched.pause),
             keeper=keeper,
@@ -268,6 +347,7 @@ class SimKeeper(Keeper):
     ) -> None:
         self._clock, self._settings, self.process = clock, settings, process
         self._kept = {}
+        self.swept = {}
         self._lock = Threading.Lock()  # type: ignore[assignment]
         self._closed = Threading.Event()  # type: ignore[assignment]
         self.door = process.name
@@ -299,8 +379,26 @@ def ask_for(doors: dict[str, SimKeeper], path: MemPath, timeout_s: float) -> boo
     return freed
 
 
+def _within(key: bytes, ranges: Sequence[GroupRange]) -> bool:
+    group = int.from_bytes(key[:2], "big")
+    return any(first <= group <= last for first, last in ranges)
+
+
 def files_state(files: Mapping[str, bytes]) -> dict[bytes, bytes]:
-    """What the files of a store hold, without its marker."""
+    """What the files of a store hold, in parts or not, without its marker."""
+    if LAYOUT_FILE not in files:
+        return _part_state(files)
+    layout = decode_layout(files[LAYOUT_FILE], LAYOUT_FILE)
+    state: dict[bytes, bytes] = {}
+    for number, part in enumerate(layout.parts):
+        start = f"{part}/"
+        own = {name.removeprefix(start): d for name, d in files.items() if name.startswith(start)}
+        ranges = layout.ranges_of(number, 0, LAST_GROUP)
+        state |= {key: value for key, value in _part_state(own).items() if _within(key, ranges)}
+    return state
+
+
+def _part_state(files: Mapping[str, bytes]) -> dict[bytes, bytes]:
     state: dict[bytes, bytes] = {}
     manifest = files[files["CURRENT"].decode()]
     for name, _ in msgspec.json.decode(manifest, type=list[tuple[str, int]]):

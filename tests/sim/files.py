@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from greenlet import getcurrent
+
+from tests.sim.kernel import Actor
+
 __all__ = ["Disk", "MemPath"]
 
 
@@ -46,7 +50,9 @@ class Disk:
             PathLike=os.PathLike,
         )
         self.fcntl = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=self._flock)
-        self.shutil = SimpleNamespace(rmtree=self.rmtree)
+        self.os.mkdir = lambda path: MemPath(path).mkdir()
+        self.os.path = SimpleNamespace(join=os.path.join, exists=lambda path: MemPath(path).exists())
+        self.shutil = SimpleNamespace(rmtree=self._rmtree)
 
     def root(self) -> MemPath:
         MemPath.disk = self
@@ -79,7 +85,22 @@ class Disk:
         del self.folders[folder][name]
         return file
 
-    def rmtree(self, path: object, ignore_errors: bool = True) -> None:
+    def _rmtree(self, path: object, ignore_errors: bool = True) -> None:
+        if not _is_dead():
+            self.rmtree(path)
+
+    def rename_folder(self, path: str, target: str) -> None:
+        """All below a folder, and it."""
+        MemPath(target).mkdir()
+        for name in list(self.folders[path]):
+            below = f"{path}/{name}"
+            if below in self.folders:
+                self.rename_folder(below, f"{target}/{name}")
+            else:
+                self.add(f"{target}/{name}", self.remove(below))
+        self.rmtree(path)
+
+    def rmtree(self, path: object) -> None:
         """All below a folder, and it."""
         top = str(path)
         if top not in self.folders:
@@ -168,6 +189,15 @@ class MemPath:
             one = one.parent
         return found
 
+    def with_name(self, name: str) -> MemPath:
+        return self.parent / name
+
+    def rmdir(self) -> None:
+        """Remove an empty folder."""
+        if self.disk.folders.get(self._path):
+            raise OSError(39, "Directory not empty", self._path)
+        self.disk.rmtree(self._path)
+
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         folders = self.disk.folders
         if self._path in folders:
@@ -226,7 +256,10 @@ class MemPath:
         folder = target._path.rpartition("/")[0]
         if folder not in self.disk.folders:
             raise FileNotFoundError(2, "No such file or directory", target._path)
-        self.disk.add(target._path, self.disk.remove(self._path))
+        if self.is_dir():
+            self.disk.rename_folder(self._path, target._path)
+        else:
+            self.disk.add(target._path, self.disk.remove(self._path))
         return target
 
     replace = rename
@@ -239,11 +272,17 @@ class MemPath:
         self.disk.add(target._path, file)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        if not missing_ok or self._path in self.disk.files:
+        if not _is_dead() and (not missing_ok or self._path in self.disk.files):
             self.disk.remove(self._path)
 
     def open(self, mode: str = "rb", buffering: int = -1) -> io.BytesIO:
         return io.BytesIO(self.read_bytes()) if "r" in mode else _Written(self)
+
+
+def _is_dead() -> bool:
+    """Whether who runs was killed: what it would still tidy up stays."""
+    actor = getcurrent()
+    return isinstance(actor, Actor) and actor.process.dead
 
 
 class _Written(io.BytesIO):

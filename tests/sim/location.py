@@ -7,17 +7,31 @@ an output that is idempotent by batch id.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
+from statebackend.keygroups import subtask_of
 from statebackend.spark.location import CheckpointLocation
 from tests.sim.config import Config
 from tests.sim.kernel import Scheduler
 
-__all__ = ["Committed", "Plan", "Shared", "SimLocation", "State", "after", "rows_of"]
+__all__ = [
+    "GROUPS",
+    "Committed",
+    "Plan",
+    "Shared",
+    "SimLocation",
+    "State",
+    "after",
+    "clipped",
+    "difference",
+    "rows_of",
+]
 
 State = dict[bytes, bytes]
+GROUPS = 128
 _IO_S = 0.003
 
 
@@ -36,20 +50,25 @@ class Committed:
     """A batch that Spark has committed.
 
     Attributes:
-        states: by subtask, what state must be after it; from a plain model of the input.
-        output: by subtask, what the sink took; None where it took a part only.
+        state: what state must be after it; from a plain model of the input.
+        output: what the sink took; None where it took a part only.
     """
 
     plan: Plan
     salt: int
-    states: tuple[State, ...]
-    output: dict[int, State] | None
+    state: State
+    output: State | None
 
 
 @dataclass
 class Shared:
-    """The files of the location. ``query_id`` is in its metadata."""
+    """The files of the location. ``query_id`` is in its metadata.
 
+    Attributes:
+        parallelism: what the next query is started with.
+    """
+
+    parallelism: int = 1
     query_id: str | None = None
     offsets: dict[int, Plan] = field(default_factory=dict)
     commits: dict[int, Committed] = field(default_factory=dict)
@@ -96,13 +115,27 @@ def rows_of(
     by_subtask: list[list[tuple[bytes, int]]] = [[] for _ in range(parallelism)]
     for _ in range(plan.rows):
         drawn = random.getrandbits(30)
-        subtask = drawn % parallelism
-        key = b"\x00%c\x00\x00k%02d" % (subtask, (drawn >> 8) % keys)
-        by_subtask[subtask].append((key, (drawn >> 16) % 12))
+        number = (drawn >> 8) % (3 * keys)
+        group = number * 47 % GROUPS
+        key = group.to_bytes(2, "big") + b"\x00\x00k%02d" % number
+        by_subtask[subtask_of(group, parallelism, GROUPS)].append((key, (drawn >> 16) % 12))
     return tuple(map(tuple, by_subtask))
 
 
-def after(before: State, rows: tuple[tuple[bytes, int], ...]) -> tuple[State, State]:
+def clipped(state: State, key_groups: Iterable[int]) -> State:
+    """What of a state is of some key groups."""
+    wanted = {group.to_bytes(2, "big") for group in key_groups}
+    return {key: value for key, value in state.items() if key[:2] in wanted}
+
+
+def difference(found: State, expected: State) -> str:
+    """Some of what differs, for a message."""
+    keys = sorted(found.keys() | expected.keys())
+    wrong = [key for key in keys if found.get(key) != expected.get(key)]
+    return ", ".join(f"{k!r}: {found.get(k)!r} for {expected.get(k)!r}" for k in wrong[:3])
+
+
+def after(before: State, rows: Iterable[tuple[bytes, int]]) -> tuple[State, State]:
     """The model: state after some rows, and what is put out for them (the last of each key)."""
     state, output = dict(before), {}
     for key, amount in rows:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 import recovery.local
+import recovery.plan
+import recovery.restore
 import recovery.upload
 import snapshot.log
 import snapshot.retention
+from recovery.incarnation import Incarnation
+from recovery.plan import Step, StepSource
+from recovery.restore import Restorer
 from snapshot.bases import BaseBook, Grant
 from snapshot.coordinator import Coordinator
 from snapshot.epoch import Acked, EpochState
@@ -19,7 +25,9 @@ from snapshot.log import CommitLog
 from snapshot.retention import Fate
 from snapshot.running import RunningOperator
 from snapshot.tenure import Verdict
+from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
+from statebackend.spark.launch import Launch
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from tests.sim.kernel import current
@@ -265,6 +273,82 @@ def files_by_name() -> Patches:
         return known if known is not None else really(self, path, size_bytes, None)
 
     yield recovery.upload.BaseUpload, "_file", file
+
+
+def overtaken_goes_on() -> Patches:
+    yield Launch, "_check_not_overtaken", lambda self, manifests, first_epoch: None
+
+
+# --- another parallelism --------------------------------------------------------------------
+
+
+def parents_not_needed() -> Patches:
+    really = SubtaskLineage.oldest_needed
+
+    def oldest_needed(self: SubtaskLineage, epoch: int) -> int | None:
+        return really(replace(self, parents=()), epoch)
+
+    yield SubtaskLineage, "oldest_needed", oldest_needed
+
+
+def parents_forgotten() -> Patches:
+    really = SubtaskLineage.prune
+
+    def prune(self: SubtaskLineage, epoch: int) -> None:
+        really(self, epoch)
+        if epoch > self.start_epoch:
+            self.parents, self.rescaled = (), False
+
+    yield SubtaskLineage, "prune", prune
+
+
+def rows_not_clipped() -> Patches:
+    yield recovery.restore, "clip_pieces", lambda rows, first, last: rows
+
+
+def any_origin_known() -> Patches:
+    yield SubtaskLineage, "origin_known", True
+
+
+def folder_by_index() -> Patches:
+    def folder(key_groups: KeyGroupRange) -> str:
+        return str(round(key_groups.start / len(key_groups)))
+
+    yield recovery.local, "_folder", folder
+
+
+def ancestor_as_it_is() -> Patches:
+    def part(lineage: SubtaskLineage, epoch: int, keep: KeyGroupRange, known: Any) -> Any:
+        copy, at = known.copies.get(lineage.key_groups), lineage.key_groups
+        if copy is None or copy.epoch is None:
+            return recovery.plan._without_copy(lineage, epoch, keep, known)
+        return [Step(None, StepSource.LOCAL, keep, at, copy.epoch, copy.chain)]
+
+    yield recovery.plan, "_part", part
+
+
+def child_marked_first() -> Patches:
+    really = Restorer._inherit
+
+    def inherit(self: Restorer, held: Any, reply: Any, steps: Any, bodies: Any) -> None:
+        held.child = self._marker(reply, reply.durable_epoch, reply.durable_chain)
+        really(self, held, reply, steps, bodies)
+
+    def adopt_store(self: Any, store: Any) -> Any:
+        store.apply((), (), self.child)
+        store.flush()
+        self.store = store
+        return store
+
+    before = RocksStore.write_before
+
+    def write_before(self: RocksStore, marker: Marker | None) -> None:
+        if marker is not None:
+            before(self, marker)
+
+    yield Restorer, "_inherit", inherit
+    yield Incarnation, "adopt_store", adopt_store
+    yield RocksStore, "write_before", write_before
 
 
 def marker_first() -> Patches:

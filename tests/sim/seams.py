@@ -23,6 +23,7 @@ import recovery.folders
 import recovery.incarnation
 import recovery.keeper
 import recovery.local
+import recovery.rescale
 import recovery.restore
 import recovery.steps
 import recovery.upload
@@ -39,6 +40,7 @@ import statebackend.spark.slices
 import statebackend.spark.task
 from snapshot.delta import Delta, DeltaRows, check_digest
 from snapshot.delta_stream import EncodedDelta
+from statebackend.rocks import layout, parted
 from statebackend.rocks import store as rocks
 from statebackend.state.table import FrozenOverlay
 from tests.sim.disk import SimKeeper, ask_for
@@ -50,6 +52,7 @@ from tests.sim.threads import Future, Pool, Semaphore, Threading, wait
 __all__ = ["decoded", "installed"]
 
 _spark = statebackend.spark
+_ABSENT = object()
 _BATCH_ROWS = 4  # of a store's write: a delta is applied in several
 
 
@@ -185,13 +188,19 @@ def _replacements(
         yield module, "system", system
     yield recovery.local, "ask_for", lambda path, timeout_s: ask_for(doors, path, timeout_s)
     yield recovery.upload, "_turn", _Turns()
-    yield recovery.incarnation, "open_store", world.open_store
+    stores = SimpleNamespace(open=world.open_store)
+    for module in (parted, recovery.rescale):
+        yield module, "RocksStore", stores
+    yield parted, "os", disk.os
+    yield layout, "open", lambda path, mode: MemPath(path).open(mode)
+    yield recovery.rescale, "SMALL_BYTES", world.config.small_bytes
     yield _spark.housekeeping, "clean", world.clean
     yield recovery.local, "Path", MemPath
     for module in (
         recovery.folders,
         recovery.incarnation,
         recovery.local,
+        recovery.rescale,
         recovery.restore,
         recovery.upload,
     ):
@@ -226,10 +235,13 @@ def installed(
     _Services.running.clear()
     try:
         for module, name, value in _replacements(sched, doors, disk, world, arrow=arrow):
-            before.append((module, name, getattr(module, name)))
+            before.append((module, name, getattr(module, name, _ABSENT)))
             setattr(module, name, value)
         yield
     finally:
         for module, name, value in reversed(before):
-            setattr(module, name, value)
+            if value is _ABSENT:  # a builtin's name
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
         logging.disable(silent)

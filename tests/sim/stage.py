@@ -23,14 +23,14 @@ class Stage:
 
     Attributes:
         salt: which rows the upstream gave: another one when an indeterminate stage is run again.
-        states: by subtask, what state is before the batch.
+        state: what it is before the batch, by the model.
     """
 
     def __init__(
-        self, app: App, session: str, plan: Plan, states: tuple[State | None, ...]
+        self, app: App, session: str, plan: Plan, state: State | None
     ) -> None:
         self._app, self._session, self._plan = app, session, plan
-        self.states = states
+        self.state = state
         world = app.world
         self._sched, self._config = world.sched, world.config
         self.number = 0
@@ -38,8 +38,8 @@ class Stage:
         if self._config.indeterminate:
             world.salts += 1
             self.salt = world.salts
-        self._parallelism = self._config.parallelism
-        self._wanted = list(range(self._parallelism))
+        self.parallelism = app.parallelism
+        self._wanted = list(range(self.parallelism))
         self._inbox: list[tuple[Attempt, StateBackendError | None]] = []
         self._waiting: tuple[object, int] | None = None
         self._running: dict[int, list[Attempt]] = {}
@@ -83,7 +83,7 @@ class Stage:
         if sched.chance(config.partial) and shared.in_part < self._plan.batch - 1:
             shared.in_part = self._plan.batch
             sched.random.shuffle(self._wanted)
-            self._wanted = sorted(self._wanted[: sched.random.randrange(self._parallelism)])
+            self._wanted = sorted(self._wanted[: sched.random.randrange(self.parallelism)])
         while True:
             if self._abandoned or not query.isActive:
                 self.abandon()
@@ -129,7 +129,8 @@ class Stage:
             app.world.attempts,
             self.number,
             self.salt,
-            self.states[subtask],
+            self.parallelism,
+            self.state,
         )
         self.attempts.add(attempt)
         attempt.worker, attempt.started_s = worker, self._sched.now_s

@@ -12,12 +12,13 @@ from recovery.upload import BaseUpload
 from snapshot.messages import BaseGrant, BeginReply
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
+from statebackend.keygroups import key_group_range
 from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
-from tests.sim.location import Plan, State, rows_of
+from tests.sim.location import GROUPS, Plan, State, clipped, rows_of
 
 if TYPE_CHECKING:
     from tests.sim.app import App, Worker
@@ -30,7 +31,7 @@ class Attempt:
 
     Attributes:
         number: Spark's task attempt id, growing. stage: which evaluation of the batch.
-        expected: the state after the batch before, by the model.
+        expected: the state of its key groups after the batch before, by the model.
     """
 
     def __init__(
@@ -42,12 +43,16 @@ class Attempt:
         number: int,
         stage: int,
         salt: int,
-        expected: State | None,
+        parallelism: int,
+        state: State | None,
     ) -> None:
         self.app, self.session, self.plan = app, session, plan
         self.subtask, self.number = subtask, number
         self.stage, self.salt = stage, salt
-        self.expected = expected
+        self.parallelism = parallelism
+        groups = key_group_range(subtask, parallelism, GROUPS)
+        self.key_groups = range(groups.start, groups.end + 1)
+        self.expected = None if state is None else clipped(state, self.key_groups)
         self.worker: Worker | None = None
         self.started_s = 0.0
         self.output: State = {}
@@ -66,10 +71,12 @@ class SimEpoch(SubtaskEpoch):
         app, config = attempt.app, attempt.app.world.config
         self._attempt, self._worker, self._config = attempt, worker, config
         self._sched = app.world.sched
-        self._rows = rows_of(attempt.plan, attempt.salt, config.parallelism, config.keys)[
+        self._rows = rows_of(attempt.plan, attempt.salt, attempt.parallelism, config.keys)[
             attempt.subtask
         ]
-        self._spec: Any = worker.spec
+        self._spec: Any = SimpleNamespace(
+            **vars(worker.spec), parallelism=attempt.parallelism, max_parallelism=GROUPS
+        )
         self._context: Any = SimpleNamespace(
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
@@ -90,7 +97,7 @@ class SimEpoch(SubtaskEpoch):
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", "op", attempt.subtask, config.parallelism, self._store
+            "job", "op", attempt.subtask, attempt.parallelism, self._store
         )
         self._next_timer_ms = None
 
@@ -143,7 +150,7 @@ class SimEpoch(SubtaskEpoch):
         worker, world = self._worker, self._attempt.app.world
         return SimSubtask(
             worker.host.folder,
-            subtask=self._attempt.subtask,
+            key_groups=key_group_range(self._attempt.subtask, self._attempt.parallelism, GROUPS),
             sched=self._sched,
             process=worker.process,
             opened=world.opened,

@@ -12,6 +12,7 @@ from snapshot.delta import chain_start
 from snapshot.record import Manifest, SliceEntry, encode_record, record_name
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import key_group_range
+from statebackend.rocks.store import Marker
 from tests.recovery.driver import ack_of, base_of, follow, part_of
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
@@ -21,11 +22,13 @@ from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
 from tests.sim.checkers.single_writer import SingleWriter
 from tests.sim.config import Config
+from tests.sim.disk import Opened
 from tests.sim.kernel import Scheduler
 from tests.sim.location import Committed, Plan, Shared, State
 from tests.sim.world import Stopped
 
-GROUPS = key_group_range(0, 1, 8)
+GROUPS = key_group_range(0, 1, 128)
+K, L = b"\x00\x00k", b"\x00\x7fl"  # of the first and the last key group
 START = chain_start("id", "op", (GROUPS.start, GROUPS.end)).hex()
 
 
@@ -75,6 +78,7 @@ class World:
     def epoch(self, sequence: int, epoch: int, changes: State, **fields: Any) -> None:
         """A checkpoint of one subtask, its delta inline or (``named``) in an object."""
         named, base = fields.pop("named", None), fields.pop("base", None)
+        groups = fields.pop("groups", GROUPS)
         part = part_of(changes)
         ack = ack_of(self.chains[epoch - 1], part, epoch)
         self.chains[epoch] = follow(self.chains[epoch - 1], part.digest)
@@ -83,8 +87,8 @@ class World:
             subtask=0,
             kind="delta",
             epoch=epoch,
-            key_group_start=GROUPS.start,
-            key_group_end=GROUPS.end,
+            key_group_start=groups.start,
+            key_group_end=groups.end,
             attempt=0,
             rows=part.rows,
             size_bytes=part.size_bytes,
@@ -106,17 +110,15 @@ class World:
             kind="checkpoint",
             operator="op",
             epoch=epoch,
-            parallelism=1,
-            max_parallelism=8,
+            max_parallelism=128,
             slices=slices,
             bodies=bodies,
-            **fields,
+            **{"parallelism": 1, **fields},
         )
 
     def batch(self, batch: int, state: State, output: State | None = None) -> Committed:
         """A batch that Spark has committed."""
-        outputs = None if output is None else {0: output}
-        committed = Committed(Plan(batch, batch, batch, 0), 0, (state,), outputs)
+        committed = Committed(Plan(batch, batch, batch, 0), 0, state, output)
         self.shared.commits[batch] = committed
         return committed
 
@@ -137,9 +139,9 @@ def found(world: World, checker: str, what: str) -> None:
 
 def test_a_log_that_holds_what_the_batches_made_is_right(world: World) -> None:
     world.write(0)
-    world.epoch(1, 0, {b"k": b"1"})
-    world.epoch(2, 1, {b"k": b"2", b"l": b"1"}, base={b"k": b"2", b"l": b"1"})
-    world.once.committed(world.newest, world.batch(1, {b"k": b"2", b"l": b"1"}, {}))
+    world.epoch(1, 0, {K: b"1"})
+    world.epoch(2, 1, {K: b"2", L: b"1"}, base={K: b"2", L: b"1"})
+    world.once.committed(world.newest, world.batch(1, {K: b"2", L: b"1"}, {}))
     assert not world.violations
 
 
@@ -152,25 +154,25 @@ def test_a_batch_that_is_not_in_the_log_is_found(world: World) -> None:
 
 def test_a_row_that_counts_twice_is_found(world: World) -> None:
     world.write(0)
-    world.epoch(1, 0, {b"k": b"2"})
+    world.epoch(1, 0, {K: b"2"})
     with pytest.raises(Stopped):
-        world.once.committed(world.newest, world.batch(0, {b"k": b"1"}, {}))
+        world.once.committed(world.newest, world.batch(0, {K: b"1"}, {}))
     found(world, "exactly once", "another state")
 
 
 def test_with_asynchronous_commits_the_batch_before_must_be_durable() -> None:
     world = World(asynchronous=True)
     world.write(0)
-    world.once.committed(world.newest, world.batch(0, {b"k": b"1"}, {}))
+    world.once.committed(world.newest, world.batch(0, {K: b"1"}, {}))
     with pytest.raises(Stopped):
-        world.once.committed(world.newest, world.batch(1, {b"k": b"1"}, {}))
+        world.once.committed(world.newest, world.batch(1, {K: b"1"}, {}))
     found(world, "exactly once", "batch 0")
 
 
 def test_a_base_of_another_state_is_found(world: World) -> None:
     world.write(0)
     with pytest.raises(Stopped):
-        world.epoch(1, 0, {b"k": b"1"}, base={b"k": b"9"})
+        world.epoch(1, 0, {K: b"1"}, base={K: b"9"})
     found(world, "exactly once", "is another state")
 
 
@@ -178,24 +180,40 @@ def test_a_record_that_follows_nothing_is_found(world: World) -> None:
     world.write(0)
     world.chains[2] = START
     with pytest.raises(Stopped):
-        world.epoch(1, 3, {b"k": b"1"})
+        world.epoch(1, 3, {K: b"1"})
     found(world, "exactly once", "follows nothing")
+
+
+def test_key_groups_that_are_not_the_subtasks_own_are_found(world: World) -> None:
+    world.write(0)
+    with pytest.raises(Stopped):
+        world.epoch(1, 0, {K: b"1"}, parallelism=2)
+    found(world, "exactly once", "has other key groups")
+
+
+def test_a_key_in_a_slice_of_another_subtask_is_found(world: World) -> None:
+    world.write(0)
+    with pytest.raises(Stopped):
+        world.epoch(1, 0, {L: b"1"}, parallelism=2, groups=key_group_range(0, 2, 128))
+    found(world, "exactly once", "is in a slice of subtask 0")
 
 
 def test_an_attempt_that_begins_with_another_state_is_found(world: World) -> None:
     world.write(0)
-    world.epoch(1, 0, {b"k": b"1"})
-    attempt: Any = SimpleNamespace(expected={b"k": b"2"}, subtask=0, app=world.newest)
+    world.epoch(1, 0, {K: b"1"})
+    attempt: Any = SimpleNamespace(
+        expected={K: b"2"}, subtask=0, key_groups=range(128), app=world.newest
+    )
     table: Any = SimpleNamespace(
-        snapshot=lambda: [(b"k", b"1")], base=SimpleNamespace(scan=lambda: [(b"k", b"1")])
+        snapshot=lambda: [(K, b"1")], base=SimpleNamespace(scan=lambda: [(K, b"1")])
     )
     reply: Any = SimpleNamespace(durable_epoch=0)
     with pytest.raises(Stopped):
         world.once.restored(attempt, table, reply)
     found(world, "exactly once", "begins with another state")
-    attempt.expected = {b"k": b"1"}
+    attempt.expected = {K: b"1"}
     world.once.restored(attempt, table, reply)
-    table.base.scan = lambda: [(b"k", b"not durable")]
+    table.base.scan = lambda: [(K, b"not durable")]
     with pytest.raises(Stopped):
         world.once.restored(attempt, table, reply)
     assert "is not what the log holds" in world.violations[1][1]
@@ -205,16 +223,16 @@ def test_an_attempt_that_begins_with_another_state_is_found(world: World) -> Non
 
 
 def test_output_that_the_input_does_not_make_is_found(world: World) -> None:
-    world.output.committed(world.batch(0, {}, {b"k": b"1"}), [{b"k": b"1"}])
+    world.output.committed(world.batch(0, {}, {K: b"1"}), {K: b"1"})
     with pytest.raises(Stopped):
-        world.output.committed(world.batch(1, {}, {b"k": b"1"}), [{b"k": b"2"}])
+        world.output.committed(world.batch(1, {}, {K: b"1"}), {K: b"2"})
     found(world, "output", "the input makes")
 
 
 def test_a_batch_that_was_skipped_is_found(world: World) -> None:
-    world.output.committed(world.batch(0, {}, {}), [{}])
+    world.output.committed(world.batch(0, {}, {}), {})
     with pytest.raises(Stopped):
-        world.output.committed(world.batch(2, {}, {}), [{}])
+        world.output.committed(world.batch(2, {}, {}), {})
     found(world, "output", "batch 1 is not")
 
 
@@ -280,6 +298,18 @@ def test_a_store_that_two_processes_have_open_is_found(world: World) -> None:
     found(world, "single writer", "w1 has open")
 
 
+def test_two_subtasks_in_one_folder_are_found() -> None:
+    opened = Opened()
+    marker = Marker(
+        job_id="id", operator="op", key_group_start=0, key_group_end=63, epoch=1, chain="c"
+    )
+    opened.met("h0/job/op/0-63", marker)
+    opened.met("h0/job/op/0-63", marker)
+    assert not opened.collisions
+    opened.met("h0/job/op/0-63", msgspec.structs.replace(marker, key_group_end=41))
+    assert "two subtasks" in opened.collisions[0]
+
+
 # --- references -----------------------------------------------------------------------------------
 
 DATA = "data/0000000001/00000000000000000000/a"
@@ -306,12 +336,12 @@ def test_a_record_that_is_needed_and_deleted_is_found(world: World) -> None:
 
 def test_an_object_that_a_record_names_must_be_there_and_stay(world: World) -> None:
     world.write(0)
-    world.epoch(1, 0, {b"k": b"1"}, named=DATA, oldest_needed=1)
+    world.epoch(1, 0, {K: b"1"}, named=DATA, oldest_needed=1)
     with pytest.raises(Stopped):
         world.bucket.delete([DATA])
     found(world, "references", "names it")
     with pytest.raises(Stopped):
-        world.epoch(2, 1, {b"k": b"1"}, named=DATA + "b", there=False, oldest_needed=1)
+        world.epoch(2, 1, {K: b"1"}, named=DATA + "b", there=False, oldest_needed=1)
     assert "which is not there" in world.violations[1][1]
 
 

@@ -59,7 +59,7 @@ class World:
         self.seed, self.config = seed, config
         self.sched = Scheduler(seed, keep_trace=keep_trace)
         self.bucket = Bucket(self.sched)
-        self.shared = Shared()
+        self.shared = Shared(config.parallelism)
         self.disk = Disk()
         root = self.disk.root()
         self.opened = Opened()
@@ -91,7 +91,7 @@ class World:
         self.sched.note(f"VIOLATION {checker}", what)
         raise Stopped(what)
 
-    def open_store(self, path: str, settings: object) -> ModelStore:
+    def open_store(self, path: str, settings: object, *, compacting: bool = True) -> ModelStore:
         """In the place of `RocksStore.open`."""
         return ModelStore.open_in(path, current().process, self.opened, self.config)
 
@@ -115,7 +115,7 @@ class World:
         self.once.restored(attempt, table, reply)
         self.single.opened()
 
-    def committed(self, app: App, session: str, committed: Committed, model: list[State]) -> None:
+    def committed(self, app: App, session: str, committed: Committed, model: State) -> None:
         """Spark has committed a batch."""
         self.epochs += 1
         self.sched.note("batch committed", f"{app.process} {committed.plan.batch}")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
 
 from snapshot.progress import ProgressBook
 from statebackend.spark.placement import PlacementWatch, surplus
@@ -239,6 +240,18 @@ def test_where_spark_does_not_say_who_is_where_all_are_placed_anew() -> None:
     event = book.summary(None).last_rebalance
     assert event is not None
     assert (event.executors_before, event.subtasks_moved) == ({}, 4)
+
+
+def test_by_hand_it_is_done_even_where_spark_names_no_executors() -> None:
+    class Closed(Places):
+        def executors(self) -> frozenset[str]:
+            raise Py4JError("not allowed")
+
+    places = Closed("aaaa", "ab")
+    Rebalancer(lambda: places, job="j", automatic=True, settle_s=1.0).by_hand(None, None)
+    assert Counter(places.at.values()) == {"a": 2, "b": 2}
+    watching = Rebalancer(lambda: places, job="j", automatic=True, settle_s=1.0)
+    assert watching.watch(lambda: True, ProgressBook(), lambda: None) is None
 
 
 def test_by_hand_without_executors_or_frames_nothing_happens() -> None:

@@ -50,7 +50,7 @@ class LocalPlace:
         db = self.copy / "db"
         found = {
             "pointer": [self.pointer],
-            "table": sorted(db.glob("*.sst")),
+            "table": sorted(db.rglob("*.sst")),
             "MANIFEST": sorted(db.glob("MANIFEST-*")),
             "CURRENT": sorted(db.glob("CURRENT")),
             "delta": sorted(self.copy.glob("deltas/[0-9]*-*")),

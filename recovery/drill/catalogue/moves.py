@@ -71,7 +71,7 @@ def _rebalanced(stage: Stage, rng: Random) -> str:
         "a replacement",
         _WITHIN_S,
     )
-    stage.rebalance()
+    stage.rebalance(len(executors))
     return f"executor {lost} was replaced, and subtasks placed anew"
 
 

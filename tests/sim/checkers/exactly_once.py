@@ -6,15 +6,17 @@ record of epoch e takes the place of e and all after it, its deltas go on top of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from snapshot.base import decode_index
 from snapshot.messages import BeginReply
 from snapshot.record import Record, SliceEntry
+from statebackend.keygroups import key_group_range
 from statebackend.state.table import StateTable
 from tests.sim.checkers.ledger import Checker
 from tests.sim.disk import files_state
-from tests.sim.location import Committed, State
+from tests.sim.location import GROUPS, Committed, State, clipped, difference
 from tests.sim.seams import decoded
 from tests.sim.task import Attempt
 
@@ -30,7 +32,7 @@ class ExactlyOnce(Checker):
     """Compares states with the plain model.
 
     Attributes:
-        durable: by epoch, every subtask's state as the log has it.
+        durable: by epoch, the state as the log has it.
     """
 
     name = "exactly once"
@@ -39,7 +41,8 @@ class ExactlyOnce(Checker):
 
     def __init__(self, world: object) -> None:
         super().__init__(world)
-        self.durable: dict[int, list[State]] = {}
+        self.durable: dict[int, State] = {}
+        self._parallelisms: dict[int, int] = {}
 
     # --- the log -------------------------------------------------------------------------------
 
@@ -58,20 +61,42 @@ class ExactlyOnce(Checker):
         if before is None:
             if epoch != manifest.first_epoch:
                 self.violated(f"record {sequence} of epoch {epoch} follows nothing")
-            before = [{} for _ in range(parallelism)]
+            before = {}
         for known in [e for e in self.durable if e >= epoch]:
             del self.durable[known]
             self.world.sched.note("record supersedes", str(sequence))
-        states = [dict(state) for state in before]
+            if known == epoch and self._parallelisms[epoch] != parallelism:
+                self.world.sched.note("record supersedes one of another parallelism")
+        state = dict(before)
         for entry in manifest.slices:
+            self._owner(entry, parallelism)
             if entry.kind == "delta":
-                self._lay(states[entry.subtask], self._bytes(record, entry))
-        self.durable[epoch] = states
+                data = self._bytes(record, entry)
+                self._lay(state, data)
+                self._owned(entry, [key for key, _ in self._rows(data)])
+        self.durable[epoch] = state
+        self._parallelisms[epoch] = parallelism
         for entry in manifest.slices:
             if entry.kind != "delta":
                 self._check_base(sequence, record, entry)
         if len(self.durable) > _EPOCHS_KEPT:
             del self.durable[min(self.durable)]
+
+    def _owner(self, entry: SliceEntry, parallelism: int) -> None:
+        """Each subtask has the key groups that are its own at this parallelism."""
+        groups = key_group_range(entry.subtask, parallelism, GROUPS)
+        if (entry.key_group_start, entry.key_group_end) != (groups.start, groups.end):
+            self.violated(f"subtask {entry.subtask} of {parallelism} has other key groups: {entry}")
+
+    def _owned(self, entry: SliceEntry, keys: Iterable[bytes]) -> None:
+        """Every key is in the slices of one subtask."""
+        for key in keys:
+            group = int.from_bytes(key[:2], "big")
+            if not entry.key_group_start <= group <= entry.key_group_end:
+                self.violated(f"{key!r} is in a slice of subtask {entry.subtask}")
+
+    def _rows(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
+        return decoded(data, arrow=self.world.config.arrow)
 
     def _bytes(self, record: Record, entry: SliceEntry) -> bytes:
         if entry.object is None:
@@ -83,7 +108,7 @@ class ExactlyOnce(Checker):
         return data
 
     def _lay(self, state: State, data: bytes) -> None:
-        for key, value in decoded(data, arrow=self.world.config.arrow):
+        for key, value in self._rows(data):
             if value is None:
                 state.pop(key, None)
             else:
@@ -100,6 +125,8 @@ class ExactlyOnce(Checker):
                 self.violated(f"{record.name} names a base whose {gone[0]} is not there")
             if len({file.object.rpartition("/")[0] for file in index.files}) > 1:
                 self.world.sched.note("file named again")
+            if any("/" in file.name for file in index.files):
+                self.world.sched.note("base committed in parts")
             return files_state({file.name: objects[file.object][0] for file in index.files})
         state = dict(state) if entry.kind == "delta" else {}
         self._lay(state, data)
@@ -110,8 +137,10 @@ class ExactlyOnce(Checker):
         where = "apart" if entry.epoch < record.manifest.epoch else "inline"
         kind = "files" if entry.kind == "files" else f"base {where}"
         self.world.sched.note(f"base committed: {kind}", str(sequence))
+        self._owned(entry, state)
         known = self.durable.get(entry.epoch)
-        if known is not None and state != known[entry.subtask]:
+        groups = range(entry.key_group_start, entry.key_group_end + 1)
+        if known is not None and state != clipped(known, groups):
             self.violated(f"record {sequence}: the base of epoch {entry.epoch} is another state")
 
     # --- attempts ------------------------------------------------------------------------------
@@ -124,15 +153,18 @@ class ExactlyOnce(Checker):
         found = dict(table.snapshot())
         if found != attempt.expected:
             self.violated(
-                f"{attempt} begins with another state: {_difference(found, attempt.expected)}"
+                f"{attempt} begins with another state: {difference(found, attempt.expected)}"
             )
         durable = self.durable.get(reply.durable_epoch)
         store = dict(table.base.scan())
         is_current = attempt.app is self.world.newest
-        if durable is not None and is_current and store != durable[attempt.subtask]:
+        if durable is None or not is_current:
+            return
+        expected = clipped(durable, attempt.key_groups)
+        if store != expected:
             self.violated(
                 f"the store of {attempt} is not what the log holds of epoch {reply.durable_epoch}: "
-                f"{_difference(store, durable[attempt.subtask])}"
+                f"{difference(store, expected)}"
             )
 
     def committed(self, app: App, committed: Committed) -> None:
@@ -148,11 +180,5 @@ class ExactlyOnce(Checker):
         durable = self.durable.get(batch)
         if durable is None:
             self.violated(f"Spark has committed batch {batch}, and the log does not hold it")
-        elif durable != list(committed.states):
+        elif durable != committed.state:
             self.violated(f"the log holds another state than batch {batch}'s")
-
-
-def _difference(found: State, expected: State) -> str:
-    keys = sorted(found.keys() | expected.keys())
-    wrong = [key for key in keys if found.get(key) != expected.get(key)]
-    return ", ".join(f"{k!r}: {found.get(k)!r} for {expected.get(k)!r}" for k in wrong[:3])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from recovery.plan import plan_restore
 from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
-from snapshot.lineage import resolve
+from snapshot.lineage import SubtaskLineage, resolve
 from snapshot.log import CommitLog
 from snapshot.messages import LocalCopy
 from snapshot.names import parse_base_name, parse_data_name
 from snapshot.record import Manifest, parse_record_name
+from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
 from tests.sim.checkers.ledger import Checker
-from tests.sim.location import State
+from tests.sim.location import State, clipped, difference
 
 __all__ = ["Garbage"]
 
@@ -77,7 +78,7 @@ class Garbage(Checker):
                     self.violated(f"record {sequence} is needed by nobody and was not deleted")
 
     def _restorable(self, manifests: list[Manifest]) -> None:
-        """From the objects alone comes what the batches made."""
+        """From the objects alone comes what the batches made, at every parallelism."""
         world = self.world
         lineage = resolve(manifests).get("op")
         if lineage is None or not lineage.epochs:
@@ -86,12 +87,31 @@ class Garbage(Checker):
             return
         epoch = lineage.last_epoch
         expected = world.once.durable[epoch]
-        records = world.ledger.records
-        for subtask, known in enumerate(lineage.subtasks):
-            plan = plan_restore(LocalCopy(), known, job_id=lineage.job_id, epoch=epoch)
-            state: State = {}
-            for step in plan.steps:
-                record = records[step.ref.sequence]
-                state = world.once.laid(state, record, step.ref.entry)
-            if state != expected[subtask]:
-                self.violated(f"subtask {subtask} does not come back from the log alone")
+        for parallelism in {lineage.parallelism: None, 1: None, 2: None, 3: None, 5: None}:
+            for known in lineage.at(parallelism, epoch).subtasks:
+                state = self._from_log(known, lineage.job_id, epoch)
+                groups = range(known.key_groups.start, known.key_groups.end + 1)
+                if state != clipped(expected, groups):
+                    self.violated(
+                        f"key groups {known.key_groups} at parallelism {parallelism} do not come "
+                        f"back from the log alone: {difference(state, clipped(expected, groups))}"
+                    )
+
+    def _from_log(self, known: SubtaskLineage, job_id: str, epoch: int) -> State:
+        try:
+            plan = plan_restore(LocalCopy(), known, job_id=job_id, epoch=epoch, ancestors={})
+        except StateBackendError as error:
+            self.violated(f"key groups {known.key_groups} do not come back: {error}")
+            raise
+        state: State = {}
+        for step in plan.steps:
+            record = self.world.ledger.records[step.ref.sequence]
+            if step.keep is None:
+                state = self.world.once.laid(state, record, step.ref.entry)
+                continue
+            groups = range(step.keep.start, step.keep.end + 1)
+            before = clipped(state, groups)
+            others = {key: value for key, value in state.items() if key not in before}
+            laid = self.world.once.laid(before, record, step.ref.entry)
+            state = {**others, **clipped(laid, groups)}
+        return state

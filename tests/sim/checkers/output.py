@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.checkers.ledger import Checker
-from tests.sim.location import Committed, State
+from tests.sim.location import Committed, State, difference
 
 __all__ = ["Output"]
 
@@ -13,7 +13,7 @@ class Output(Checker):
 
     name = "output"
 
-    def committed(self, committed: Committed, model: list[State]) -> None:
+    def committed(self, committed: Committed, model: State) -> None:
         """Called at the moment when Spark commits a batch."""
         batch = committed.plan.batch
         commits = self.world.shared.commits
@@ -21,10 +21,8 @@ class Output(Checker):
             self.violated(f"batch {batch} is committed, and batch {batch - 1} is not")
         if committed.output is None:
             return
-        for subtask, expected in enumerate(model):
-            found = committed.output.get(subtask)
-            if found != expected:
-                self.violated(
-                    f"batch {batch}, subtask {subtask}: the sink was given {found}, "
-                    f"the input makes {expected}"
-                )
+        if committed.output != model:
+            self.violated(
+                f"batch {batch}: what the sink was given is not what the input makes: "
+                f"{difference(committed.output, model)}"
+            )

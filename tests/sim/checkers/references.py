@@ -31,6 +31,8 @@ class References(Checker):
         self.records: dict[int, Record] = {}
         self.tip = -1
         self.oldest_needed = 0
+        config = self.world.config
+        self._flips = bool(config.flipped_read or config.flipped_base)
 
     def record(self, sequence: int, record: Record) -> None:
         """What it names must be there."""
@@ -94,7 +96,7 @@ class References(Checker):
             self._lost(error)
 
     def _lost(self, error: Exception) -> None:
-        if self.world.config.flipped_read:  # what was asked for may be there all the same
+        if self._flips:  # what was asked for may be there all the same
             return
         if isinstance(error, CorruptionError | NotRestorableError):
             self.violated(f"what is needed is not there: {error}")

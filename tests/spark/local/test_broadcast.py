@@ -15,6 +15,8 @@ from tests.spark.local.processors import Diverging, KeyCounter, Rules
 from tests.spark.local.world import Input, job_store, manifests, read_slice, sources
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
 
     from statebackend import StateBackend
@@ -168,3 +170,35 @@ def test_subtasks_that_come_to_different_states_fail_the_batch(ruled: Ruled) -> 
     assert ruled.world.committed() == []
     ruled.run(parallelism=2)
     assert ruled.seen() == {0: said(("a", 1))}
+
+
+def test_rules_are_never_late_and_move_no_watermark(make_world: Callable[..., World]) -> None:
+    world = make_world("timed", schema="k string, id bigint, at timestamp")
+    rules = Input(world.root / "rules", "name string, n bigint, at timestamp")
+
+    def batch(rule: int, minute: int) -> None:
+        at = f"2024-01-01T00:{minute:02}:00Z"
+        # Rules of times far ahead and long ago: nobody looks at them.
+        year = 1999 if rule % 2 else 2099
+        rules.add([{"name": "r", "n": rule, "at": f"{year}-01-01T00:00:00Z"}])
+        world.input.add([{"k": f"k{i}", "id": 100 * rule + i, "at": at} for i in range(4)])
+
+    for rule, minute in enumerate((30, 31, 5, 32)):
+        batch(rule, minute)
+    backend = world.backend(parallelism=2)
+    frame = backend.connect_broadcast(
+        world.input.stream(world.spark),
+        rules.stream(world.spark),
+        keys="k",
+        processor=Rules(),
+        output_schema=OUTPUT,
+        uid="rules",
+        time_mode="event",
+        event_time="at",
+        watermark_delay="10 minutes",
+    )
+    world.run(backend, frame)
+    seen = {row["id"]: row["rules"] for row in world.sink.rows()}
+    assert sorted({number // 100 for number in seen}) == [0, 1, 3], "those of batch 2 are late"
+    assert {rules for number, rules in seen.items() if number >= 300} == set(said(("r", 3)))
+    assert sum(event.late_rows for event in backend.progress().epochs) == 4

@@ -219,12 +219,16 @@ def test_what_is_refused(make_world: Callable[..., World], spark: SparkSession) 
         backend.savepoint()
 
 
-def test_the_savepoint_reads_back_from_its_uri(world: World) -> None:
+def test_after_the_first_batch_alone(make_world: Callable[..., World]) -> None:
+    world = make_world()
     world.input.add_batches(1)
     savepoint = world.run_ledger().savepoint()
     store = place_of(savepoint.uri, "", "").open()
     assert read_savepoint(store) == savepoint
     assert open_store(savepoint.uri, new_id=lambda: "x").uri == savepoint.uri
+    world.input.add_batches(1)
+    clone = make_world("clone")
+    check_clone(clone, cloned(clone, world, savepoint), world, savepoint)
 
 
 def test_timers_and_the_watermark_go_on(make_world: Callable[..., World]) -> None:
