@@ -23,7 +23,10 @@ class Ancestors:
     """What was found on this host, by key groups; leased until :meth:`release`.
 
     Several subtasks may be made from one copy, each in a process of its own: they take turns, in
-    one order everywhere, and hold it for as long as it takes to link its files.
+    one order everywhere, and hold it while the driver answers and its files are linked.
+
+    Attributes:
+        refused: why a copy that is here is not used, by the last :meth:`look`.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Ancestors:
         self._held: dict[tuple[int, int], Incarnation] = {}
         self._last: dict[tuple[int, int], Incarnation] = {}
         self._found: dict[tuple[int, int], LocalCopy] = {}
+        self.refused: list[str] = []
 
     def look(self, wanted: Iterable[tuple[int, int]], *, deltas: bool = True) -> list[AncestorCopy]:
         """Open what is here of some subtasks, and describe it.
@@ -44,7 +48,7 @@ class Ancestors:
         Raises:
             LocalDirError: the local directory cannot be used.
         """
-        self._found = {}
+        self._found, self.refused = {}, []
         for groups in sorted(wanted):
             copy = self._open(groups, deltas=deltas)
             if copy is not None:
@@ -55,14 +59,17 @@ class Ancestors:
         ]
 
     def _open(self, groups: tuple[int, int], *, deltas: bool) -> LocalCopy | None:
-        held = self._local.acquire_other(KeyGroupRange(*groups), self._lease_timeout_s)
+        held, reason = self._local.acquire_other(KeyGroupRange(*groups), self._lease_timeout_s)
         if held is None:
+            if reason:
+                self.refused.append(f"key groups {groups[0]}-{groups[1]}: {reason}")
             return None
         try:
             held.open_store(self._settings)
             held.settle()
             copy = held.describe(deltas=deltas)
         except LocalCopyError as error:
+            self.refused.append(error.what)
             if not isinstance(error, StoreBusyError):
                 held.mark_bad(error.what)
             _let_go(held)
@@ -81,7 +88,7 @@ class Ancestors:
         """
         for groups, copy in self._found.items():
             now = self._open(groups, deltas=False)
-            if now is None or (now.epoch, now.chain) != (copy.epoch, copy.chain):
+            if now is None or _standing(now) != _standing(copy):
                 raise LocalCopyError(
                     f"The local copy of key groups {groups[0]} to {groups[1]} has changed.",
                     todo="Nothing to do: it is looked for again.",
@@ -108,6 +115,11 @@ class Ancestors:
         held, self._held = self._held, {}
         for one in held.values():
             _let_go(one)
+
+
+def _standing(copy: LocalCopy) -> tuple[int | None, str, str, int]:
+    """Where a copy stands; one that somebody has begun to apply another epoch to is another."""
+    return copy.epoch, copy.chain, copy.applying, copy.applying_epoch
 
 
 def _let_go(held: Incarnation) -> None:

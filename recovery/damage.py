@@ -137,22 +137,31 @@ def _unheld(uid: str, entry: EpochEntry, bad: Collection[SliceKey]) -> Lost | No
 
 def _newest(subtask: SubtaskLineage, epoch: int) -> list[SliceRef]:
     """What a restore reads if nothing is damaged; only what is known."""
-    base = subtask.base_before(epoch)
-    first = base.entry.epoch + 1 if base else subtask.start_epoch + 1
-    deltas = [subtask.deltas[e] for e in range(first, epoch + 1) if e in subtask.deltas]
-    if base:
-        return [base, *deltas]
-    before = [ref for one in subtask.parents for ref in _newest(one, subtask.start_epoch)]
-    return [*before, *deltas]
+    found: list[SliceRef] = []
+    for one, at in subtask.origins(epoch):
+        base = one.base_before(at)
+        first = base.entry.epoch + 1 if base else one.start_epoch + 1
+        found += [base] if base else []
+        found += [one.deltas[e] for e in range(first, at + 1) if e in one.deltas]
+    return found
 
 
 def _lost(
-    uid: str, number: int, subtask: SubtaskLineage, epoch: int, bad: Collection[SliceKey]
+    uid: str,
+    number: int,
+    subtask: SubtaskLineage,
+    epoch: int,
+    bad: Collection[SliceKey],
+    sound: set[int] | None = None,
 ) -> Lost | None:
     """Why a subtask cannot be brought to an epoch; None if some base, or none at all, leads there.
 
     The bases are tried from the newest back, as a restore does.
+
+    Args:
+        sound: subtasks of earlier parallelisms that were looked at already, by their ``id``.
     """
+    sound = set() if sound is None else sound
     starts = sorted((e for e in subtask.bases if e <= epoch), reverse=True)
     first: Lost | None = None
     for start in [*starts, None]:
@@ -169,7 +178,9 @@ def _lost(
                 and slice_key(subtask.deltas[e].sequence, subtask.deltas[e].entry) in bad
             ]
             if not missing and not damaged:
-                lost = _parts_lost(uid, number, subtask, epoch, bad) if start is None else None
+                lost = None
+                if start is None:
+                    lost = _parts_lost(uid, number, subtask, epoch, bad, sound)
                 if lost is None:
                     return None
                 first = first or lost
@@ -182,14 +193,22 @@ def _lost(
 
 
 def _parts_lost(
-    uid: str, number: int, subtask: SubtaskLineage, epoch: int, bad: Collection[SliceKey]
+    uid: str,
+    number: int,
+    subtask: SubtaskLineage,
+    epoch: int,
+    bad: Collection[SliceKey],
+    sound: set[int],
 ) -> Lost | None:
     """Why what a subtask began with cannot be put together from its parents."""
     if not subtask.origin_known:
         reason = f"what subtask {number} began with is not there any more"
         return Lost(uid, number, epoch, reason, gap=True)
     for one in subtask.parents:
-        lost = _lost(uid, number, one, subtask.start_epoch, bad)
+        if id(one) in sound:
+            continue
+        lost = _lost(uid, number, one, subtask.start_epoch, bad, sound)
         if lost is not None:
             return Lost(uid, number, epoch, lost.reason, lost.gap)
+        sound.add(id(one))
     return None

@@ -103,13 +103,17 @@ class LocalSubtask:
         self.gone_bad = reason.startswith(_MARKED_BAD)
         return (held, "") if held is not None else (self.create(), reason)
 
-    def acquire_other(self, key_groups: KeyGroupRange, timeout_s: float) -> Incarnation | None:
-        """The current incarnation of a subtask of another parallelism; None where none is usable.
+    def acquire_other(
+        self, key_groups: KeyGroupRange, timeout_s: float
+    ) -> tuple[Incarnation | None, str]:
+        """The current incarnation of a subtask of another parallelism; or None, and why not.
+
+        Where there is nothing at all, there is no reason either.
 
         It is released when it has been read: nobody will want it open.
         """
         path = self.path.parent / _folder(key_groups)
-        return self._take(path, timeout_s)[0] if path.is_dir() else None
+        return self._take(path, timeout_s) if path.is_dir() else (None, "")
 
     def _take(self, path: Path, timeout_s: float) -> tuple[Incarnation | None, str]:
         """What the pointer in a subtask's folder names, leased; or None, and why not."""
@@ -194,37 +198,46 @@ class LocalSubtask:
         swept = self._keeper.swept if self._keeper else {}
         if swept.get(str(self.path.parent)) == run:
             return
-        swept[str(self.path.parent)] = run
         ranges = (key_group_range(i, parallelism, max_parallelism) for i in range(parallelism))
         wanted = {_folder(one) for one in ranges}
         try:
             folders = [one for one in self.path.parent.iterdir() if one.is_dir()]
-            for folder in folders:
-                if folder.name not in wanted:
-                    self._remove_subtask(folder)
+            gone = [self._remove_subtask(one) for one in folders if one.name not in wanted]
+            if all(gone):  # else again, in a later epoch
+                swept[str(self.path.parent)] = run
         except OSError as error:  # housekeeping: the next process does it
             _log.warning("old local copies in %s were left (%s)", self.path.parent, error)
 
-    def _remove_subtask(self, folder: Path) -> None:
-        """Remove a subtask's copies, as far as nobody holds them."""
-        remove(folder / "current")  # nobody is led there any more
-        for path in list(folder.iterdir()):
-            if path.is_dir():
-                self._remove_free(path)
-            else:
-                remove(path)
-        with contextlib.suppress(OSError):  # one of them is held
-            folder.rmdir()
+    def _remove_subtask(self, folder: Path) -> bool:
+        """Remove a subtask's copies, unless somebody holds one; whether nothing is left.
 
-    def _remove_free(self, path: Path) -> None:
-        """Remove an incarnation, unless somebody holds it."""
-        held = None
-        with contextlib.suppress(FileNotFoundError):
+        What the pointer names goes first: a driver that has not heard that it was fenced may try
+        this on a store that is in use.
+        """
+        name = _current(folder)
+        if name is not None and not self._remove_free(folder / name):
+            return False
+        for path in list(folder.iterdir()):
+            if not path.is_dir():
+                remove(path)
+            elif not self._remove_free(path):
+                return False
+        with contextlib.suppress(OSError):  # somebody is making one
+            folder.rmdir()
+        return not folder.exists()
+
+    def _remove_free(self, path: Path) -> bool:
+        """Remove an incarnation, unless somebody holds it; whether it is gone."""
+        try:
             held = self._lease(path)
-        if held is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            remove(path.parent / f"{_POINTER}{path.name}")
-            held.release()
+        except FileNotFoundError:
+            return True
+        if held is None:
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+        remove(path.parent / f"{_POINTER}{path.name}")
+        held.release()
+        return True
 
     def _lease(self, path: Path) -> Incarnation | None:
         """Lock an incarnation without waiting; None where another process has it.

@@ -11,7 +11,7 @@ for each of which the same order holds; and what was changed since goes on top.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from snapshot.lineage import SliceRef, SubtaskLineage
@@ -134,19 +134,17 @@ def plan_restore(
         if bad is None:
             return RestorePlan(False, "", tuple(steps))
         why_not = f"it needs the delta of epoch {bad.entry.epoch}, which is damaged"
+    if copy.epoch is None and lineage.rescaled:
+        ranges = (f"{one.key_groups.start}-{one.key_groups.end}" for one in lineage.parents)
+        why_not = f"it is made of key groups {', '.join(ranges)}" if lineage.parents else why_not
     if ancestors is None:
         if lineage.parents and lineage.base_before(epoch, avoid) is None:
-            wanted = {one for one in _ancestors(lineage) if one != lineage.key_groups}
+            origins = (one for parent in lineage.parents for one in parent.origins(epoch))
+            wanted = {one.key_groups for one, _ in origins} - {lineage.key_groups}
             return RestorePlan(True, why_not, (), tuple(sorted(wanted)))
         ancestors = {}
     steps = _without_copy(lineage, epoch, None, _Known(job_id, ancestors, avoid))
     return RestorePlan(True, why_not, tuple(steps))
-
-
-def _ancestors(lineage: SubtaskLineage) -> Iterator[KeyGroupRange]:
-    for one in lineage.parents:
-        yield one.key_groups
-        yield from _ancestors(one)
 
 
 def _after(

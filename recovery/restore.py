@@ -166,6 +166,9 @@ class Restorer:
                 wanted = reply.look_for if self._ancestors_trusted else ()
                 found = self._ancestors.look(wanted, deltas=not self._without_deltas)
                 reply, bodies = self._ask(copy, found)
+                if new:  # that there is no copy here goes without saying
+                    self._tally.reasons[:] = [reply.reason]
+                self._tally.reasons += self._ancestors.refused
             if reply.fresh and not new:
                 # The old one was not what the log names; it is left as it is, and swept.
                 self._tally.reasons.append(reply.reason)
@@ -251,12 +254,11 @@ class Restorer:
         def body(number: int) -> Iterator[bytes]:
             return iter((own.get(number, b""),))
 
-        fetched = {
-            number: self._fetched_store(held, step, body(number))
-            for number, step in enumerate(steps)
-            if step.kind == "files"
-        }
+        fetched: dict[int, Store] = {}
         try:
+            for number, step in enumerate(steps):
+                if step.kind == "files":
+                    fetched[number] = self._fetched_store(held, step, body(number))
             store = self._assembled(held, steps, fetched)
         finally:
             for one in fetched.values():
@@ -288,6 +290,9 @@ class Restorer:
         try:
             return held.adopt_store(assemble(held.path / "db", pieces, self._settings))
         except PieceError as damaged:
+            for number, store in fetched.items():
+                if damaged.piece.source is store:
+                    raise DamagedStep(steps[number], damaged.error, torn=True) from damaged
             self._ancestors.mark_bad(damaged.piece.source, damaged.error.what)
             raise _Unusable(held, damaged.error.what, replace=True) from damaged
         finally:

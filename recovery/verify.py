@@ -38,10 +38,6 @@ from statebackend.errors import (
     ObjectNotFoundError,
     StateBackendError,
 )
-from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
-from statebackend.schema.types import schema_from_json
-from statebackend.state.operator import decode_lists, decode_maps
 
 __all__ = ["Finding", "Progress", "VerifyReport", "verify"]
 
@@ -177,6 +173,12 @@ class _Walk:
 
     def operator_state(self, entry: SliceEntry, data: bytes, name: str) -> None:
         """States that belong to no key, down to every row."""
+        # Schemas bring pyspark along, which other jobs need not wait for.
+        from statebackend.schema.codec import codec_for
+        from statebackend.schema.keys import KeyCodec
+        from statebackend.schema.types import schema_from_json
+        from statebackend.state.operator import decode_lists, decode_maps
+
         if entry.kind == "operator":
             lists = decode_lists(data, name)
             rows = [(one.schema, one.version, list(one.rows)) for one in lists.values()]

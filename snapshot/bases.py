@@ -65,6 +65,8 @@ def due(
         lineage: of the subtask, up to the epoch before.
         large_bytes: how large its state is, if it is known not to fit into a record; else 0.
     """
+    if _owes_first(policy, lineage, subtask, parallelism, epoch):
+        return Due.APART if large_bytes else Due.INLINE
     if not large_bytes:
         since_first = epoch - lineage.start_epoch - 1
         spread = subtask * policy.every_epochs // parallelism
@@ -77,6 +79,21 @@ def due(
     limit_epochs = policy.apart_every_epochs * (2 * parallelism - subtask) // (2 * parallelism)
     enough = max(policy.apart_min_bytes, policy.apart_ratio * state_bytes)
     return Due.APART if size_bytes >= enough or epochs >= limit_epochs else Due.NOTHING
+
+
+def _owes_first(
+    policy: BasePolicy, lineage: SubtaskLineage, subtask: int, parallelism: int, epoch: int
+) -> bool:
+    """Whether a subtask that begins with parts of others should have a base of its own by now.
+
+    Until it has one, what those need is kept, over every further change of parallelism too. So it
+    comes soon, but not at once: what was cut off a store is freed first, and not all come together.
+    """
+    if not lineage.rescaled or lineage.base_before(epoch - 1) is not None:
+        return False
+    soon = max(1, policy.every_epochs // 4)
+    since = epoch - 1 - lineage.start_epoch
+    return since > soon + subtask * soon // parallelism
 
 
 @dataclass

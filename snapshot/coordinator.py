@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 
 from snapshot.assembly import assemble
 from snapshot.bases import BaseBook, BasePolicy, Grant
-from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
@@ -80,6 +79,9 @@ class Coordinator:
         self._expected_epoch = first_epoch
         self._specs = dict(operators)
         self._lineages = dict(lineages)
+        # As the log had them: a lineage at another parallelism ends where this run begins.
+        self._recorded = {uid: dict(one.epochs) for uid, one in lineages.items()}
+        self._begins_with: int | None = None
         self._operators: dict[str, RunningOperator] = {}
         self._failure: StateBackendError | None = None
         self.epoch: int | None = None
@@ -150,9 +152,11 @@ class Coordinator:
             lineage.require(base_epoch)
             book = BaseBook(self.base_policy, self._now_s, self._new_id)
             book.remember(lineage, base_epoch, self.inline_budget_bytes)
+            recorded = self._recorded.get(uid, {})
             operators[uid] = RunningOperator.resumed(
-                spec, lineage, request.epoch, book, self._retain_epochs
+                spec, lineage, request.epoch, book, self._retain_epochs, recorded
             )
+        self._begins_with = request.epoch
         # Stamps of the epoch that is repeated, or of later ones given up, are not older ones.
         self._stamps.forget(
             entry.stamp_ms
@@ -223,7 +227,7 @@ class Coordinator:
             )
         if ack.stamp_ms != self._stamps.current:
             raise wrong_batch(ack.epoch)
-        if not self._follows(operator, ack):
+        if not operator.follows(ack):
             raise ProtocolError(
                 f"The snapshot of operator {ack.operator!r}, subtask {ack.subtask}, for epoch "
                 f"{ack.epoch} does not follow from epoch {ack.epoch - 1}.",
@@ -272,19 +276,6 @@ class Coordinator:
         if operator is None:
             raise ProtocolError(f"No operator {uid!r} of job {self.job!r} is running.")
         return operator.bases
-
-    def _follows(self, operator: RunningOperator, ack: AckRequest) -> bool:
-        """Whether an ack's lineage is that of its subtask before the epoch and its delta."""
-        if not 0 <= ack.subtask < operator.spec.parallelism:
-            return False
-        before = operator.chain_at(ack.subtask, ack.epoch - 1)
-        try:
-            digest = bytes.fromhex(ack.delta.digest)
-        except ValueError:
-            return False
-        if before is None or len(digest) != DIGEST_BYTES:
-            return False
-        return chain(bytes.fromhex(before), digest).hex() == ack.chain
 
     def due_commit(self, uid: str, epoch: int) -> CommitWork | None:
         """The record that must be written now for an operator; None where nothing is due.
@@ -366,6 +357,15 @@ class Coordinator:
         self._failure = self._failure or error
 
     # --- what others ask -----------------------------------------------------------------------
+
+    def was_recorded(self, uid: str, epoch: int) -> bool:
+        """Whether the log has had this epoch of an operator since before this run."""
+        return epoch in self._recorded.get(uid, ())
+
+    @property
+    def settled(self) -> bool:
+        """Whether every subtask has had its state in this run: an epoch of it is over."""
+        return self.epoch is not None and self.epoch != self._begins_with
 
     @property
     def failure(self) -> StateBackendError | None:

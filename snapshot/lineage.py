@@ -13,7 +13,7 @@ from theirs, and until it has a base of its own, what they need is needed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from snapshot.delta import chain, chain_rescaled, chain_start
@@ -90,7 +90,8 @@ class SubtaskLineage:
     """One subtask's slices by epoch.
 
     Attributes:
-        start_epoch, start_chain: what it begins with: nothing, or parts of its parents' states.
+        start_epoch, start_chain: what it begins with: nothing, or parts of its parents' states
+            (of which the digest may not be known: "").
         rescaled: it begins with parts of its parents' states.
         parents: as they were at the end of ``start_epoch``; forgotten once there is a base.
     """
@@ -119,7 +120,7 @@ class SubtaskLineage:
     def chain_at(self, epoch: int) -> str | None:
         """The lineage digest (hex) after ``epoch``; None where that is not known."""
         if epoch == self.start_epoch:
-            return self.start_chain
+            return self.start_chain or None
         found = self.deltas.get(epoch) or self.bases.get(epoch)
         return found.entry.chain if found else None
 
@@ -140,16 +141,30 @@ class SubtaskLineage:
         epochs = [e for e, r in self.bases.items() if e <= epoch and r.key not in avoid]
         return self.bases[max(epochs)] if epochs else None
 
+    def origins(self, epoch: int) -> Iterator[tuple[SubtaskLineage, int]]:
+        """The subtask, and all that it begins with parts of, with what epoch of each is wanted.
+
+        Each comes once: after some changes of parallelism many ways lead to one.
+        """
+        wanted, seen = [(self, epoch)], {id(self)}
+        while wanted:
+            one, at = wanted.pop()
+            yield one, at
+            if one.base_before(at) is None:
+                new = [parent for parent in one.parents if id(parent) not in seen]
+                seen.update(map(id, new))
+                wanted += [(parent, one.start_epoch) for parent in new]
+
     def gap_before(self, epoch: int) -> bool:
         """Whether a slice that restoring ``epoch`` needs is not known."""
+        return any(one._lacks(at) for one, at in self.origins(epoch))
+
+    def _lacks(self, epoch: int) -> bool:
         base = self.base_before(epoch)
         first = base.entry.epoch + 1 if base else self.start_epoch + 1
         if any(e not in self.deltas for e in range(first, epoch + 1)):
             return True
-        if base is not None:
-            return False
-        gap = any(one.gap_before(self.start_epoch) for one in self.parents)
-        return gap or not self.origin_known
+        return base is None and not self.origin_known
 
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` or anything later needs; None for none.
@@ -157,13 +172,14 @@ class SubtaskLineage:
         A base may be named by a much later record than the deltas that follow it: all that is known
         from the base on counts, not only what leads to ``epoch`` itself.
         """
+        needed = (one._oldest_own(at) for one, at in self.origins(epoch))
+        return min((sequence for sequence in needed if sequence is not None), default=None)
+
+    def _oldest_own(self, epoch: int) -> int | None:
         base = self.base_before(epoch)
         first = base.entry.epoch if base else self.start_epoch
         sequences = [ref.sequence for e, ref in self.deltas.items() if e > first]
         sequences += [ref.sequence for e, ref in self.bases.items() if e >= first]
-        if base is None:
-            older = (one.oldest_needed(self.start_epoch) for one in self.parents)
-            sequences += [sequence for sequence in older if sequence is not None]
         return min(sequences, default=None)
 
     def since_base(self, epoch: int) -> tuple[int, int]:
@@ -192,10 +208,12 @@ class SubtaskLineage:
 
     def prune(self, epoch: int) -> None:
         """Forget what restoring ``epoch`` or anything later does not need."""
+        for one, at in list(self.origins(epoch)):
+            one._prune_own(min(epoch, at))
+
+    def _prune_own(self, epoch: int) -> None:
         base = self.base_before(epoch)
         if base is None:
-            for one in self.parents:
-                one.prune(min(epoch, self.start_epoch))
             return
         self.parents = ()
         for e in [e for e in self.deltas if e < base.entry.epoch]:
@@ -255,7 +273,28 @@ class OperatorLineage:
                 max_parallelism=manifest.max_parallelism,
                 first_epoch=manifest.first_epoch,
             )
-        return known.at(manifest.parallelism, manifest.epoch - 1)
+        at = known.at(manifest.parallelism, manifest.epoch - 1)
+        if at is known:
+            return at
+        # Its writer knew more of the log, and may have begun with another that is as good.
+        others = known._as_good(manifest.parallelism, manifest.epoch - 1)
+        return max((at, *others), key=lambda one: one._follows(manifest))
+
+    def _as_good(self, parallelism: int, epoch: int) -> Iterator[OperatorLineage]:
+        """All that `at` may say, whatever of the log is still there: one state, other digests."""
+        scaled = self.scaled_epoch
+        if scaled is None or epoch >= scaled:
+            yield self if self.parallelism == parallelism else self._rescaled(parallelism, epoch)
+        if self.before is not None and scaled is not None and epoch <= scaled:
+            yield from self.before._as_good(parallelism, epoch)
+
+    def _follows(self, manifest: Manifest) -> int:
+        """How many of a record's deltas are known to follow; -1 if one does not."""
+        own = range(len(self.subtasks))
+        deltas = [e for e in manifest.slices if e.kind == "delta" and e.subtask in own]
+        if any(self.subtasks[e.subtask].breaks_at(e) for e in deltas):
+            return -1
+        return sum(self.subtasks[e.subtask].chain_at(e.epoch - 1) is not None for e in deltas)
 
     def at(self, parallelism: int, epoch: int) -> OperatorLineage:
         """The lineage that a run goes on with, at a parallelism, from the state after ``epoch``."""
@@ -263,11 +302,17 @@ class OperatorLineage:
         if scaled is None or epoch >= scaled:
             if parallelism == self.parallelism:
                 return self
-            if scaled is None or epoch > scaled or self.before is None:
+            before = self.before
+            # After that epoch itself the earlier parallelism is as good, if it is still known.
+            if epoch != scaled or before is None or not before.is_known(epoch):
                 return self._rescaled(parallelism, epoch)
         if self.before is None:
             return self  # whoever asks finds out that this epoch is not known
         return self.before.at(parallelism, epoch)
+
+    def is_known(self, epoch: int) -> bool:
+        """Whether the state after ``epoch`` can be put together, as far as is known."""
+        return self.has(epoch) and not any(one.gap_before(epoch) for one in self.subtasks)
 
     def _rescaled(self, parallelism: int, epoch: int) -> OperatorLineage:
         if epoch < self.first_epoch:  # there is nothing to take over yet
@@ -281,25 +326,15 @@ class OperatorLineage:
             made.before, made.scaled_epoch = self, epoch
             return made
         subtasks = []
-        same = {one.key_groups: one for one in self.subtasks}
+        ended = [one.until(epoch) for one in self.subtasks]
+        same = {one.key_groups: one for one in ended}
         for subtask in range(parallelism):
             groups = key_group_range(subtask, parallelism, self.max_parallelism)
             if groups in same:
-                subtasks.append(same[groups].until(epoch))
+                subtasks.append(same[groups])
                 continue
-            parents = tuple(
-                one.until(epoch)
-                for one in self.subtasks
-                if len(one.key_groups.intersection(groups))
-            )
-            chains = [
-                (
-                    (one.key_groups.start, one.key_groups.end),
-                    bytes.fromhex(one.chain_at(epoch) or ""),
-                )
-                for one in parents
-            ]
-            start = chain_rescaled((groups.start, groups.end), chains).hex()
+            parents = tuple(one for one in ended if len(one.key_groups.intersection(groups)))
+            start = _start_of(groups, parents, epoch)
             subtasks.append(SubtaskLineage(groups, start, epoch, rescaled=True, parents=parents))
         return OperatorLineage(
             self.uid,
@@ -375,7 +410,7 @@ class OperatorLineage:
         if self.before is not None and self.scaled_epoch is not None and epoch < self.scaled_epoch:
             self.before.require(epoch)
             return
-        if not self.has(epoch) or any(s.gap_before(epoch) for s in self.subtasks):
+        if not self.is_known(epoch):
             there = f"{min(self.epochs)} to {max(self.epochs)}" if self.epochs else "none"
             raise NotRestorableError(
                 f"The state of operator {self.uid!r} after epoch {epoch} is not in the commit log "
@@ -385,8 +420,15 @@ class OperatorLineage:
             )
 
 
-def _ends(subtask: SubtaskLineage) -> tuple[int, int]:
-    return subtask.key_groups.start, subtask.key_groups.end
+def _start_of(groups: KeyGroupRange, parents: Iterable[SubtaskLineage], epoch: int) -> str:
+    """The first digest (hex) of what begins with parts of others; "" where one is not known."""
+    chains = []
+    for one in parents:
+        known = one.chain_at(epoch)
+        if known is None:
+            return ""
+        chains.append(((one.key_groups.start, one.key_groups.end), bytes.fromhex(known)))
+    return chain_rescaled((groups.start, groups.end), chains).hex()
 
 
 def _after(before: str, entry: SliceEntry) -> str:

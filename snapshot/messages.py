@@ -201,6 +201,7 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     dropped: list[int] = []
     versions: dict[str, list[str]] = {}
     look_for: list[tuple[int, int]] = []
+    settled: bool = False
     operator_parallelism: int = 0
     operator_parts: list[StatePart] = []
     broadcast: StatePart | None = None

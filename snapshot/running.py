@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from snapshot.bases import BaseBook, Due, due
+from snapshot.delta import DIGEST_BYTES, chain
 from snapshot.epoch import EpochState
-from snapshot.lineage import OperatorLineage
+from snapshot.lineage import EpochEntry, OperatorLineage
 from snapshot.messages import AckRequest, BeginRequest
 from snapshot.operators import Admitted, CommitWork, OperatorSpec
 from snapshot.operatorstate import NO_BLOBS, OperatorBlobs
@@ -86,12 +87,17 @@ class RunningOperator:
         epoch: int,
         bases: BaseBook,
         retain_epochs: int,
+        recorded: Mapping[int, EpochEntry],
     ) -> RunningOperator:
-        """In its first epoch of a run, from the record of the epoch before, if there is one."""
+        """In its first epoch of a run, from the record of the epoch before, if there is one.
+
+        Args:
+            recorded: all that the log has of the operator, also of what is repeated now.
+        """
         before = lineage.epochs.get(epoch - 1)
         gone = before.dropped_ids if before else frozenset()
         # What an earlier attempt at this epoch deleted is deleted again.
-        again = [entry.dropped_ids for e, entry in lineage.epochs.items() if e >= epoch]
+        again = [entry.dropped_ids for e, entry in recorded.items() if e >= epoch]
         return cls(
             spec,
             lineage,
@@ -111,6 +117,19 @@ class RunningOperator:
         if self.tail is not None and self.tail.epoch == epoch:
             return self.tail.acks[subtask].chain
         return self.lineage.subtasks[subtask].chain_at(epoch)
+
+    def follows(self, ack: AckRequest) -> bool:
+        """Whether an ack's lineage is that of its subtask before the epoch and its delta."""
+        if not 0 <= ack.subtask < self.spec.parallelism:
+            return False
+        before = self.chain_at(ack.subtask, ack.epoch - 1)
+        try:
+            digest = bytes.fromhex(ack.delta.digest)
+        except ValueError:
+            return False
+        if before is None or len(digest) != DIGEST_BYTES:
+            return False
+        return chain(bytes.fromhex(before), digest).hex() == ack.chain
 
     def admit(self, request: BeginRequest, time: JobTime) -> Admitted:
         """What an attempt starts from, and what it has to write besides its delta."""

@@ -117,8 +117,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         "rebalance",
         "auto",
         str,
-        "whether the subtasks of a running query spread over executors that join it (auto), or only "
-        "when backend.rebalance() is called (off)",
+        "whether the subtasks of a running query spread over executors that join it (auto), or "
+        "only when backend.rebalance() is called (off)",
         lambda value: value in ("auto", "off"),
         "'auto' or 'off'",
     ),

@@ -13,10 +13,10 @@ from recovery.drill.report import (
     duration,
     how_it_went,
     seconds,
-    size,
     verdict_line,
 )
 from recovery.drill.timeline import timeline
+from statebackend.texts import size
 
 __all__ = ["page"]
 

@@ -11,6 +11,7 @@ of the tombstones).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -136,6 +137,10 @@ class Compaction:
         except Exception as error:
             # It is in nobody's way: what is damaged is found by those who read it.
             _log.warning("%s: %s", self._path, classify(error, self._path).what)
+            with contextlib.suppress(Exception):  # a store that never compacts becomes slow
+                self._db.set_options({"disable_auto_compactions": "false"})
+        finally:
+            _running.discard(self)
 
     def wait(self) -> None:
         """Begin now, and wait until it is done."""

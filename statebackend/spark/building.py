@@ -111,17 +111,15 @@ class FrameBuilder:
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
-        beside = None if rules is None else rules.schema
-        narrow, nodes = _narrow(df.schema, rows, beside or rows), 2 if early else 1
+        narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-        plan = replace(plan, rules_schema=beside)
+        plan = replace(plan, rules_schema=rules.schema if rules else None)
         spec = self._spec(operator, plan, packed=early is not None)
         task = SubtaskTask(spec, self._shipped(packed), self.token())
         if early:
             df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
-        elif rules is not None:
-            df = self._with_rules(df, rules, names, operator)
+        df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
         routed = self._anchored(df, None if early or rules is not None else names, operator)
@@ -140,8 +138,10 @@ class FrameBuilder:
                 check_sources(frame, vouched)
 
     def _with_rules(
-        self, df: DataFrame, rules: DataFrame, names: list[str], operator: Operator
+        self, df: DataFrame, rules: DataFrame | None, names: list[str], operator: Operator
     ) -> DataFrame:
+        if rules is None:
+            return df
         parallelism, max_parallelism = operator.parallelism, operator.max_parallelism
         arrow_schema(rules.schema)
         return with_rules(

@@ -69,7 +69,8 @@ def anchored(
     # Not foldable, whatever the key: a constant one would let Catalyst turn the join into a
     # nested loop, and several tasks would own one subtask.
     unfoldable = F.spark_partition_id() * F.lit(0)
-    group = F.col(GROUP)
+    # Never null; but of a batch without data only a frame of nulls may be left (the heartbeat's).
+    group = F.coalesce(F.col(GROUP), F.lit(0))
     if keys is not None:
         group = key_group_expression([F.col(quoted(name)) for name in keys], max_parallelism)
     routed = df.select(*columns, (group + unfoldable).alias(_KEY_GROUP))

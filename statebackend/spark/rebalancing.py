@@ -24,7 +24,8 @@ __all__ = ["LOOK_EVERY_S", "Places", "Rebalancer", "SparkPlaces"]
 
 _log = logging.getLogger("statebackend.spark")
 LOOK_EVERY_S: Final = 3.0
-_ROUNDS: Final = 3
+_ROUNDS: Final = 10
+_ROUND_S: Final = 1.0
 _DROPPED_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.1
 _MANAGER: Final = re.compile(r"BlockManagerId\(([^,]+),")
@@ -202,7 +203,7 @@ class Rebalancer:
             if watch.due(self._now_s()):
                 done = True
                 try:
-                    self._place(places, executors, "automatic", book, epoch())
+                    done = self._place(places, executors, "automatic", book, epoch())
                 except Exception as error:
                     if not active():
                         return
@@ -221,19 +222,22 @@ class Rebalancer:
         reason: str,
         book: ProgressBook | None,
         epoch: int | None,
-    ) -> None:
+    ) -> bool:
+        """Whether all executors have their share now."""
         if not executors:
             _log.info("job %s: there is no executor to place subtasks on", self._job)
-            return
+            return False
         with self._placing:
             started_s = self._now_s()
             before = places.places()
             known = self._known or executors
             # What is nowhere finds a place with the next batch; a newcomer must not miss it.
             fills = reason != "automatic" or not executors <= known
-            moved = _spread(places, executors, before, fills=fills)
+            moved = self._spread(places, executors, before, fills=fills)
+            after = places.places()
+            even = not surplus(after or {}, executors, places.subtasks)
             if not moved and reason == "automatic":
-                return  # all had their share
+                return even
             self._known = executors
             event = RebalanceProgress(
                 job=self._job,
@@ -242,35 +246,42 @@ class Rebalancer:
                 joined=sorted(executors - known),
                 left=sorted(known - executors),
                 executors_before=_counted(before, executors),
-                executors_after=_counted(places.places(), executors),
+                executors_after=_counted(after, executors),
                 subtasks_moved=moved,
                 seconds=round(self._now_s() - started_s, 3),
             )
         _log.info("job %s: subtasks were placed anew (%s)", self._job, reason)
         if book is not None:
             book.rebalanced(event)
+        return even
 
-
-def _spread(
-    places: Places, executors: frozenset[str], before: dict[int, str] | None, *, fills: bool
-) -> int:
-    """Move what must be moved, and with ``fills`` place what is nowhere; how many subtasks were."""
-    if before is None:
-        places.drop(range(places.subtasks))
-        places.fill()
-        return places.subtasks
-    now, last = before, places.subtasks + 1
-    for _ in range(_ROUNDS):
-        leaving = surplus(now, executors, places.subtasks)
-        nowhere = places.subtasks - len(now) if fills else 0
-        # A batch that runs meanwhile may give a subtask its old place again.
-        if len(leaving) + nowhere == 0 or len(leaving) >= last:
-            break
-        last = len(leaving)
-        places.drop(leaving)
-        places.fill()
-        now = places.places() or {}
-    return sum(now.get(subtask) != before.get(subtask) for subtask in range(places.subtasks))
+    def _spread(
+        self,
+        places: Places,
+        executors: frozenset[str],
+        before: dict[int, str] | None,
+        *,
+        fills: bool,
+    ) -> int:
+        """Move what must be moved, with ``fills`` place what is nowhere; how many subtasks were."""
+        if before is None:
+            places.drop(range(places.subtasks))
+            places.fill()
+            return places.subtasks
+        now = before
+        for number in range(_ROUNDS):
+            leaving = surplus(now, executors, places.subtasks)
+            nowhere = places.subtasks - len(now) if fills else 0
+            if len(leaving) + nowhere == 0:
+                break
+            # A batch that runs meanwhile may make a block again where it was, the more so while a
+            # new executor is slow with its first tasks.
+            if number:
+                self._sleep_s(_ROUND_S)
+            places.drop(leaving)
+            places.fill()
+            now = places.places() or {}
+        return sum(now.get(subtask) != before.get(subtask) for subtask in range(places.subtasks))
 
 
 def _counted(places: dict[int, str] | None, executors: Collection[str]) -> dict[str, int]:

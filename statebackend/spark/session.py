@@ -246,6 +246,7 @@ class RunSession:
             generation=tenure.generation,
             durable_chain=durable_chain,
             key_groups=lineage.key_groups,
+            settled=coordinator.settled,
             states=spec.states,
             versions=spec.versions,
             inline_budget_bytes=coordinator.inline_budget_bytes,
@@ -328,8 +329,9 @@ class RunSession:
         Under the lock: records are written in the order in which they were due.
         """
         before = self._in_flight.get(ack.operator)
-        known = coordinator.lineage(ack.operator).epochs  # of an earlier run, where it is repeated
-        again = self._due_epochs.get(ack.operator) == ack.epoch or ack.epoch in known
+        again = self._due_epochs.get(ack.operator) == ack.epoch
+        # Of an earlier run, at whatever parallelism, where the epoch is repeated.
+        again = again or coordinator.was_recorded(ack.operator, ack.epoch)
         work = coordinator.due_commit(ack.operator, ack.epoch)
         if work is None:
             return before

@@ -173,7 +173,7 @@ class SubtaskEpoch:
         timings.mark("restore")
         held = opened.incarnation
         try:
-            if not opened.reply.restoring:
+            if opened.reply.settled:
                 run = self._context.endpoint.session
                 local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
             if opened.reply.grant is not None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from tests.fuzz import local, spoken, stored, typed
+from tests.fuzz import local, moved, spoken, stored, typed
 from tests.fuzz.target import Target
 
 __all__ = ["KINDS", "fuzzed", "kinds", "main"]
@@ -52,9 +52,15 @@ KINDS: Final = (
     "marker of a local store",
     "block that was spilled",
     "count of a list state",
+    "layout of a store in parts",
+    "layout of a store in parts, signed",
+    "file index of a base in parts",
+    "lists of an operator",
+    "broadcast state of an operator",
+    "savepoint.json",
 )
 
-_MODULES: Final = (stored, spoken, typed, local)
+_MODULES: Final = (stored, spoken, typed, local, moved)
 _SLOW_S: Final = 1.0
 _HANG_S: Final = 300
 _WARM: Final = 20  # inputs that may take longer: modules are loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def test_one_order_whatever_the_order_of_arrival(tmp_path: Path, budget_bytes: i
     for seed in range(3):
         numbers = np.random.default_rng(seed).permutation(20_000).tolist()
         folder = tmp_path / str(seed)
-        rows = RuleRows(arrow_schema(SCHEMA), budget_bytes=budget_bytes, folder=lambda f=folder: f)
+        rows = RuleRows(
+            arrow_schema(SCHEMA), budget_bytes=budget_bytes, folder=partial(Path, folder)
+        )
         for start in range(0, len(numbers), 1000):
             rows.add(batch(numbers[start : start + 1000]))
         assert rows.rows == 20_000

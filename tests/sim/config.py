@@ -93,7 +93,7 @@ class Config:
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
         for name, _, _ in (*_RATES, *_TIMES):
             setattr(quiet, name, 0.0)
-        quiet.rescale = 0.0
+        quiet.rescale = quiet.flipped_base = 0.0
         return quiet
 
 
@@ -102,13 +102,12 @@ _RATES = (
     ("store_faults", 0.002, 0.06),
     ("torn_delete", 0.02, 0.3),
     ("flipped_read", 0.001, 0.02),
-    ("flipped_base", 0.001, 0.3),
     ("hop_faults", 0.002, 0.05),
     ("truncated", 0.01, 0.1),
     ("processor_fails", 0.002, 0.05),
     ("twins", 0.02, 0.3),
     ("reruns", 0.02, 0.2),
-    ("partial", 0.01, 0.06),
+    ("partial", 0.02, 0.1),
     ("lost_results", 0.005, 0.08),
     ("sink_fails", 0.005, 0.05),
     ("moved", 0.01, 0.2),
@@ -174,6 +173,8 @@ def draw(random: Random) -> Config:
         config.rescale = 0.1 * 9 ** random.random()
         if not config.driver_killed_every_s and not config.query_stopped_every_s:
             config.query_stopped_every_s = 2.0 * 10 ** random.random()
+    if random.random() < 0.3:
+        config.flipped_base = 0.001 * 300 ** random.random()
     config.small_bytes = random.choice([0, 60, 1 << 20])
     return config
 

@@ -21,7 +21,7 @@ from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange
-from statebackend.rocks.layout import LAYOUT_FILE, Layout, decode_layout, encode_layout
+from statebackend.rocks.layout import LAYOUT_FILE, decode_layout
 from statebackend.rocks.store import Marker, RocksStore
 from tests.sim.config import Config
 from tests.sim.files import MemPath
@@ -178,13 +178,13 @@ class ModelStore(RocksStore):
         """As the real one: a copy that has the marker until it is clipped."""
         sched, process = current().sched, current().process
         self.checkpoint(path)
-        sched.pause(0.001)
+        sched.pause(0.02)
         made = ModelStore.open_in(path, process, self._opened, self._config)
         try:
             made.clip(ranges, free=self.clipped or not whole)
         finally:
             made.close()
-        sched.pause(0.001)
+        sched.pause(0.02)
 
     def clip(self, ranges: Sequence[GroupRange], *, free: bool = True) -> None:
         if free:

@@ -51,7 +51,9 @@ class Disk:
         )
         self.fcntl = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=self._flock)
         self.os.mkdir = lambda path: MemPath(path).mkdir()
-        self.os.path = SimpleNamespace(join=os.path.join, exists=lambda path: MemPath(path).exists())
+        self.os.path = SimpleNamespace(
+            join=os.path.join, exists=lambda path: MemPath(path).exists()
+        )
         self.shutil = SimpleNamespace(rmtree=self._rmtree)
 
     def root(self) -> MemPath:

@@ -138,13 +138,13 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a taken slot is success": Mutation(
         "a commit that finds another's record takes itself for committed",
-        (_ONCE, _REF),
+        (_ONCE, _ONE, _REF),
         planted.taken_slot_is_success,
         _TWO_DRIVERS,
     ),
     "unknown is success": Mutation(
         "a commit without an answer is taken for done",
-        (_ONCE, _ONE),
+        (_ONCE, _ONE, _REF),
         planted.unknown_is_success,
         {"store_faults": 0.1, "commit_timeout_s": 0.0},
     ),
@@ -230,16 +230,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "an overtaken driver goes on": Mutation(
         "a batch is repeated from which another driver has gone on since it was planned",
-        (_ONCE, _REF),
+        (_ONCE, _REF, _STUCK),
         planted.overtaken_goes_on,
         {
             **_TWO_DRIVERS,
-            "driver_frozen_every_s": 1.0,
-            "driver_killed_every_s": 0.0,
+            "driver_frozen_every_s": 0.0,
+            "second_driver_every_s": 0.5,
+            "driver_killed_every_s": 4.0,
             "parallelism": 1,
             "rows": 20,
             "row_s": 0.0005,
-            "store_s": 0.1,
+            "store_s": 0.05,
+            "flipped_read": 0.0,
         },
     ),
     "parents are not needed": Mutation(
@@ -267,9 +269,7 @@ MUTATIONS: dict[str, Mutation] = {
         {
             **_CLEANING,
             **_RESCALED,
-            "flipped_base": 0.7,
-            "flipped_read": 0.0,
-            "host_lost_every_s": 0.5,
+            "host_lost_every_s": 1.0,
             "large_bytes": 1 << 30,
             "apart_every_epochs": 2,
             "whole_limit_bytes": 1 << 20,
@@ -314,6 +314,8 @@ MUTATIONS: dict[str, Mutation] = {
 def adjust(name: str, config: Config) -> None:
     """Make a world in which the mutation has a chance."""
     if name:
+        config.rescale = 0.0
+        config.flipped_base = 0.0  # or what is lost would be put down to that
         for field_name, value in MUTATIONS[name].world.items():
             setattr(config, field_name, value)
 

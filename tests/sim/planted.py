@@ -27,6 +27,7 @@ from snapshot.running import RunningOperator
 from snapshot.tenure import Verdict
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
+from statebackend.spark import session
 from statebackend.spark.launch import Launch
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
@@ -307,7 +308,20 @@ def rows_not_clipped() -> Patches:
 
 
 def any_origin_known() -> Patches:
+    really = session.plan_restore
+
+    def plan_restore(copy: Any, lineage: SubtaskLineage, *, avoid: Any, **more: Any) -> Any:
+        # Every first base after a change of parallelism is damaged: else it shows too rarely.
+        return really(copy, lineage, avoid={*avoid, *_first_bases(lineage)}, **more)
+
+    yield session, "plan_restore", plan_restore
     yield SubtaskLineage, "origin_known", True
+
+
+def _first_bases(lineage: SubtaskLineage) -> list[str]:
+    first = lineage.start_epoch + 1
+    own = [ref.key for epoch, ref in lineage.bases.items() if lineage.rescaled and epoch <= first]
+    return own + [key for parent in lineage.parents for key in _first_bases(parent)]
 
 
 def folder_by_index() -> Patches:

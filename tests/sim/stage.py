@@ -26,9 +26,7 @@ class Stage:
         state: what it is before the batch, by the model.
     """
 
-    def __init__(
-        self, app: App, session: str, plan: Plan, state: State | None
-    ) -> None:
+    def __init__(self, app: App, session: str, plan: Plan, state: State | None) -> None:
         self._app, self._session, self._plan = app, session, plan
         self.state = state
         world = app.world

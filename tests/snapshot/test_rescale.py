@@ -185,15 +185,16 @@ def test_the_way_back_without_an_epoch_in_between_is_no_change_at_all() -> None:
 
 
 def test_what_the_parents_need_is_needed_until_every_child_has_a_base() -> None:
-    world = scaled(2, 3, every=4)
+    world = scaled(2, 3, every=64)
     oldest = world.run.records[-1].oldest_needed
     lineage = resolve(world.run.records)["op"]
     assert any(one.parents and one.base_before(world.epoch - 1) is None for one in lineage.subtasks)
     needed = lineage.before
     assert needed is not None
     assert oldest <= min(s.oldest_needed(2) or 0 for s in needed.subtasks)
-    for _ in range(8):
+    for _ in range(40):  # the first base of each child comes soon, and not with the others'
         world.epochs({key(1, 1): b"x"})
+    assert not any(one.parents for one in world.run.lineage().subtasks)
     after = world.run.records[-1].oldest_needed
     first_of_three = next(m.sequence for m in world.run.records if m.parallelism == 3)
     assert after >= first_of_three

@@ -115,7 +115,7 @@ class Places:
     def __init__(self, at: str, there: str) -> None:
         self.subtasks = len(at)
         self.at, self.there = dict(enumerate(at)), there
-        self.says, self.fails = True, 0
+        self.says, self.fails, self.clings = True, 0, 0
         self.jobs = 0
 
     def executors(self) -> frozenset[str]:
@@ -125,6 +125,7 @@ class Places:
         return dict(self.at) if self.says else None
 
     def drop(self, subtasks: Collection[int]) -> None:
+        self.was = dict(self.at)
         for subtask in subtasks:
             del self.at[subtask]
 
@@ -133,6 +134,9 @@ class Places:
         if self.fails:
             self.fails -= 1
             raise RuntimeError("the job was cancelled\nand more")
+        if self.clings:  # a batch was faster, where they were
+            self.clings -= 1
+            self.at = self.was
         for subtask in range(self.subtasks):
             held = Counter(self.at.values())
             self.at.setdefault(subtask, min(self.there, key=lambda executor: held[executor]))
@@ -155,7 +159,7 @@ class Watching:
         )
 
     def sleep(self, seconds: float) -> None:
-        assert seconds >= 2.0, "executors are not looked at more often than that"
+        assert seconds >= 1.0, "nothing is looked at more often than that"
         self.now_s += seconds
         for at_s in [at_s for at_s in self.changes if at_s <= self.now_s]:
             self.places.there = self.changes.pop(at_s)
@@ -199,6 +203,16 @@ def test_a_placing_that_fails_is_tried_again_and_harms_nobody(
     assert watching.book.summary(None).rebalances == 1
     assert "the query goes on as it is: the job was cancelled" in caplog.text
     assert "and more" not in caplog.text
+
+
+@pytest.mark.parametrize("times", [2, 12])
+def test_subtasks_that_batches_put_back_are_moved_again(times: int) -> None:
+    watching = Watching(Places("aaaa", "a"), {20.0: "ab"})
+    watching.places.clings = times
+    watching.run()
+    assert Counter(watching.places.at.values()) == {"a": 2, "b": 2}
+    assert watching.book.summary(None).rebalances == 1
+    assert watching.places.jobs == times + 1
 
 
 def test_an_executor_without_a_need_costs_no_job() -> None:

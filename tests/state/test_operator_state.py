@@ -112,7 +112,8 @@ def test_subtasks_that_disagree_on_a_mode_are_refused() -> None:
 def test_rows_that_are_added_and_rescaled_are_neither_lost_nor_doubled(
     steps: list[tuple[int, list[tuple[int, int]]]],
 ) -> None:
-    subtasks, model = [[]], Counter[int]()
+    subtasks: list[list[int]] = [[]]
+    model = Counter[int]()
     for parallelism, added in steps:
         blobs = [encode_lists({"s": stored(*rows)}) for rows in subtasks]
         subtasks = spread([decode_lists(blob) for blob in blobs], parallelism)

@@ -105,6 +105,7 @@ class Garbage(Checker):
             raise
         state: State = {}
         for step in plan.steps:
+            assert step.ref is not None  # a local store: there is none
             record = self.world.ledger.records[step.ref.sequence]
             if step.keep is None:
                 state = self.world.once.laid(state, record, step.ref.entry)
