@@ -1,8 +1,8 @@
 """One store out of several: how a subtask gets key groups that others held before.
 
-Nothing of what is large is written anew. Each parent's store, or what of it is wanted, is
-hard-linked and clipped, and becomes a part of the child's store; small parts are copied into the
-largest. The child stands nowhere until it is given a marker:
+What is large is not written anew. Each parent's store, or what of it is wanted, is hard-linked and
+clipped, and becomes a part of the child's store; small parts, and those beyond eight, are copied
+into the largest. The child stands nowhere until it is given a marker:
 
 1. :func:`assemble` makes it beside its place and moves it there whole, without a marker;
 2. the caller brings each parent's key groups to one epoch: ``store.apply_batches(rows, None)`` with

@@ -305,11 +305,8 @@ class Restorer:
         assert step.keep is not None
         folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
         self._reader.fetch_files(held, step, bodies, folder)
-        try:
-            store = open_store(str(folder), self._settings)
-            _check_marker(store, step)
-        except LocalCopyError as error:
-            raise DamagedStep(step, error, torn=True) from error
+        store = open_store(str(folder), self._settings)
+        _check_marker(store, step)
         return store
 
     def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:

@@ -276,12 +276,11 @@ class OperatorLineage:
         at = known.at(manifest.parallelism, manifest.epoch - 1)
         if at is known:
             return at
-        # Its writer knew more of the log, and may have begun with another that is as good.
         others = known._as_good(manifest.parallelism, manifest.epoch - 1)
         return max((at, *others), key=lambda one: one._follows(manifest))
 
     def _as_good(self, parallelism: int, epoch: int) -> Iterator[OperatorLineage]:
-        """All that `at` may say, whatever of the log is still there: one state, other digests."""
+        """What `at` may have said to whoever knew more of the log: one state, by other digests."""
         scaled = self.scaled_epoch
         if scaled is None or epoch >= scaled:
             yield self if self.parallelism == parallelism else self._rescaled(parallelism, epoch)

@@ -203,12 +203,16 @@ def test_a_twin_that_made_another_state_is_answered_when_the_log_holds_that_one(
     assert resolve(manifests_of(store))["op"].subtasks[0].deltas[0].entry.attempt == 2
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_repeated_epoch_is_answered_when_its_new_record_has_replaced_the_old_one(
-    store: HeldUp, threads: ThreadPoolExecutor
+    store: HeldUp, threads: ThreadPoolExecutor, parallelism: int
 ) -> None:
-    """Else Spark could commit the new output, and a crash leave the log with the old state."""
-    before = Started(store, {"op": 1}, asynchronous=True)
-    epoch_of(before, 0)
+    """Else Spark could commit the new output, and a crash leave the log with the old state.
+
+    Also where the driver before ran at another parallelism.
+    """
+    before = Started(store, {"op": parallelism}, asynchronous=True)
+    epoch_of(before, 0, parallelism)
     drained(before)
     started = Started(store, {"op": 1}, asynchronous=True, first_epoch=0)  # Spark repeats it
     store.gate.clear()

@@ -17,11 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recovery import restore
+from recovery.ancestors import Ancestors
 from recovery.keeper import Keeper, KeeperSettings
 from recovery.local import Clock, LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload, Uploaded
 from snapshot.bases import BasePolicy
+from snapshot.lineage import resolve
 from snapshot.messages import (
     AncestorCopy,
     BaseGrant,
@@ -33,6 +35,7 @@ from snapshot.messages import (
 from snapshot.names import data_name
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory import MemoryStore
+from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.state.table import StateTable
 from tests.recovery.driver import (
@@ -45,6 +48,7 @@ from tests.recovery.driver import (
     begin_of,
     changed,
     done_of,
+    manifests_of,
     new_id,
     part_of,
     renewal_of,
@@ -156,8 +160,8 @@ class World:
         before = {k: v for k, v in self.truth[self.epoch - 1].items() if k[1] in groups}
         assert dict(table.snapshot()) == before
         local = self.local(host, subtask)
-        if not reply.restoring:
-            local.sweep_others(self.parallelism, MAX_PARALLELISM, run="run")
+        if reply.settled:
+            local.sweep_others(self.parallelism, MAX_PARALLELISM, run=str(id(self.started)))
         own = {k: v for k, v in changes.items() if k[1] in groups}
         for k, v in own.items():
             table.put(k, v)
@@ -417,3 +421,75 @@ def test_a_store_that_another_process_keeps_open_is_asked_for(tmp_path: Path) ->
     reports = on_one_host(world, {key(0): b"2"})
     assert [one.source for one in reports] == ["local"]
     world.keepers["a"].close()
+
+
+def test_an_attempt_that_is_repeated_in_the_first_epoch_removes_nothing(tmp_path: Path) -> None:
+    """Others of its host have not begun: their parents' copies are still wanted."""
+    world = World(tmp_path, 1, large=False)
+    for _ in range(3):
+        on_one_host(world, {key(g): b"1" for g in range(8)})
+    world.settle()
+    world.start(2)
+    world.reports.clear()
+    world.attempt(0, "b", {})
+    world.attempt(0, "a", {})  # again, elsewhere
+    world.attempt(1, "a", {})
+    assert {(one.subtask, one.host): one.source for one in world.reports}[1, "a"] == "local"
+
+
+def test_a_store_that_is_in_use_keeps_its_place_whoever_sweeps(tmp_path: Path) -> None:
+    """A driver that does not know yet that it was fenced sweeps at its own parallelism."""
+    world = World(tmp_path, 4, large=False)
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+    held, _ = world.local("a", 0).acquire(1.0)
+    world.parallelism = 2
+    world.local("a", 0).sweep_others(2, MAX_PARALLELISM, run="old")
+    world.parallelism = 4
+    assert not (tmp_path / "a/clicks/op/2-3").exists()
+    held.release()
+    again, reason = world.local("a", 0).acquire(1.0)
+    assert (again.path, reason) == (held.path, "")
+    again.release()
+
+
+def test_a_parent_that_another_has_begun_to_write_to_is_not_taken(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, large=False)
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+    on_one_host(world, {key(g): b"2" for g in range(8)})
+    ancestors = Ancestors(world.local("a", 0), SMALL, lease_timeout_s=1.0)
+    (found,) = ancestors.look([(0, 7)])
+    ancestors.release()
+    held, _ = world.local("a", 0).acquire(1.0)
+    store = held.open_store(SMALL)
+    marker = store.marker()
+    assert marker is not None
+    half = msgspec.structs.replace(marker, applying="ab" * 32)
+    store.apply((), (), half)
+    held.release()
+    with pytest.raises(LocalCopyError, match="changed"):
+        ancestors.again()
+    ancestors.release()
+    assert found.copy.applying == ""
+
+
+def test_changes_of_parallelism_without_an_epoch_worth_a_base_do_not_add_up(tmp_path: Path) -> None:
+    """Each subtask of the past is looked at once, however many ways lead to it."""
+    world = World(tmp_path, 1, large=False)
+    for number in range(12):
+        on_one_host(world, {key(number % 8): b"x"})
+        world.settle()
+        world.start(8 if world.parallelism == 1 else 1)
+    lineage = resolve(manifests_of(world.durable))["op"].at(world.parallelism, world.epoch - 1)
+    looked_at = {id(one) for sub in lineage.subtasks for one, _ in sub.origins(world.epoch - 1)}
+    per_subtask = [len(list(sub.origins(world.epoch - 1))) for sub in lineage.subtasks]
+    assert max(per_subtask) <= len(looked_at) <= 9 * 13
+
+
+def test_a_subtask_that_others_made_has_a_base_of_its_own_soon(tmp_path: Path) -> None:
+    world = World(tmp_path, 2, large=False)
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+    world.settle()
+    world.start(3)
+    for _ in range(4):
+        on_one_host(world, {key(1): b"2"})
+    assert not any(one.parents for one in resolve(manifests_of(world.durable))["op"].subtasks[:2])

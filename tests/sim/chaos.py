@@ -162,7 +162,12 @@ def _outside_clean(world: World, random: Random) -> None:
 def _damage_local(world: World, random: Random) -> None:
     """A file of some local copy is cut short, or gone; now and then all of a copy."""
     folder = MemPath(random.choice(world.hosts).folder)
-    files = [path for path in folder.files_below() if path.name != "lease"]
+    # What was fetched a moment ago is not cut: it would be put down to the durable base.
+    files = [
+        path
+        for path in folder.files_below()
+        if path.name != "lease" and "/work/parts/" not in str(path)
+    ]
     if not files:
         return
     path = random.choice(files)

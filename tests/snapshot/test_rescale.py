@@ -21,7 +21,7 @@ from tests.recovery.driver import JOB_ID, MAX_PARALLELISM, Run, State, changed, 
 Changes = dict[bytes, bytes | None]
 
 
-def key(group: int, name: int) -> bytes:
+def key(group: int, name: int = 0) -> bytes:
     return bytes([0, group, name])
 
 
@@ -288,4 +288,18 @@ def test_a_log_whose_earlier_parallelism_is_cleaned_away_goes_on_from_its_bases(
     for _ in range(4):
         world.epochs({key(1, 1): b"y"})
     world.run.records[:] = manifests_without(world.run.records, 2)
+    world.check()
+
+
+def test_which_of_two_equal_origins_was_taken_is_said_by_the_record() -> None:
+    """When the log is read, less of it may be there than when the record was written."""
+    world = World(4)
+    for number in range(4):
+        world.epochs({key(g): b"%d" % number for g in range(MAX_PARALLELISM)})
+    world.again(5)
+    world.epochs({key(1): b"five"})
+    world.again(3, back=1)  # the same batch, from the state that both came from
+    world.epochs({key(1): b"three"})
+    for left_out in range(len(world.run.records)):
+        resolve(world.run.records[left_out:])  # no record breaks a lineage
     world.check()
