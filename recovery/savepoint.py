@@ -21,6 +21,8 @@ import msgspec
 from blake3 import blake3
 
 from recovery.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
+from snapshot.names import parse_base_name, parse_data_name
+from snapshot.record import parse_record_name
 from snapshot.storage.base import ObjectInfo, ObjectStore
 from snapshot.storage.uris import SAVEPOINTS_FOLDER
 from statebackend.errors import (
@@ -49,7 +51,6 @@ __all__ = [
 
 FORMAT_VERSION: Final = 1
 SPARK_FOLDER: Final = "spark/"
-_OURS: Final = ("log/", "data/", "base/", "probe/", SPARK_FOLDER)
 
 
 class SavepointOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +283,14 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo:
     )
 
 
+def _is_ours(name: str) -> bool:
+    """Whether an object is a savepoint's own; a job below its folder may be called ``data``."""
+    if name.startswith("probe/"):
+        return name.count("/") == 1
+    parsed = (parse_record_name(name), parse_data_name(name), parse_base_name(name))
+    return name.startswith(SPARK_FOLDER) or any(one is not None for one in parsed)
+
+
 def delete_savepoint(store: ObjectStore) -> list[str]:
     """Remove a savepoint, or what is left of one. May be cut anywhere, and repeated.
 
@@ -298,7 +307,7 @@ def delete_savepoint(store: ObjectStore) -> list[str]:
             todo="Check the URI; `statebackend savepoint list` shows what there is.",
         )
     store.delete([SAVEPOINT_NAME])  # from here on it does not exist
-    ours = [name for name in names if name.startswith(_OURS)]
+    ours = [name for name in names if _is_ours(name)]
     for start in range(0, len(ours), 1000):
         store.delete(ours[start : start + 1000])
     store.delete([BEGUN_NAME])  # by which what is left is known

@@ -110,7 +110,9 @@ def create_savepoint(making: Making) -> Savepoint:
             return _made(making, state, names, begun, target)
         except StateBackendError as error:
             with suppress(StateBackendError):
-                delete_savepoint(target)
+                # Somebody may have deleted it meanwhile, and made another in the same place.
+                if target.get(BEGUN_NAME) == msgspec.json.encode(begun):
+                    delete_savepoint(target)
             if not isinstance(error, ObjectNotFoundError) or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError

@@ -155,14 +155,14 @@ def files_of(location: LocationFiles, epoch: int) -> list[str]:
 
 def _offsets(location: LocationFiles, epoch: int) -> list[str]:
     """Each source's offset at the end of an epoch, as Spark wrote it."""
-    lines = _text(location, f"offsets/{epoch}").splitlines()
+    lines = _text(location, f"offsets/{epoch}").split("\n")
     if len(lines) < 2 or lines[0].strip() != _VERSION:
         raise UnsupportedFormatError(
             f"The plan of batch {epoch} in {location.path} is of the form "
             f"{(lines or ['nothing'])[0][:20]!r}; this release reads {_VERSION!r}.",
             todo="Leave spark.sql.streaming.queryEvolution.enableSourceEvolution at false.",
         )
-    return [line.strip() for line in lines[2:]]
+    return [line.strip() for line in lines[2:] if line.strip()]
 
 
 def _of_source(
@@ -183,7 +183,8 @@ def _file_source_offset(offset: str) -> int | None:
         return None
     if not isinstance(said, dict) or set(said) != {"logOffset"}:
         return None
-    return int(said["logOffset"])
+    last = said["logOffset"]
+    return last if type(last) is int else None  # a topic of Kafka's may have that name
 
 
 def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: int) -> list[str]:

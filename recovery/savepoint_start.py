@@ -31,7 +31,16 @@ from statebackend.errors import (
     ObjectNotFoundError,
 )
 
-__all__ = ["Beginning", "Standing", "begin_job", "left_in_the_middle", "saved_state", "standing"]
+__all__ = [
+    "Beginning",
+    "Standing",
+    "begin_job",
+    "has_begun_with",
+    "left_in_the_middle",
+    "saved_state",
+    "standing",
+    "went_on",
+]
 
 SETTING: Final = "savepoint"
 
@@ -46,10 +55,14 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Beginning:
-    """``query_id``: of the query that was given the job when it had begun; else empty."""
+    """``query_id``: of the query that was given the job when it had begun; else empty.
+
+    ``end``: the claim that says that it has begun.
+    """
 
     standing: Standing
     query_id: str = ""
+    end: int = -1
 
 
 def saved_state(store: ObjectStore, savepoint: Savepoint, log: CommitLog) -> StateAt:
@@ -90,7 +103,7 @@ def standing(log: CommitLog, job: str, savepoint: Savepoint) -> Beginning:
             ours.add(manifest.generation)
             end = sequence + int(said.get("records", -1)) + 1
             if "records" in said and end in there and _ends(log.read(end), sequence, savepoint):
-                return Beginning(Standing.BEGUN, log.read(end).query_id)
+                return Beginning(Standing.BEGUN, log.read(end).query_id, end)
         elif manifest.generation not in ours:
             raise CheckpointLocationError(
                 f"Job {job!r} has a log already, which does not begin with the savepoint "
@@ -98,6 +111,24 @@ def standing(log: CommitLog, job: str, savepoint: Savepoint) -> Beginning:
                 todo="Give the new query a job= name that was never used, or leave savepoint= out.",
             )
     return Beginning(Standing.CUT if present else Standing.NEW)
+
+
+def has_begun_with(log: CommitLog, uri: str) -> bool:
+    """Whether a job has begun with a savepoint in this place, which it does not need any more."""
+    for sequence in log.sequences():
+        manifest = log.read(sequence)
+        said = _said(manifest)
+        if said is not None and "begun" in said:
+            return bool(said.get("uri") == uri)
+        if said is None and manifest.kind == "claim":
+            return False  # it began with nothing
+    return False
+
+
+def went_on(log: CommitLog, begun: Beginning) -> bool:
+    """Whether a job has finished an epoch since it began."""
+    later = (log.read(sequence) for sequence in log.sequences() if sequence > begun.end)
+    return any(manifest.kind == "checkpoint" for manifest in later)
 
 
 def _said(manifest: Manifest) -> Mapping[str, Any] | None:

@@ -94,21 +94,28 @@ def state_at(manifests: Sequence[Manifest], epoch: int) -> StateAt:
         )
     records = _with_late_bases(manifests, begun, epoch)
     lineages = resolve(kept.manifest for kept in records)
-    needed = set[tuple[int, str]]()
+    needed, first = set[tuple[int, str]](), dict[str, int]()
     for lineage in lineages.values():
         _require(lineage, epoch)
-        lineage.prune(_prune_to(lineage, epoch))
+        first[lineage.uid] = _prune_to(lineage, epoch)
+        lineage.prune(first[lineage.uid])
         needed.update(key for one in lineage.subtasks for key in _refs(one))
     last = {kept.manifest.operator: kept.manifest.sequence for kept in records}
+    newest = {(k.manifest.operator, k.manifest.epoch): k.manifest.sequence for k in records}
     chosen = []
     for kept in records:
         manifest = kept.manifest
-        is_last = last[manifest.operator] == manifest.sequence
+        uid = manifest.operator
+        is_last = last[uid] == manifest.sequence
+        # States that belong to no key are whole in the record of each epoch.
+        is_named = manifest.epoch >= first[uid] and (
+            newest[uid, manifest.epoch] == manifest.sequence
+        )
         slices = tuple(
             one
             for one in kept.slices
             if (manifest.sequence, needed_key(one.entry)) in needed
-            or (is_last and one.entry.kind not in _LINEAGE_KINDS)
+            or (is_named and one.entry.kind not in _LINEAGE_KINDS)
         )
         if slices or is_last:
             chosen.append(KeptRecord(manifest, slices))

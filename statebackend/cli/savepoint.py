@@ -29,6 +29,7 @@ from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.jobs import Place, place_of
 from statebackend.cli.output import console, counted, guarded, reading, say_json, table, when
+from statebackend.errors import NotRestorableError
 from statebackend.texts import size
 
 __all__ = ["app"]
@@ -178,7 +179,12 @@ def delete_one(
 
     # Of others further down, as where a folder of savepoints is given, none is meant.
     found = next((o for o in list_savepoints(store, store_below) if o.uri == store.uri), None)
-    left = delete_savepoint(store) if yes or found is None else []
+    if found is None:
+        raise NotRestorableError(
+            f"There is no savepoint in {store.uri}, so nothing is deleted.",
+            todo="Check the URI; `statebackend savepoint list` shows what there is.",
+        )
+    left = delete_savepoint(store) if yes else []
     if as_json:
         say_json(savepoint=found, deleted=yes, left=left)
         return

@@ -53,6 +53,7 @@ from statebackend.spark.job import Job, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.savepoints import (
     begin_with,
+    has_begun,
     prepare_sink,
     refuse_half_begun,
     warn_of_sources,
@@ -161,7 +162,7 @@ class Launch:
             self._narrow = only_our_python(writer, nodes)
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
-        if self._savepoint is not None:
+        if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
             begin_with(self._savepoint, self._job, location, self._specs_by)
             if writer is not None and location is not None:
                 warn_of_sources(writer._df)

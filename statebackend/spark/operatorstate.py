@@ -28,7 +28,7 @@ from statebackend.state.operator import (
 
 __all__ = ["OperatorStateIO", "StateParts"]
 
-_KEPT_BYTES: Final = 64 << 20  # by one process; of one subtask the last ones in any case
+_KEPT_BYTES: Final = 64 << 20  # by one process
 _KEPT_EACH: Final = 2  # a twin may have ended the epoch before in another way
 _EVERYBODY: Final = -1
 
@@ -104,6 +104,7 @@ class OperatorStateIO:
     store: ObjectStore
     _names: dict[str, str] = field(default_factory=dict)  # of objects that hold a digest's bytes
     _bodies: list[bytes] = field(default_factory=list)
+    _held: dict[str, _Kept] = field(default_factory=dict)
 
     def held(self) -> list[str]:
         """Digests of what this process has: for the ``begin``."""
@@ -131,6 +132,13 @@ class OperatorStateIO:
             CorruptionError: a blob is not what its record names.
         """
         bodies = iter(self._bodies)
+        # Before anything is kept: that may push out what the driver was told is here.
+        for part in (*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])):
+            if part.source == "held":
+                owners = ((*self._own[:2], part.subtask), self._own, self._shared)
+                found = _cache.get(owners, part.digest)
+                if found is not None:
+                    self._held[part.digest] = found
         rescaled = reply.operator_parallelism not in (0, self.parallelism)
         old: list[Mapping[str, StoredList]] = [{}] * reply.operator_parallelism
         for part in reply.operator_parts:
@@ -144,7 +152,7 @@ class OperatorStateIO:
         maps: Mapping[str, StoredMap] = {}
         if reply.broadcast is not None:
             maps = self._content(reply.broadcast, self._shared, bodies, keep=True, shared=True)
-        self._bodies = []
+        self._bodies, self._held = [], {}
         return StoredOperatorState(lists, maps)
 
     def _content(
@@ -153,9 +161,7 @@ class OperatorStateIO:
         if part.name:
             self._names[part.digest] = part.name
         # What another subtask had may be what this one has: lists that are empty are alike.
-        kept = None
-        if part.source == "held":
-            kept = _cache.get((owner, self._own, self._shared), part.digest)
+        kept = self._held.get(part.digest) if part.source == "held" else None
         if kept is None:
             blob = next(bodies) if part.source == "record" else self._fetched(part)
             what = part.name or f"operator state of {self.operator!r}"

@@ -24,7 +24,15 @@ from recovery.savepoint import (
     savepoints_folder,
 )
 from recovery.savepoint_create import Making, create_savepoint
-from recovery.savepoint_start import Standing, begin_job, left_in_the_middle, saved_state, standing
+from recovery.savepoint_start import (
+    Standing,
+    begin_job,
+    has_begun_with,
+    left_in_the_middle,
+    saved_state,
+    standing,
+    went_on,
+)
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
@@ -49,6 +57,7 @@ __all__ = [
     "EXACT_SOURCES",
     "SparkLocation",
     "begin_with",
+    "has_begun",
     "listed",
     "prepare_sink",
     "refuse_half_begun",
@@ -162,13 +171,24 @@ def listed(job: Job) -> list[SavepointInfo]:
 
 def saved_lineages(source: str | Savepoint, job: Job) -> dict[str, OperatorLineage]:
     """The operators of a savepoint, by uid. Raises as `read_savepoint`, and for a damaged log."""
-    store = open_at(job, source if isinstance(source, str) else source.uri)
+    store = open_at(job, _uri(source))
     savepoint = read_savepoint(store)
     return dict(saved_state(store, savepoint, _log_of(store, savepoint)).lineages)
 
 
 def _log_of(store: ObjectStore, savepoint: Savepoint) -> CommitLog:
     return CommitLog(store, job=savepoint.job, writer=system.process_name(), new_id=system.new_id)
+
+
+def has_begun(source: str | Savepoint, job: Job, location: CheckpointLocation | None) -> bool:
+    """Whether the query goes on with what it took from a savepoint once; that may be gone since."""
+    if location is None or location.progress().query_id is None:
+        return False
+    return has_begun_with(job.log(), open_at(job, _uri(source)).uri)
+
+
+def _uri(source: str | Savepoint) -> str:
+    return source if isinstance(source, str) else source.uri
 
 
 def begin_with(
@@ -205,6 +225,12 @@ def begin_with(
     progress = location.progress()
     if begun.standing is Standing.BEGUN and progress.query_id is not None:
         return  # whether it is that query's is decided as for every start
+    if begun.standing is Standing.BEGUN and went_on(log, begun):
+        raise CheckpointLocationError(
+            f"Job {job.name!r} has gone on since it began with the savepoint {savepoint.id}, but "
+            f"the checkpoint location {location.path} is new.",
+            todo="Give the query the checkpoint location it had, or a new job= name.",
+        )
     _refuse_used(location, progress, savepoint, store)
     query_id = begun.query_id
     if begun.standing is not Standing.BEGUN:
@@ -297,7 +323,7 @@ def prepare_sink(
     """
     if format_.lower() not in _FILE_SINKS:
         return
-    epoch = read_savepoint(open_at(job, source if isinstance(source, str) else source.uri)).epoch
+    epoch = read_savepoint(open_at(job, _uri(source))).epoch
     folder = location.at(path)
     names = (name.rpartition("/")[2].removesuffix(".compact") for name in folder.files(_SINK_LOG))
     batches = [int(name) for name in names if name.isdigit()]

@@ -1,0 +1,133 @@
+"""A savepoint's life after it was made: deleted, replaced, gone, and asked for an epoch before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recovery.rewind import LocationProgress
+from recovery.savepoint import Savepoint, delete_savepoint, read_savepoint
+from recovery.savepoint_create import create_savepoint
+from recovery.verify import verify
+from snapshot.lineage import resolve
+from snapshot.storage.local import LocalStore
+from snapshot.storage.memory import MemoryStore
+from statebackend.errors import CheckpointLocationError, NotRestorableError, StoreUnreachableError
+from statebackend.spark.job import Job
+from statebackend.spark.savepoints import begin_with, has_begun
+from tests.recovery import driver, test_savepoint
+from tests.recovery.driver import JOB, new_id
+from tests.recovery.test_savepoint import Location, Stand, begun, ran, saved
+
+
+def test_one_that_fails_leaves_another_in_its_place_alone() -> None:
+    """Deleted by hand while it was made, and made again in the same folder."""
+    stand = Stand().run(4)
+    target = MemoryStore(new_id())
+    others: list[Savepoint] = []
+
+    def tick(size_bytes: int) -> None:
+        if not others:
+            delete_savepoint(target)
+            others.append(create_savepoint(stand.making(open_target=lambda _: target)))
+            raise StoreUnreachableError("It took too long.", todo="Try again.")
+
+    with pytest.raises(StoreUnreachableError):
+        create_savepoint(stand.making(open_target=lambda _: target, tick=tick))
+    assert read_savepoint(target).id == others[0].id
+    assert verify(target, test_savepoint.JOB).ok
+
+
+def test_an_epoch_that_can_be_restored_has_its_states_of_no_key() -> None:
+    store, location = MemoryStore(new_id()), Location()
+    ran(driver.Started(store, {"op": 2}), location, 4, operator_state=True)
+    made, target = saved(store, location)
+    clone = MemoryStore(new_id())
+    begun(clone, target, JOB)
+    original = resolve(driver.manifests_of(store))["op"]
+    for copy in (target, clone):
+        lineage = resolve(driver.manifests_of(copy))["op"]
+        for epoch in (made.epoch - 1, made.epoch):
+            if lineage.is_known(epoch):
+                lists = lineage.epochs[epoch].lists
+                assert sorted(lists) == sorted(original.epochs[epoch].lists)
+
+
+def test_delete_leaves_a_job_whose_name_is_a_folders() -> None:
+    _, target = Stand().run(3).save()
+    others = ["data/log/00000000000000000000.ckpt", "base/notes.txt"]
+    for name in others:
+        target.put(name, [b"of somebody else"])
+    assert sorted(delete_savepoint(target)) == sorted(others)
+    assert sorted(info.name for info in target.list("")) == sorted(others)
+
+
+class Files:
+    """A checkpoint location as `begin_with` uses it."""
+
+    def __init__(self) -> None:
+        self.path = "a location"
+        self.data: dict[str, bytes] = {}
+
+    def progress(self) -> LocationProgress:
+        commits = [int(name[8:]) for name in self.data if name.startswith("commits/")]
+        said = self.data.get("metadata")
+        query_id = json.loads(said)["id"] if said else None
+        return LocationProgress(self.path, query_id, -1, max(commits, default=-1))
+
+    def files(self, folder: str) -> list[str]:
+        return [name for name in self.data if name.startswith(f"{folder}/")]
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        yield self.data[name]
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        self.data[name] = b"".join(pieces)
+
+
+class Clone:
+    """A job that began with a savepoint, and went on."""
+
+    def __init__(self, root: Path) -> None:
+        source, location = LocalStore(str(root / "original"), new_id=new_id), Location()
+        ran(driver.Started(source, {"op": 2}), location, 4)
+        self.savepoint = LocalStore(str(root / "savepoint"), new_id=new_id)
+        making = Stand().making(
+            store=source,
+            job=JOB,
+            location=location.files(),
+            manifests=lambda: driver.manifests_of(source),
+        )
+        create_savepoint(replace(making, open_target=lambda _: self.savepoint))
+        self.uri, self.location = f"file://{root}/savepoint", Files()
+        self.state = f"file://{root}/state"
+        job = self.job()
+        self.begin(self.location)
+        ran(driver.Started(job.store, {"op": 2}, first_epoch=4), location, 6)
+
+    def job(self) -> Job:
+        return Job(self.state, JOB)
+
+    def begin(self, location: Files) -> None:
+        begin_with(self.uri, self.job(), location, lambda manifests: None)  # type: ignore[arg-type]
+
+
+def test_a_job_that_has_begun_needs_its_savepoint_no_more(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    delete_savepoint(clone.savepoint)
+    assert has_begun(clone.uri, clone.job(), clone.location)  # type: ignore[arg-type]
+    assert not has_begun(clone.uri, clone.job(), Files())  # type: ignore[arg-type]
+    assert not has_begun(f"{clone.uri}-2", clone.job(), clone.location)  # type: ignore[arg-type]
+    with pytest.raises(NotRestorableError):
+        clone.begin(Files())
+
+
+def test_a_job_that_went_on_is_given_no_second_location(tmp_path: Path) -> None:
+    clone, other = Clone(tmp_path), Files()
+    with pytest.raises(CheckpointLocationError, match="has gone on"):
+        clone.begin(other)
+    assert other.data == {}
