@@ -176,6 +176,8 @@ def read_savepoint(store: ObjectStore) -> Savepoint:
     """
     try:
         data = store.get(SAVEPOINT_NAME)
+        # Without the other it is a write that came late, after all had been deleted again.
+        store.get(BEGUN_NAME)
     except ObjectNotFoundError as error:
         begun = any(info.name == BEGUN_NAME for info in store.list(BEGUN_NAME))
         what = "a savepoint that was never finished" if begun else "no savepoint"
@@ -251,7 +253,8 @@ def _prefixes(name: str) -> Iterable[str]:
 
 def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo:
     size_bytes, problem = sum(info.size_bytes for info in inside), ""
-    complete = any(info.name.endswith(SAVEPOINT_NAME) for info in inside)
+    names = {info.name.rpartition("/")[2] for info in inside}
+    complete = {SAVEPOINT_NAME, BEGUN_NAME} <= names
     try:
         if complete:
             one = read_savepoint(store)

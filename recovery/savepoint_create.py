@@ -101,6 +101,14 @@ def create_savepoint(making: Making) -> Savepoint:
     for attempt in range(_ATTEMPTS):
         manifests = making.manifests()  # before the location, see epoch_to_save()
         epoch = epoch_to_save(manifests, batches_of(making.location))
+        if _newest_of(making.manifests(), epoch) != _newest_of(manifests, epoch):
+            # Evaluated once more between the two looks: Spark may have committed that one.
+            if attempt == _ATTEMPTS - 1:
+                raise NotRestorableError(
+                    f"Epoch {epoch} was evaluated again each time when it was to be saved.",
+                    todo="Try again once the query has finished another batch.",
+                )
+            continue
         state = state_at(manifests, epoch)
         names = files_of(making.location, epoch)
         found = f"{epoch:010d}-{making.new_id()[-12:]}"
@@ -116,6 +124,11 @@ def create_savepoint(making: Making) -> Savepoint:
             if not isinstance(error, ObjectNotFoundError) or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError
+
+
+def _newest_of(manifests: list[Manifest], epoch: int) -> dict[str, int]:
+    """By operator, the sequence of the last record that says something of an epoch."""
+    return {m.operator: m.sequence for m in manifests if m.epoch == epoch}
 
 
 def _begin(making: Making, savepoint_id: str, target: ObjectStore) -> Begun:

@@ -98,21 +98,25 @@ class CheckpointLocation:
         Raises:
             CheckpointLocationError: it cannot be read.
         """
-        root = self._Path(self._root, folder)
-        found = []
-        try:
-            if not self._fs.exists(root):
-                return []
-            above = len(str(self._fs.makeQualified(self._root).toString()).rstrip("/")) + 1
-            statuses = self._fs.listFiles(root, True)
-            while statuses.hasNext():
-                name = str(statuses.next().getPath().toString())[above:]
-                if not any(part.startswith(".") for part in name.split("/")):
-                    found.append(name)
-        except Py4JJavaError as error:
-            if _is_absence(error):  # of what Spark has just removed
-                return self.files(folder)
-            raise self._unreadable(error) from error
+        above = len(str(self._fs.makeQualified(self._root).toString()).rstrip("/")) + 1
+        folders, found = [self._Path(self._root, folder)], []
+        while folders:
+            try:
+                # Not listFiles(): it asks the system for the permissions of each file, and fails
+                # where a running query has just removed one.
+                statuses = self._fs.listStatus(folders.pop())
+            except Py4JJavaError as error:
+                if _is_absence(error):  # there is none, or Spark has just removed it
+                    continue
+                raise self._unreadable(error) from error
+            for status in statuses:
+                path = status.getPath()
+                if str(path.getName()).startswith("."):
+                    continue
+                if status.isDirectory():
+                    folders.append(path)
+                else:
+                    found.append(str(path.toString())[above:])
         return sorted(found)
 
     def chunks(self, name: str) -> Iterator[bytes]:

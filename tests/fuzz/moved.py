@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from recovery.jobs import BEGUN_NAME
 from recovery.savepoint import SAVEPOINT_NAME, Savepoint, encode_savepoint, read_savepoint
 from snapshot.base import FileEntry, decode_index, encode_index, index_of
 from snapshot.storage.memory import MemoryStore
@@ -133,6 +134,7 @@ def _savepoints() -> list[tuple[Savepoint, bytes]]:
 def _read_savepoint(data: bytes) -> Savepoint:
     store = MemoryStore()
     store.put(SAVEPOINT_NAME, [data])
+    store.put(BEGUN_NAME, [b"{}"])
     return msgspec.structs.replace(read_savepoint(store), uri="memory://x")
 
 

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from recovery.rewind import LocationProgress
-from recovery.savepoint import Savepoint, delete_savepoint, read_savepoint
+from recovery.savepoint import (
+    SAVEPOINT_NAME,
+    Savepoint,
+    delete_savepoint,
+    list_savepoints,
+    read_savepoint,
+)
 from recovery.savepoint_create import create_savepoint
 from recovery.verify import verify
 from snapshot.lineage import resolve
+from snapshot.record import Manifest
 from snapshot.storage.local import LocalStore
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import CheckpointLocationError, NotRestorableError, StoreUnreachableError
@@ -131,3 +138,41 @@ def test_a_job_that_went_on_is_given_no_second_location(tmp_path: Path) -> None:
     with pytest.raises(CheckpointLocationError, match="has gone on"):
         clone.begin(other)
     assert other.data == {}
+
+
+def test_what_is_written_after_it_was_deleted_makes_no_savepoint() -> None:
+    """A put that was taken for lost may arrive late."""
+    _, target = Stand().run(3).save()
+    late = target.get(SAVEPOINT_NAME)
+    delete_savepoint(target)
+    target.put(SAVEPOINT_NAME, [late])
+    with pytest.raises(NotRestorableError):
+        read_savepoint(target)
+    assert not any(one.complete for one in list_savepoints(target, lambda name: target))
+    delete_savepoint(target)
+    assert list(target.list("")) == []
+
+
+def test_a_batch_that_is_evaluated_again_meanwhile_is_looked_at_again() -> None:
+    store, location = MemoryStore(new_id()), Location()
+    ran(driver.Started(store, {"op": 1}), location, 3)
+    looks = iter(range(10))
+
+    def manifests() -> list[Manifest]:
+        if next(looks) == 1:  # between the look at the log and the end of that at the location
+            again = driver.Started(store, {"op": 1}, first_epoch=2)
+            ran_again(again)
+        return driver.manifests_of(store)
+
+    making = Stand().making(store=store, job=JOB, location=location.files(), manifests=manifests)
+    target = MemoryStore(new_id())
+    made = create_savepoint(replace(making, open_target=lambda _: target))
+    newest = resolve(driver.manifests_of(store))["op"].subtasks[0].chain_at(2)
+    assert made.epoch == 2
+    assert resolve(driver.manifests_of(target))["op"].subtasks[0].chain_at(2) == newest
+
+
+def ran_again(started: driver.Started) -> None:
+    """Epoch 2 once more, with other rows."""
+    reply, _ = started.session.begin(driver.begin_of(2))
+    started.session.ack(driver.ack_of(reply.chain, driver.part_of({b"\0\0k": b"other"}), 2))
