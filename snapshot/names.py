@@ -31,7 +31,8 @@ DATA_PREFIX: Final = "data/"
 BASE_PREFIX: Final = "base/"
 
 _DATA: Final = re.compile(r"data/([0-9]{10})/([0-9]{20})/([^/]+)")
-_BASE: Final = re.compile(r"base/([0-9]{10})/([^/]+)/([^/]+)")
+# A file of a store in parts lies in its part's folder.
+_BASE: Final = re.compile(r"base/([0-9]{10})/([^/]+)/[^/]+(?:/[^/]+)?")
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,18 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from recovery.drill import sink
-from recovery.drill.told import REBALANCE, Event, Told
+from recovery.drill.told import REBALANCE, SAVEPOINT, SAVEPOINT_ANSWER, Event, Taken, Told
+from statebackend.errors import UnsupportedQueryError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statebackend.spark.backend import StateBackend
@@ -31,6 +33,7 @@ __all__ = ["main"]
 _LOOK_EVERY_S: Final = 0.2
 _AGAIN_S: Final = 1.0
 _DURABLE_WITHIN_S: Final = 120.0
+_SAVEPOINT_WITHIN_S: Final = 240.0
 # Short lives on few cores: what the JVM would spend on optimising its code is half of all the time.
 _JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -49,10 +52,17 @@ class _Watch:
     """Tells what is new of a running query."""
 
     def __init__(
-        self, backend: StateBackend, query: StreamingQuery, events: _Events, root: Path
+        self,
+        backend: StateBackend,
+        query: StreamingQuery,
+        events: _Events,
+        root: Path,
+        doubt: Callable[[], str],
     ) -> None:
         self._backend, self._query, self._events = backend, query, events
+        self._doubt = doubt
         self._rebalance = root / REBALANCE
+        self._savepoint, self._answer = root / SAVEPOINT, root / SAVEPOINT_ANSWER
         self._restores = 0
         self._epoch: int | None = None
         self._idle = False
@@ -66,9 +76,11 @@ class _Watch:
         if epoch is not None and epoch != self._epoch:
             self._epoch = epoch
             self._events.tell(Event(kind="epoch", epoch=epoch))
-        # The whole of Spark's words for it: a source or a sink may say "Waiting" too.
         if self._rebalance.exists():
             self._place_anew(int(self._rebalance.read_text()))
+        if self._savepoint.exists():
+            self._save(self._savepoint.read_text())
+        # The whole of Spark's words for it: a source or a sink may say "Waiting" too.
         idle = self._query.status["message"] == "Waiting for data to arrive"
         if idle != self._idle:
             self._idle = idle
@@ -82,6 +94,21 @@ class _Watch:
             self._rebalance.unlink()
         else:
             time.sleep(_AGAIN_S)
+
+    def _save(self, to: str) -> None:
+        """Take a savepoint; the query has threads of its own and goes on meanwhile."""
+        try:
+            made = self._backend.savepoint(to or None, timeout_s=_SAVEPOINT_WITHIN_S)
+            taken = Taken(uri=made.uri, epoch=made.epoch, cannot=self._doubt())
+        except UnsupportedQueryError as error:
+            taken = Taken(cannot=str(error))
+        except Exception as error:  # whatever it is: the drill says it
+            logging.getLogger("recovery.drill").exception("no savepoint")
+            taken = Taken(error=f"{type(error).__name__}: {error}")
+        draft = self._answer.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(taken))
+        self._savepoint.unlink(missing_ok=True)  # first: who has the answer may ask again at once
+        draft.rename(self._answer)
 
 
 def main() -> None:
@@ -110,18 +137,19 @@ def _run(told: Told, events: _Events) -> None:
     backend = StateBackend(
         spark,
         uri=told.uri,
-        job="drill",
+        job=told.job,
         local_dir=told.local_dir,
         parallelism=told.parallelism,
         commit=told.commit,
         settings=told.settings,
+        savepoint=told.savepoint or None,
     )
     frame = _function(told.build)(spark, backend, root)
     write = backend.checked(sink.writer(Path(told.out)))
     stream = frame.writeStream.foreachBatch(write)
     query = backend.start(stream.option("checkpointLocation", told.checkpoint))
     events.tell(Event(kind="ready"))
-    watch = _Watch(backend, query, events, root)
+    watch = _Watch(backend, query, events, root, lambda: _doubt(frame))
     stop = Path(told.stop)
     while not stop.exists():
         if query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type] # fractions do
@@ -131,6 +159,17 @@ def _run(told: Told, events: _Events) -> None:
     backend.wait_durable(_DURABLE_WITHIN_S)
     watch.look()
     spark.stop()
+
+
+def _doubt(frame: DataFrame) -> str:
+    """Why a clone need not read on exactly; empty if it must."""
+    from statebackend.spark.savepoints import EXACT_SOURCES
+    from statebackend.spark.sources import sources_of
+
+    for source in sources_of(frame):
+        if source.name not in EXACT_SOURCES or source.cleans:
+            return f"of the source {source.shown} it is not known whether a clone reads on exactly"
+    return ""
 
 
 def _finish(query: StreamingQuery, watch: _Watch) -> None:

@@ -17,6 +17,7 @@ from recovery.drill.feeding import Pace
 from recovery.drill.outcome import EpochDone
 from recovery.drill.processes import LiveProcesses, until
 from recovery.drill.proxy import FaultProxy
+from recovery.drill.saving import Savepoints
 from recovery.drill.scenario import DrillJob
 from recovery.drill.told import REBALANCE, Told
 from statebackend.errors import DrillError
@@ -64,6 +65,7 @@ class LiveStage:
         self._failures = 0
         self._epochs_at_failure = 0
         self.parallelism = setup.told.parallelism  # of the drivers to come
+        self.savepoints = Savepoints(setup.told, setup.cluster.driver_environment)
         feed = setup.job.feed
         self.pace = Pace(
             self.checkpoint,
@@ -217,6 +219,11 @@ class LiveStage:
         """How many drivers there are."""
         return len(self.running())
 
+    def drivers_started(self) -> int:
+        """How many drivers there have been."""
+        self._look()
+        return len(self.drivers)
+
     def over(self) -> None:
         """A strike is over: a driver that it ended gets its successor."""
         self._held = False
@@ -295,3 +302,16 @@ class LiveStage:
             return any(d.ending == "finished" for d in self.drivers)
 
         self.until(finished, "the driver's end", timeout_s)
+
+    def run_to_its_end(self, timeout_s: float, **told: Any) -> str:
+        """Run one more driver, told otherwise, beside nobody; why it failed, or empty.
+
+        The job has come to its end: the driver reads all input there is, and ends.
+
+        Raises:
+            DrillError: it does not end.
+        """
+        self._start(told)
+        driver = self.drivers[-1]
+        self.until(lambda: not driver.running, f"the end of driver {driver.number}", timeout_s)
+        return "" if driver.ending == "finished" else driver.error or driver.ending

@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
+
 from recovery.drill import needs, shim, sink
 from recovery.drill.check import check
+from recovery.drill.clones import check_savepoints
 from recovery.drill.cluster import LOCAL_DIR, Cluster, open_cluster
 from recovery.drill.ending import TidyStack, end, failure_text
 from recovery.drill.live import LiveStage, Setup
 from recovery.drill.order import FaultLike, Order, has_timers, named_faults, named_job
-from recovery.drill.outcome import DrillReport, RequestCount, Struck, Verdict
+from recovery.drill.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
 from recovery.drill.processes import TOKEN, guarded
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.s3server import BUCKET, S3Server, credentials
@@ -141,6 +144,7 @@ class _Drill:
     order: Order
     root: Path
     failure: str = ""
+    wrong_savepoints: list[str] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)
     started_at: str = field(
         default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -277,6 +281,7 @@ class _Drill:
         stage.pace.enough(max(inputs, stage.pace.fed + (_AFTER_LAST if striker.struck else 0)))
         stage.finish(_END_S)
         stage.say("all input is read")
+        self.wrong_savepoints = check_savepoints(stage, _END_S)
 
     # --- after ---------------------------------------------------------------------------------
 
@@ -292,6 +297,9 @@ class _Drill:
             truth = []
         schema = sink.schema_of(self.root / "out")
         verdict = check(truth, rows, keys=job.keys, failure=self.failure, schema=schema)
+        if self.wrong_savepoints:
+            examples = [*self.wrong_savepoints, *verdict.examples][:EXAMPLES_MAX]
+            verdict = msgspec.structs.replace(verdict, exact=False, examples=examples)
         stage.say("exact" if verdict.exact else f"not exact: {verdict.failure or verdict.examples}")
         return verdict
 

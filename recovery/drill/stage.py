@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from recovery.drill.proxy import FaultProxy
+    from recovery.drill.saving import Savepoints
     from recovery.drill.scenario import DrillJob
 
 __all__ = ["CannotStrikeError", "Host", "Processes", "Stage"]
@@ -103,6 +104,10 @@ class Stage(Protocol):
         Raises `DrillError` if it does not.
         """
 
+    @property
+    def savepoints(self) -> Savepoints:
+        """Asks for them, and looks at them."""
+
     def restored(self) -> int:
         """How many subtasks have told the newest driver that they have their state back."""
 
@@ -132,6 +137,9 @@ class Stage(Protocol):
 
     def drivers_running(self) -> int:
         """How many drivers there are."""
+
+    def drivers_started(self) -> int:
+        """How many drivers there have been, whatever became of them."""
 
     def say(self, text: str) -> None:
         """One line of progress."""

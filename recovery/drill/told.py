@@ -17,13 +17,32 @@ import msgspec
 from snapshot.messages import RestoreReport
 from statebackend.errors import SettingError
 
-__all__ = ["REBALANCE", "Event", "FunctionAddress", "Told", "address_of"]
+__all__ = [
+    "JOB",
+    "REBALANCE",
+    "SAVEPOINT",
+    "SAVEPOINT_ANSWER",
+    "Event",
+    "FunctionAddress",
+    "Taken",
+    "Told",
+    "address_of",
+]
+
+JOB: Final = "drill"
+"""The name of the job that is drilled."""
 
 REBALANCE: Final = "rebalance"
 """A file of this name in the drill's folder asks for that, and says on how many executors.
 
 The driver removes it when it is done.
 """
+
+SAVEPOINT: Final = "savepoint"
+"""A file of this name asks for a savepoint, and says where to; the driver removes it when done."""
+
+SAVEPOINT_ANSWER: Final = "savepoint-taken"
+"""What it says then: a `Taken`."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +53,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         build: the job's function as `module:name`.
+        job: its name in the store.
+        savepoint: the URI of what it begins with; empty: with nothing.
     """
 
     root: str
@@ -49,6 +70,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     settings: dict[str, Any] = {}
     conf: dict[str, str] = {}
+    job: str = JOB
+    savepoint: str = ""
 
     def write(self, path: Path) -> None:
         """Put it into a new file. Raises `OSError`."""
@@ -67,6 +90,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal["ready", "restore", "epoch", "idle", "busy", "finished", "failed"]
     restore: RestoreReport | None = None
     epoch: int = -1
+    error: str = ""
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a savepoint: where it lies and its epoch, or why there is none.
+
+    Attributes:
+        cannot: why a clone of such a job need not be exact, or why it can have no savepoint.
+    """
+
+    uri: str = ""
+    epoch: int = -1
+    cannot: str = ""
     error: str = ""
 
 

@@ -19,8 +19,9 @@ from snapshot.base import (
     index_of,
     reusable,
 )
-from snapshot.names import parse_base_name
-from snapshot.storage.base import ObjectStore
+from snapshot.names import BaseName, base_file_name, parse_base_name
+from snapshot.retention import Fate, View, classify
+from snapshot.storage.base import ObjectInfo, ObjectStore
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import CorruptionError, UnsupportedFormatError
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, write_layout
@@ -206,3 +207,17 @@ def test_what_is_written_anew_every_time_is_never_taken_for_the_same() -> None:
     assert set(reusable(index, index)) == {"PARTS", "p0/000012.sst", "p1/000012.sst"}
     only = index_of("i", [entry("p0/000012.sst"), entry("000012.sst")])
     assert set(reusable(index, only)) == {"p0/000012.sst"}
+
+
+def test_a_file_of_a_part_is_known_for_a_bases_and_so_is_cleaned() -> None:
+    name = base_file_name(3, "grant", "p0/000012.sst")
+    assert parse_base_name(name) == BaseName(3, "grant")
+    view = View(
+        generation=4,
+        oldest_needed=0,
+        cleaned_below=0,
+        named=frozenset(),
+        kinds={},
+    )
+    (item,) = classify([ObjectInfo(name, 1, 0)], view).items
+    assert item.fate is Fate.DEAD

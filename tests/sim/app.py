@@ -92,6 +92,7 @@ class App:
         self.sessions: dict[str, Any] = {}
         self.query: Query | None = None
         self.stage: Stage | None = None
+        self.launch: Launch | None = None
         self.fenced = False
         self.attempts = 0
         self.parallelism = world.shared.parallelism
@@ -149,6 +150,7 @@ class App:
             allow_dropped_state=False,
             checked=self.world.config.checked,
         )
+        self.launch = launch
         launch.prepare(None, "/location")
         if shared.query_id is None:
             shared.query_id = sched.new_id()
@@ -260,10 +262,24 @@ class App:
 
         def again() -> None:
             self.executors[place] = Executor(self, executor.host)
+            if self.world.config.rebalance_every_s and self.world.sched.chance(0.5):
+                self.rebalance("an executor came back")
             if self.stage is not None:
                 self.stage.nudge()
 
         later(self, again, 0.3 + self.world.sched.random.random())
+
+    def rebalance(self, why: str) -> None:
+        """Place all subtasks anew, over the executors that are there."""
+        sched = self.world.sched
+        there = [n for n, executor in enumerate(self.executors) if not executor.lost]
+        if there:
+            sched.random.shuffle(there)
+            self.places = {p: there[p % len(there)] for p in self.places}
+            sched.note(f"rebalanced: {why}", self.process.name)
+            if self.stage is not None:
+                sched.note("rebalanced in a batch")
+                self.stage.nudge()
 
     def idle_worker(self, subtask: int, avoid: Host | None = None) -> Worker | None:
         """A worker for an attempt: where the subtask's anchor is, if there is one to be had."""

@@ -69,6 +69,18 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a child was left half made": ("child half made",),
     "what a clip cut off is freed": ("what was cut off is freed",),
     "a base of a store in parts": ("base committed in parts",),
+    # places and savepoints
+    "all subtasks are placed anew in a batch": ("rebalanced in a batch",),
+    "all subtasks are placed anew for an executor that came back": (
+        "rebalanced: an executor came back",
+    ),
+    "a stranger takes a savepoint": ("savepoint taken by a stranger",),
+    "a driver takes a savepoint": ("savepoint taken by the driver",),
+    "a savepoint is cut": ("savepoint cut",),
+    "a savepoint is deleted": ("savepoint: deleted",),
+    "what is left of a savepoint is deleted": ("savepoint: incomplete one deleted",),
+    "a job begins with a savepoint": ("job begun with a savepoint",),
+    "a job's beginning is cut, and tried again": ("job-begin cut",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

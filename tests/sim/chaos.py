@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
 from snapshot.log import CommitLog
 from statebackend.errors import StateBackendError
+from tests.sim import savepoints
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Worker
 from tests.sim.files import MemPath
@@ -181,6 +182,11 @@ def _damage_local(world: World, random: Random) -> None:
         path.write_bytes(data[: len(data) // 2])
 
 
+def _rebalance(world: World, random: Random) -> None:
+    if world.apps:
+        random.choice(world.apps).rebalance("asked for")
+
+
 _KINDS: dict[str, Callable[[World, Random], None]] = {
     "worker_killed_every_s": _kill_worker,
     "executor_killed_every_s": _kill_executor,
@@ -193,4 +199,6 @@ _KINDS: dict[str, Callable[[World, Random], None]] = {
     "outage_every_s": _outage,
     "outside_clean_every_s": _outside_clean,
     "local_damage_every_s": _damage_local,
+    "rebalance_every_s": _rebalance,
+    "savepoint_every_s": savepoints.strike,
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.sim import planted
+from tests.sim import planted, planted_savepoints
 from tests.sim.config import Config
 from tests.sim.planted import Patches
 
@@ -78,6 +78,8 @@ _TWO_DRIVERS = {
 }
 
 
+_SAVING = {"savepoint_every_s": 0.2, "outage_every_s": 0.0}
+_SAVED = "savepoints"
 _ONCE, _OUT, _ONE, _REF, _LEFT, _STUCK = (
     "exactly once",
     "output",
@@ -302,6 +304,30 @@ MUTATIONS: dict[str, Mutation] = {
             "store_s": 0.03,
         },
     ),
+    "savepoint.json first": Mutation(
+        "a savepoint is said to be complete before its state is there",
+        (_SAVED,),
+        planted_savepoints.json_first,
+        _SAVING,
+    ),
+    "a savepoint of what Spark has not committed": Mutation(
+        "the epoch is taken from the log's tip, and the location is not asked",
+        (_SAVED,),
+        planted_savepoints.tip_of_the_log,
+        _SAVING,
+    ),
+    "the cleaner is not held": Mutation(
+        "a driver cleans while it makes a savepoint",
+        (_SAVED,),
+        planted_savepoints.cleaner_not_held,
+        {**_SAVING, **_CLEANING},
+    ),
+    "a cut beginning is taken for done": Mutation(
+        "a job has begun with a savepoint as soon as it has claimed its log",
+        (_SAVED,),
+        planted_savepoints.cut_is_begun,
+        {**_SAVING, "store_s": 0.03},
+    ),
     "marker first": Mutation(
         "the marker is set before the rows that it stands for",
         (_ONCE,),
@@ -314,7 +340,7 @@ MUTATIONS: dict[str, Mutation] = {
 def adjust(name: str, config: Config) -> None:
     """Make a world in which the mutation has a chance."""
     if name:
-        config.rescale = 0.0
+        config.rescale = config.rebalance_every_s = config.savepoint_every_s = 0.0
         config.flipped_base = 0.0  # or what is lost would be put down to that
         for field_name, value in MUTATIONS[name].world.items():
             setattr(config, field_name, value)

@@ -47,6 +47,7 @@ from tests.sim.disk import SimKeeper, ask_for
 from tests.sim.files import Disk, MemPath
 from tests.sim.kernel import Scheduler, current
 from tests.sim.location import SimLocation
+from tests.sim.savepoints import replacements as of_savepoints
 from tests.sim.threads import Future, Pool, Semaphore, Threading, wait
 
 __all__ = ["decoded", "installed"]
@@ -212,6 +213,7 @@ def _replacements(
     yield _spark.launch, "check_sink", lambda query, checked: None
     yield _spark.task, "_unhurried_collector", contextlib.nullcontext
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
+    yield from of_savepoints(world, system)
     if not arrow:
         yield _spark.task, "encode_frozen", _encoded_frozen
         yield _spark.slices, "encode_delta", _encoded

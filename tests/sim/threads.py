@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent
 
+from statebackend.errors import StateBackendError
 from tests.sim.kernel import Actor, TimedOutError, current
 
 __all__ = ["Future", "Pool", "Threading", "wait"]
@@ -116,8 +117,14 @@ class Condition:
         finally:
             self._lock.acquire()
 
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.wait()
+
     def notify(self) -> None:
         self._waiters.wake()
+
+    notify_all = notify
 
 
 class Semaphore:
@@ -172,6 +179,9 @@ class Future:
     def done(self) -> bool:
         return self._done
 
+    def cancel(self) -> bool:
+        return False
+
     def set_result(self, value: Any) -> None:
         self._done, self._value = True, value
         self._waiters.wake()
@@ -218,6 +228,14 @@ class Pool:
 
     def __exit__(self, *error: Any) -> None:
         return None
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future:
+        future = Future()
+        try:
+            future.set_result(call(*arguments))
+        except StateBackendError as error:
+            future.set_exception(error)
+        return future
 
     def map(self, call: Callable[[Any], Any], wanted: Collection[Any]) -> Iterator[Any]:
         return iter([call(one) for one in wanted])

@@ -21,6 +21,7 @@ from tests.sim.checkers.garbage import Garbage
 from tests.sim.checkers.ledger import Ledger
 from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
+from tests.sim.checkers.saved import Saves
 from tests.sim.checkers.single_writer import SingleWriter
 from tests.sim.cluster import Host
 from tests.sim.config import Config, draw
@@ -77,7 +78,8 @@ class World:
         self.single = SingleWriter(self)
         self.references = References(self)
         self.garbage = Garbage(self)
-        checkers = [self.single, self.references, self.once, self.garbage]
+        self.saves = Saves(self)
+        checkers = [self.single, self.references, self.once, self.garbage, self.saves]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
@@ -119,6 +121,7 @@ class World:
         """Spark has committed a batch."""
         self.epochs += 1
         self.sched.note("batch committed", f"{app.process} {committed.plan.batch}")
+        self.saves.committed(committed)
         self.output.committed(committed, model)
         self.once.committed(app, committed)
 
@@ -147,6 +150,7 @@ class World:
         self._until(events=events)
         self._calm_down()
         self.garbage.at_the_end()
+        self.saves.at_the_end()
 
     def _until(self, **limits: Any) -> None:
         self.sched.run(**limits)
@@ -179,7 +183,11 @@ class World:
     def clean(self, *arguments: Any, **settings: Any) -> CleanReport:
         """In the place of `clean` where a driver calls it: counted."""
         since_calm = self.is_calm
+        process = current().process
+        launch = next((app.launch for app in self.apps if app.process is process), None)
+        self.saves.cleaning(launch)
         report = clean(*arguments, **settings)
+        self.saves.cleaning(launch)
         self.sched.note("driver cleaned", f"{sorted(report.removed)}")
         self.cleaned += since_calm
         return report

@@ -10,7 +10,7 @@ from recovery.drill.scenario import DrillFault
 
 __all__ = ["ALL"]
 
-_MODULES: Final = ("processes", "disks", "stores", "clocks", "middles", "moves")
+_MODULES: Final = ("processes", "disks", "stores", "clocks", "middles", "moves", "savepoints")
 
 
 def _assembled() -> dict[str, DrillFault]:

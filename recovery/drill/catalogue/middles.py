@@ -23,7 +23,7 @@ from recovery.drill.scenario import DrillFault
 from recovery.drill.shim import Call, Shim, shim_of
 from recovery.drill.stage import CannotStrikeError, Stage
 
-__all__ = ["CLEAN_UP", "COMMIT", "FAULTS", "UPLOAD", "Place", "stopped_at"]
+__all__ = ["CLEAN_UP", "COMMIT", "FAULTS", "UPLOAD", "UPLOADS", "Place", "land", "stopped_at"]
 
 _LIMIT_S: Final = 240.0
 _STILL_S: Final = 3.0
@@ -31,7 +31,7 @@ _REWINDS_TRIED: Final = 3
 _LANDS_S: Final = 0.3
 
 # State that is uploaded apart, as files, every second epoch, however small it is.
-_UPLOADS: Final[Mapping[str, Any]] = {
+UPLOADS: Final[Mapping[str, Any]] = {
     "inline_limit_bytes": 0,
     "base_every_epochs": 2,
     "base_apart_every_epochs": 2,
@@ -120,7 +120,7 @@ def stopped_at(stage: Stage, place: Place, *, landed: bool, nth: int = 1) -> Ite
         numbers += held()
 
 
-def _land(stage: Stage, numbers: Sequence[int]) -> None:
+def land(stage: Stage, numbers: Sequence[int]) -> None:
     """Deliver held requests whose client is gone. No driver is looked after meanwhile."""
     for number in numbers:
         if stage.proxy is not None:
@@ -134,7 +134,7 @@ def _in_commit(stage: Stage, rng: random_numbers.Random) -> str:
     with stopped_at(stage, COMMIT, landed=how == "landed") as held:
         stage.kill_driver()
     if how == "landed":
-        _land(stage, held)
+        land(stage, held)
     stage.start_driver()
     if how == "late":
         last = stage.committed()
@@ -143,7 +143,7 @@ def _in_commit(stage: Stage, rng: random_numbers.Random) -> str:
             f"epoch {last + 1}, or the end of the input",
             _LIMIT_S,
         )
-        _land(stage, held)
+        land(stage, held)
     return {"lost": "the record was lost", "landed": "it landed", "late": "it came late"}[how]
 
 
@@ -153,7 +153,7 @@ def _in_upload(stage: Stage, rng: random_numbers.Random) -> str:
     with stopped_at(stage, UPLOAD, landed=landed, nth=rng.randrange(1, 4)) as held:
         _kill_executors(stage)
     if landed:
-        _land(stage, held)
+        land(stage, held)
     return "all executors; the file landed" if landed else "all executors; the file was lost"
 
 
@@ -170,7 +170,7 @@ def _in_clean_up(stage: Stage, rng: random_numbers.Random) -> str:
     with stopped_at(stage, CLEAN_UP, landed=landed, nth=nth) as held:
         stage.kill_driver()
     if landed:
-        _land(stage, held)
+        land(stage, held)
     stage.start_driver()
     return f"at deletion {nth}, which was {'done' if landed else 'not done'}"
 
@@ -231,7 +231,7 @@ FAULTS: tuple[DrillFault, ...] = (
         "exact.",
         strike=_in_upload,
         needs=frozenset({"compiler"}),
-        settings=_UPLOADS,
+        settings=UPLOADS,
     ),
     DrillFault(
         name="crash-in-clean-up",

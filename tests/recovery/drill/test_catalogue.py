@@ -41,6 +41,8 @@ WANTED = {
     "another parallelism": "rescaled",
     "a crash in the first epoch at another parallelism": "rescale-crashed",
     "subtasks placed anew by hand": "rebalanced",
+    "a savepoint of a running job, and a clone of it": "savepoint-taken",
+    "a crash in a savepoint": "savepoint-crashed",
 }
 FAULTS = list(ALL.values())
 

@@ -13,6 +13,7 @@ from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
 from tests.sim.checkers.ledger import Checker
 from tests.sim.location import State, clipped, difference
+from tests.sim.savepoints import CLONES, SAVEPOINTS
 
 __all__ = ["Garbage"]
 
@@ -68,6 +69,8 @@ class Garbage(Checker):
         references = self.world.references
         named = frozenset().union(*references.named.values())
         for name in self.world.bucket.objects:
+            if name.startswith((SAVEPOINTS, CLONES)):
+                continue
             sequence = parse_record_name(name)
             if sequence is None:
                 if name not in named:

@@ -53,6 +53,21 @@ def test_a_job_is_rescaled_again_and_again(tmp_path: Path, job: str, commit: Any
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "commit"),
+    [("running-totals", "sync"), ("timers", "async"), ("vectorised", "sync")],
+)
+def test_clones_of_a_job_are_exact_and_a_savepoint_that_is_cut_costs_nothing(
+    tmp_path: Path, job: str, commit: Any
+) -> None:
+    lines: list[str] = []
+    faults = ["savepoint-taken", "savepoint-crashed", "rescaled", "savepoint-taken"]
+    drilled(tmp_path, *faults, job=job, commit=commit, seed=5, on_progress=lines.append)
+    said = " ".join(lines)
+    assert said.count("the clone is exact") == said.count("is whole") == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["running-totals", "timers", "vectorised"])
 def test_local_copies_suffer_everything_at_once(tmp_path: Path, job: str) -> None:
     faults = ("local-deleted", "local-truncated", "local-flipped", "local-foreign")
