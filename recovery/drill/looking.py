@@ -10,22 +10,20 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-from blake3 import blake3
 
 from recovery.savepoint import (
-    SPARK_FOLDER,
     below,
     delete_savepoint,
     list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
-from recovery.verify import verify
+from recovery.savepoint_check import check_savepoint
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
-from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBackendError
+from statebackend.errors import NotRestorableError, StateBackendError
 
 __all__ = ["main", "removed", "verified"]
 
@@ -40,24 +38,10 @@ def verified(uri: str, jobs_uri: str, open_at: Open) -> list[str]:
     """
     store = open_at(uri)
     try:
-        savepoint = read_savepoint(store)
-        report = verify(store, savepoint.job)
+        report = check_savepoint(store)
     except StateBackendError as error:
         return [str(error)]
-    wrong = [f"{one.object or savepoint.id}: {one.problem} [{one.code}]" for one in report.findings]
-    wrong += [
-        f"epoch {one.epoch} of operator {one.uid} is not in its log"
-        for one in savepoint.operators
-        if one.epoch not in report.restorable.get(one.uid, [])
-    ]
-    for file in savepoint.spark:
-        try:
-            data = store.get(f"{SPARK_FOLDER}{file.name}")
-        except ObjectNotFoundError:
-            wrong.append(f"{SPARK_FOLDER}{file.name} is not there")
-            continue
-        if (len(data), blake3(data).hexdigest()) != (file.size_bytes, file.digest):
-            wrong.append(f"{SPARK_FOLDER}{file.name} is not what savepoint.json names")
+    wrong = [f"{one.object or uri}: {one.problem} [{one.code}]" for one in report.findings]
     if True not in _listed(uri, jobs_uri, open_at):
         wrong.append("it is not listed as complete")
     return wrong

@@ -19,9 +19,10 @@ from recovery.savepoint import (
     read_savepoint,
     savepoints_folder,
 )
+from recovery.savepoint_check import check_savepoint
 from recovery.savepoint_create import Making, create_savepoint
 from recovery.savepoint_spark import StoreLocation
-from recovery.verify import VerifyReport, verify
+from recovery.verify import VerifyReport
 from snapshot.log import CommitLog
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, probe
@@ -150,7 +151,7 @@ def describe_one(
     report: VerifyReport | None = None
     if check:
         with reading(f"verify {found.id}") as progress:
-            report = verify(store, found.job, progress=progress)
+            report = check_savepoint(store, progress=progress)
     if as_json:
         more: dict[str, Any] = {} if report is None else {"ok": report.ok, "report": report}
         say_json(savepoint=found, **more)

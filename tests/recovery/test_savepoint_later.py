@@ -17,6 +17,7 @@ from recovery.savepoint import (
     list_savepoints,
     read_savepoint,
 )
+from recovery.savepoint_check import check_savepoint
 from recovery.savepoint_create import create_savepoint
 from recovery.verify import verify
 from snapshot.lineage import resolve
@@ -176,3 +177,18 @@ def ran_again(started: driver.Started) -> None:
     """Epoch 2 once more, with other rows."""
     reply, _ = started.session.begin(driver.begin_of(2))
     started.session.ack(driver.ack_of(reply.chain, driver.part_of({b"\0\0k": b"other"}), 2))
+
+
+def test_a_check_reads_what_spark_needs_and_the_epoch_too() -> None:
+    _, target = Stand().run(3).save()
+    assert check_savepoint(target).ok
+    name = next(info.name for info in target.list("spark/offsets/"))
+    whole = target.get(name)
+    target.put(name, [whole[:-1]])
+    assert [one.object for one in check_savepoint(target).findings] == [name]
+    target.delete([name])
+    assert [one.object for one in check_savepoint(target).findings] == [name]
+    target.put(name, [whole])
+    records = sorted(info.name for info in target.list("log/"))
+    target.delete([records[-1]])
+    assert not check_savepoint(target).ok
