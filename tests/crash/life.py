@@ -228,7 +228,7 @@ def check_store(store: ObjectStore) -> None:
 
 def check_copies(root: Path, host: str) -> None:
     """On a host there is one local copy, and nothing that nobody will ever remove."""
-    subtask = root / host / "clicks" / "op" / "0"
+    subtask = root / host / "clicks" / "op" / "0-7"
     current = (subtask / "current").read_text()
     left = {path.name for path in subtask.iterdir()} - {"current", current}
     assert not left, f"left on {host}: {sorted(left)}"
