@@ -8,9 +8,10 @@ from typing import Final
 
 from blake3 import blake3
 
-from recovery.inspect import live_lineages, named_operators
+from recovery.inspect import live_lineages
 from recovery.jobs import job_folder
 from recovery.rewind import LogProgress
+from recovery.savepoint_state import last_epochs
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog, RecordCache
 from snapshot.record import Manifest
@@ -126,24 +127,11 @@ class Job:
         """How far the log goes, for the decision at start."""
         ids = [m.query_id for m in manifests if m.query_id]
         lineages = live_lineages(manifests)
-        last_epochs = {uid: one.last_epoch for uid, one in lineages.items()}
-        newest = max(
-            (one.epochs[one.last_epoch] for one in lineages.values() if one.epochs),
-            key=lambda entry: entry.sequence,
-            default=None,
-        )
-        for uid, one in lineages.items():
-            entry = one.epochs.get(one.last_epoch)
-            if entry and newest and entry.epoch == newest.epoch and entry.run != newest.run:
-                # Another run had finished it; the one that repeated the epoch did not.
-                last_epochs[uid] = entry.epoch - 1
-        for uid, first_epoch in (named_operators(manifests) or {}).items():
-            last_epochs.setdefault(uid, first_epoch - 1)
         return LogProgress(
             job=self.name,
             uri=self.uri,
             query_id=ids[-1] if ids else None,
-            last_epochs=last_epochs,
+            last_epochs=last_epochs(manifests),
             has_epochs=any(one.epochs for one in lineages.values()),
         )
 
