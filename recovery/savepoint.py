@@ -1,6 +1,6 @@
 """Savepoints: a query's whole state at one epoch, in a folder of its own that nobody cleans.
 
-    savepoint.begun     written first: whose it is going to be
+    savepoint.begun     written first: whose it is going to be; at the end: that it is deleted
     log/ data/ base/    a job's folder with everything that the epoch needs, and no more
     spark/              of Spark's checkpoint location what the epoch needs
     savepoint.json      written last: without it there is no savepoint
@@ -127,13 +127,22 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What `savepoint.begun` says."""
+class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What `savepoint.begun` says. ``deleted``: somebody began to delete what has this id."""
 
     id: str
     job: str
     job_uri: str
     created_ms: int
+    deleted: bool = False
+
+    def completes(self, savepoint: Savepoint) -> bool:
+        """Whether `savepoint.json` is of the savepoint that this began, and not deleted.
+
+        A write that was taken for lost may land much later: a `savepoint.json` after its deletion
+        began or was done, a mark of deletion in what was made in the same place since.
+        """
+        return self.deleted != (self.id == savepoint.id)
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,16 +185,30 @@ def read_savepoint(store: ObjectStore) -> Savepoint:
     """
     try:
         data = store.get(SAVEPOINT_NAME)
-        # Without the other it is a write that came late, after all had been deleted again.
-        store.get(BEGUN_NAME)
+        begun = store.get(BEGUN_NAME)
     except ObjectNotFoundError as error:
-        begun = any(info.name == BEGUN_NAME for info in store.list(BEGUN_NAME))
-        what = "a savepoint that was never finished" if begun else "no savepoint"
-        raise NotRestorableError(
-            f"There is {what} in {store.uri}.",
-            todo="Check the URI; `statebackend savepoint list` shows what there is.",
-        ) from error
-    return _decoded(data, store.uri)
+        begun_there = any(info.name == BEGUN_NAME for info in store.list(BEGUN_NAME))
+        what = "a savepoint that was never finished" if begun_there else "no savepoint"
+        raise _none(what, store) from error
+    savepoint = _decoded(data, store.uri)
+    its = _begun(begun)
+    if its is not None and not its.completes(savepoint):
+        raise _none("what is left of a deleted savepoint", store)
+    return savepoint
+
+
+def _none(what: str, store: ObjectStore) -> NotRestorableError:
+    return NotRestorableError(
+        f"There is {what} in {store.uri}.",
+        todo="Check the URI; `statebackend savepoint list` shows what there is.",
+    )
+
+
+def _begun(data: bytes) -> Begun | None:
+    """None if it does not read: that alone makes no savepoint useless."""
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(data, type=Begun)
+    return None
 
 
 def encode_savepoint(savepoint: Savepoint) -> bytes:
@@ -268,11 +291,13 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo:
                 objects=len(inside),
                 size_bytes=size_bytes,
             )
+    except NotRestorableError:
+        complete = False
     except StateBackendError as error:
         problem = error.what
     begun = None
-    with suppress(ObjectNotFoundError, msgspec.MsgspecError):
-        begun = msgspec.json.decode(store.get(BEGUN_NAME), type=Begun)
+    with suppress(ObjectNotFoundError):
+        begun = _begun(store.get(BEGUN_NAME))
     return SavepointInfo(
         id=begun.id if begun else store.uri.rpartition("/")[2],
         uri=store.uri,
@@ -309,9 +334,25 @@ def delete_savepoint(store: ObjectStore) -> list[str]:
             f"There is no savepoint in {store.uri}, so nothing is deleted.",
             todo="Check the URI; `statebackend savepoint list` shows what there is.",
         )
-    store.delete([SAVEPOINT_NAME])  # from here on it does not exist
+    if BEGUN_NAME in names:
+        _mark_deleted(store)  # from here on it does not exist, whatever lands late
+    store.delete([SAVEPOINT_NAME])
     ours = [name for name in names if _is_ours(name)]
     for start in range(0, len(ours), 1000):
         store.delete(ours[start : start + 1000])
     store.delete([BEGUN_NAME])  # by which what is left is known
     return [name for name in names if name not in (*ours, SAVEPOINT_NAME, BEGUN_NAME)]
+
+
+def _mark_deleted(store: ObjectStore) -> None:
+    """Say in `savepoint.begun` that it is deleted, unless it says so or is gone meanwhile."""
+    try:
+        begun = _begun(store.get(BEGUN_NAME))
+        if begun is None:
+            savepoint = _decoded(store.get(SAVEPOINT_NAME), store.uri)
+            begun = Begun(id=savepoint.id, job=savepoint.job, job_uri="", created_ms=0)
+    except (ObjectNotFoundError, CorruptionError, UnsupportedFormatError):
+        return  # no late write is a savepoint here
+    if not begun.deleted:
+        deleted = msgspec.structs.replace(begun, deleted=True)
+        store.put(BEGUN_NAME, [msgspec.json.encode(deleted)])

@@ -134,7 +134,7 @@ def _savepoints() -> list[tuple[Savepoint, bytes]]:
 def _read_savepoint(data: bytes) -> Savepoint:
     store = MemoryStore()
     store.put(SAVEPOINT_NAME, [data])
-    store.put(BEGUN_NAME, [b"{}"])
+    store.put(BEGUN_NAME, [b"{}"])  # says nothing, which forbids nothing
     return msgspec.structs.replace(read_savepoint(store), uri="memory://x")
 
 

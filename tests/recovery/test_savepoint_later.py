@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recovery.rewind import LocationProgress
 from recovery.savepoint import (
+    BEGUN_NAME,
     SAVEPOINT_NAME,
+    Begun,
     Savepoint,
     delete_savepoint,
     list_savepoints,
@@ -29,7 +33,7 @@ from statebackend.spark.job import Job
 from statebackend.spark.savepoints import begin_with, has_begun
 from tests.recovery import driver, test_savepoint
 from tests.recovery.driver import JOB, new_id
-from tests.recovery.test_savepoint import Location, Stand, begun, ran, saved
+from tests.recovery.test_savepoint import Cut, Location, Stand, begun, cutting, ran, saved
 
 
 def test_one_that_fails_leaves_another_in_its_place_alone() -> None:
@@ -149,9 +153,48 @@ def test_what_is_written_after_it_was_deleted_makes_no_savepoint() -> None:
     target.put(SAVEPOINT_NAME, [late])
     with pytest.raises(NotRestorableError):
         read_savepoint(target)
-    assert not any(one.complete for one in list_savepoints(target, lambda name: target))
+    assert not any(one.complete for one in list_savepoints(target, lambda _, t=target: t))
     delete_savepoint(target)
     assert list(target.list("")) == []
+
+
+def test_what_is_written_while_it_is_deleted_makes_no_savepoint() -> None:
+    """A deletion that was cut anywhere, and then the put that was taken for lost."""
+    _, whole = Stand().run(3).save()
+    late = whole.get(SAVEPOINT_NAME)
+    for calls in itertools.count():
+        target = MemoryStore(new_id())
+        for info in whole.list(""):
+            target.put(info.name, [whole.get(info.name)])
+        try:
+            delete_savepoint(cutting(target, calls, verbs=("put", "delete")))
+        except Cut:
+            if calls == 0:
+                assert read_savepoint(target)
+                continue
+            target.put(SAVEPOINT_NAME, [late])
+            with pytest.raises(NotRestorableError):
+                read_savepoint(target)
+            assert not any(one.complete for one in list_savepoints(target, lambda _, t=target: t))
+            delete_savepoint(target)
+            assert list(target.list("")) == []
+        else:
+            break
+    assert calls > 3
+
+
+def test_a_mark_of_deletion_that_lands_late_takes_nothing_from_the_next_savepoint() -> None:
+    _, first = Stand().run(3).save()
+    mark = msgspec.json.decode(first.get(BEGUN_NAME), type=Begun)
+    _, target = Stand().run(4).save()
+    target.put(BEGUN_NAME, [msgspec.json.encode(msgspec.structs.replace(mark, deleted=True))])
+    assert read_savepoint(target).epoch == 3
+    late = first.get(SAVEPOINT_NAME)
+    delete_savepoint(target)
+    _, target = Stand().run(4).save()
+    target.put(SAVEPOINT_NAME, [late])  # of another, onto this one's objects
+    with pytest.raises(NotRestorableError):
+        read_savepoint(target)
 
 
 def test_a_batch_that_is_evaluated_again_meanwhile_is_looked_at_again() -> None:

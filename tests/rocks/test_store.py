@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -382,16 +383,20 @@ def test_wherever_a_byte_is_flipped_nothing_wrong_is_read(path: str, tmp_path: P
         copy = tmp_path / f"copy{number}"
         shutil.copytree(path, copy)
         _flip(copy / table.name, position)
-        refused += _reads_right_or_says_so(str(copy), entries, keys)
+        # A cache of its own: copies share blocks in the cache that a process has for one size.
+        settings = replace(TINY, block_cache_bytes=TINY.block_cache_bytes + number)
+        refused += _reads_right_or_says_so(str(copy), entries, keys, settings)
         shutil.rmtree(copy)
-    assert refused > len(positions) // 2
+    assert refused > len(positions) * 0.9
 
 
-def _reads_right_or_says_so(path: str, entries: Entries, keys: list[bytes]) -> bool:
+def _reads_right_or_says_so(
+    path: str, entries: Entries, keys: list[bytes], settings: RocksSettings
+) -> bool:
     """Whether damage was reported; anything else than that or the right answer fails."""
     refused = False
     try:
-        store = RocksStore.open(path, TINY)
+        store = RocksStore.open(path, settings)
     except LocalCopyError:
         return True
     for read in (

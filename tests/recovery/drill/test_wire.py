@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from socket import SocketIO
 
 import pytest
 
@@ -74,26 +75,47 @@ class Server:
 
 
 def read_message(sock: socket.socket) -> bytes:
-    """A head with its body, whichever way it is framed; empty at the end."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = sock.recv(65536)
-        if not more:
-            return data
+    """A head with its body, whichever way it is framed; empty at the end.
+
+    Unbuffered: what came with it of the next message stays in the socket.
+    """
+    with sock.makefile("rb", buffering=0) as lines:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = lines.readline()
+            if not line:
+                return head
+            head += line
+        lower = head.lower()
+        if b"transfer-encoding: chunked" in lower:
+            return head + _chunks(sock, lines)
+        if b"content-length: " in lower:
+            length = int(lower.partition(b"content-length: ")[2].split(b"\r\n")[0])
+            return head + _exactly(sock, length)
+    return head
+
+
+def _chunks(sock: socket.socket, lines: SocketIO) -> bytes:
+    """Every chunk as it came, and the trailers after the last."""
+    body = b""
+    while line := lines.readline():
+        body += line
+        if size_bytes := int(line, 16):
+            body += _exactly(sock, size_bytes + 2)
+            continue
+        while trailer := lines.readline():
+            body += trailer
+            if trailer == b"\r\n":
+                return body
+    return body
+
+
+def _exactly(sock: socket.socket, size_bytes: int) -> bytes:
+    """So many bytes, fewer at the end."""
+    data = bytearray()
+    while len(data) < size_bytes and (more := sock.recv(size_bytes - len(data))):
         data += more
-    head, _, body = data.partition(b"\r\n\r\n")
-    lower = head.lower()
-    if b"transfer-encoding: chunked" in lower:
-        while not (b"\r\n" + body).partition(b"\r\n0\r\n")[2].endswith(b"\r\n"):
-            body += sock.recv(65536)
-    elif b"content-length: " in lower:
-        length = int(lower.partition(b"content-length: ")[2].split(b"\r\n")[0])
-        while len(body) < length:
-            more = sock.recv(65536)
-            if not more:
-                break
-            body += more
-    return head + b"\r\n\r\n" + body
+    return bytes(data)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,16 @@ class Saves(Checker):
         return [one for one in self.made_by if one + _BEGUN in objects or one + _JSON in objects]
 
     def complete(self) -> list[str]:
-        """Those with `savepoint.json`."""
+        """Those that exist."""
         return [one for one in self.made_by if self.is_complete(one)]
 
     def is_complete(self, prefix: str) -> bool:
-        return prefix + _JSON in self.world.bucket.objects
+        objects = self.world.bucket.objects
+        if not {prefix + _JSON, prefix + _BEGUN} <= objects.keys():
+            return False
+        said = json.loads(objects[prefix + _JSON][0])["savepoint"]
+        begun = json.loads(objects[prefix + _BEGUN][0])
+        return bool(begun["id"] == said["id"]) and not begun.get("deleted", False)
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -100,25 +106,34 @@ class Saves(Checker):
         """Another object."""
         if name.startswith(SAVEPOINTS) and name.endswith("/" + _JSON):
             prefix = name.removesuffix(_JSON)
+            if not self.is_complete(prefix):
+                self.world.sched.note("savepoint.json after its deletion", prefix)
+                return
             self._whole[prefix] = self._checked(prefix)
             self.world.sched.note("savepoint complete", prefix)
 
     def rewritten(self, name: str) -> None:
-        """An object has other bytes."""
-        if name.startswith(SAVEPOINTS):
+        """An object has other bytes: of a savepoint only that which says that it is deleted."""
+        if name.startswith(SAVEPOINTS) and name.endswith("/" + _BEGUN):
+            self._is_gone(name.removesuffix(_BEGUN))
+        elif name.startswith(SAVEPOINTS):
             self.violated(f"{name} was written over")
 
     def deleted(self, name: str) -> None:
-        """An object is gone: of a complete savepoint what makes it one, on purpose."""
+        """An object is gone: never of a complete savepoint."""
         if not name.startswith(SAVEPOINTS):
             return
         prefix = "/".join(name.split("/")[:2]) + "/"
         if self.is_complete(prefix):
             self.violated(f"{name} was deleted, of a savepoint that is complete")
-        if name == prefix + _JSON:
-            if prefix not in self.deleting and prefix in self._settled():
-                self.violated(f"{name} was deleted by nobody who was told to")
-            self._whole.pop(prefix, None)
+
+    def _is_gone(self, prefix: str) -> None:
+        """Somebody says that it is deleted."""
+        if self.is_complete(prefix):
+            self.violated(f"{prefix} was begun again, and is complete")
+        if prefix not in self.deleting and prefix in self._settled():
+            self.violated(f"{prefix} was deleted by nobody who was told to")
+        self._whole.pop(prefix, None)
 
     def _settled(self) -> list[str]:
         """Those whose maker is gone: it takes back what it cannot say to be complete."""
