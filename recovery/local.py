@@ -214,14 +214,15 @@ class LocalSubtask:
         What the pointer names goes first: a driver that has not heard that it was fenced may try
         this on a store that is in use.
         """
-        name = _current(folder)
-        if name is not None and not self._remove_free(folder / name):
-            return False
-        for path in list(folder.iterdir()):
-            if not path.is_dir():
-                remove(path)
-            elif not self._remove_free(path):
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            name = _current(folder)
+            if name is not None and not self._remove_free(folder / name):
                 return False
+            for path in list(folder.iterdir()):
+                if not path.is_dir():
+                    remove(path)
+                elif not self._remove_free(path):
+                    return False
         with contextlib.suppress(OSError):  # somebody is making one
             folder.rmdir()
         return not folder.exists()

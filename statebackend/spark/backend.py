@@ -26,6 +26,7 @@ from statebackend.errors import (
 )
 from statebackend.settings import Settings
 from statebackend.spark.building import FrameBuilder
+from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job, store_options
@@ -90,6 +91,8 @@ class StateBackend(FrameMaker):
                 "SparkSession.builder.config('spark.api.mode', 'classic').",
             )
         self._spark = spark
+        if spark.sparkContext.master.startswith("local"):
+            warn_of_other_python(spark.sparkContext.pythonExec)
         given = {
             "local_dir": local_dir,
             "parallelism": parallelism,

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import warnings
 from typing import Final
 
 from statebackend.errors import EnvironmentMissingError
 
-__all__ = ["java_major_version", "require_java"]
+__all__ = ["java_major_version", "require_java", "warn_of_other_python"]
 
 OLDEST_JAVA: Final = 17
 _TODO: Final = (
@@ -56,6 +58,38 @@ def require_java() -> None:
             f"Spark needs Java {OLDEST_JAVA} or later, and {command} ({where}) is version "
             f"{version}.",
             todo=_TODO,
+        )
+
+
+def warn_of_other_python(command: str) -> None:
+    """Say so if Spark's workers on this host are going to run a Python that lacks this package.
+
+    Without ``PYSPARK_PYTHON`` Spark takes the ``python3`` that is first on PATH, which need not be
+    the interpreter that runs the driver: a virtual environment that is not activated, say.
+
+    Args:
+        command: what Spark starts its workers with.
+    """
+    found = shutil.which(command)
+    if found is None or os.path.dirname(found) == os.path.dirname(sys.executable):
+        return
+    look = "import sys, importlib.util as u; sys.exit(u.find_spec('statebackend') is None)"
+    try:
+        done = subprocess.run(
+            [found, "-c", look],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return  # Spark will say so itself
+    if done.returncode:
+        warnings.warn(
+            f"Spark's Python workers run {found}, which has no package statebackend; the driver "
+            f"runs {sys.executable}. Activate the virtual environment, or set PYSPARK_PYTHON="
+            f"{sys.executable} before the session is made.",
+            stacklevel=3,
         )
 
 

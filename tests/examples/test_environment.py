@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from statebackend.errors import EnvironmentMissingError
-from statebackend.spark.environment import java_major_version, require_java
+from statebackend.spark.environment import (
+    java_major_version,
+    require_java,
+    warn_of_other_python,
+)
 
 
 def _java(home: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +84,25 @@ def test_a_java_home_without_java_is_refused(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(EnvironmentMissingError, match="cannot be run"):
         require_java()
+
+
+def python_of(folder: Path, body: str) -> str:
+    command = folder / "python-of-workers"
+    command.write_text(f"#!/bin/sh\n{body}\n")
+    command.chmod(0o755)
+    return str(command)
+
+
+def test_workers_without_the_package_are_found_out_on_the_driver(tmp_path: Path) -> None:
+    command = python_of(tmp_path, f'exec {sys.executable} -S -I "$@"')  # without site-packages
+    with pytest.warns(UserWarning, match=r"no package statebackend.*PYSPARK_PYTHON="):
+        warn_of_other_python(command)
+
+
+@pytest.mark.parametrize("body", [f'exec {sys.executable} "$@"', "exit 0"])
+def test_workers_that_have_the_package_are_not_warned_of(tmp_path: Path, body: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_python(python_of(tmp_path, body))
+        warn_of_other_python(sys.executable)
+        warn_of_other_python("no-such-python")
