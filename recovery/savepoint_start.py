@@ -6,6 +6,9 @@ The log then reads, from a sequence *k* on (0, but for earlier tries that were c
     k + 1 ... k + n  the savepoint's records
     k + n + 1        a claim that says that they are all there
 
+Each of the two claims is made right after what was read of the log, or not at all. So a try never
+begins anew where the one before is done after all: where its last write comes late.
+
 Claims are never deleted, so the first one tells for ever what the job began with. A try that was
 cut is repeated from a new claim on: records of an epoch take the place of earlier ones, and what
 the cut try had copied belongs to a generation that commits nothing any more, so it is cleaned.
@@ -57,12 +60,13 @@ class Standing(enum.Enum):
 class Beginning:
     """``query_id``: of the query that was given the job when it had begun; else empty.
 
-    ``end``: the claim that says that it has begun.
+    ``end``: the claim that says that it has begun. ``last``: the newest record; -1: none.
     """
 
     standing: Standing
     query_id: str = ""
     end: int = -1
+    last: int = -1
 
 
 def saved_state(store: ObjectStore, savepoint: Savepoint, log: CommitLog) -> StateAt:
@@ -110,7 +114,9 @@ def standing(log: CommitLog, job: str, savepoint: Savepoint) -> Beginning:
                 f"{savepoint.id} of job {savepoint.job!r}.",
                 todo="Give the new query a job= name that was never used, or leave savepoint= out.",
             )
-    return Beginning(Standing.CUT if present else Standing.NEW)
+    if not present:
+        return Beginning(Standing.NEW)
+    return Beginning(Standing.CUT, last=present[-1])
 
 
 def has_begun_with(log: CommitLog, uri: str) -> bool:
@@ -156,6 +162,7 @@ def begin_job(
     target: ObjectStore,
     log: CommitLog,
     *,
+    after: int,
     query_id: str,
     new_id: Callable[[], str],
     tick: Callable[[int], None] = lambda size_bytes: None,
@@ -165,10 +172,11 @@ def begin_job(
     Args:
         state: from :func:`saved_state`. source: the savepoint's folder.
         target: the job's folder. log: the job's.
+        after: the newest record that `standing` saw.
         query_id: of the query that the job is for.
 
     Raises:
-        FencedError: another driver has begun meanwhile.
+        FencedError: another driver has begun meanwhile, or the try before has come to its end.
         CorruptionError: the savepoint is damaged.
         StoreUnreachableError, CommitUnknownError: from the store; begin again.
     """
@@ -179,6 +187,7 @@ def begin_job(
         query_id=query_id,
         run=run,
         settings={**state.settings, SETTING: {**named, "records": len(state.records)}},
+        after=after,
     )
     if tenure.job_id != savepoint.job_id:
         raise _overtaken(savepoint, tenure)
@@ -195,13 +204,12 @@ def begin_job(
             scratch=scratch,
             tick=tick,
         )
-    done = log.claim(
+    log.claim(
         query_id=query_id,
         run=run,
         settings={**state.settings, SETTING: {**named, "begun": tenure.sequence}},
+        after=tenure.next_sequence - 1,
     )
-    if done.sequence != tenure.next_sequence:
-        raise _overtaken(savepoint, done)
 
 
 def _overtaken(savepoint: Savepoint, tenure: Tenure) -> FencedError:

@@ -226,6 +226,7 @@ class CommitLog:
         max_parallelism: int = 0,
         settings: dict[str, Any] | None = None,
         job_id: str = "",
+        after: int | None = None,
     ) -> Tenure:
         """Take over the job: from here on every older tenure's next append is fenced.
 
@@ -234,12 +235,23 @@ class CommitLog:
         behind is a claim record of nobody's, which fences older tenures and is harmless otherwise.
         A new job gets ``job_id``, of another one whose state it begins with, or one of its own.
 
+        Args:
+            after: the last sequence that the caller knows of (-1: none); the claim is the one
+                right after it, or there is none.
+
         Raises:
+            FencedError: with ``after``: the log has grown since.
             StoreUnreachableError: the store failed, or the slot was lost 100 times in a row.
             CorruptionError, UnsupportedFormatError: the tip cannot be read, so nothing is known.
         """
         for _ in range(CLAIM_ATTEMPTS):
             present = self.sequences()
+            if after is not None and after != (present[-1] if present else -1):
+                raise FencedError(
+                    f"The log in {self._store.uri} has grown after number {after}: another driver "
+                    f"has claimed the job, or a write of an earlier one came late.",
+                    todo="Let one driver start the job, then start this one again.",
+                )
             try:
                 tip = self._known(present[-1]) if present else None
             except ObjectNotFoundError:  # replaced by a newer tip since the listing

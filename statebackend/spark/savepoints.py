@@ -237,7 +237,16 @@ def begin_with(
         state = saved_state(store, savepoint, _log_of(store, savepoint))
         check([kept.manifest for kept in state.records])
         query_id = str(uuid.UUID(system.new_id()))
-        begin_job(state, savepoint, store, job.store, log, query_id=query_id, new_id=system.new_id)
+        begin_job(
+            state,
+            savepoint,
+            store,
+            job.store,
+            log,
+            after=begun.last,
+            query_id=query_id,
+            new_id=system.new_id,
+        )
     for file in savepoint.spark:
         if file.name != "metadata":
             location.write(file.name, _checked(store, file))

@@ -154,6 +154,7 @@ def test_from_a_folder_to_s3_and_back(
         store,
         back,
         log_of(back, "clone"),
+        after=-1,
         query_id="another",
         new_id=new_id,
     )

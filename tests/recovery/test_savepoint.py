@@ -143,7 +143,9 @@ def begun(store: Any, source: Any, job: str = "clone") -> str:
         return found.query_id
     state = saved_state(source, savepoint, log_of(source, savepoint.job))
     query_id = f"query of {new_id()}"
-    begin_job(state, savepoint, source, store, log, query_id=query_id, new_id=new_id)
+    begin_job(
+        state, savepoint, source, store, log, after=found.last, query_id=query_id, new_id=new_id
+    )
     return query_id
 
 

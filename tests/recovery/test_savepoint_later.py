@@ -23,17 +23,34 @@ from recovery.savepoint import (
 )
 from recovery.savepoint_check import check_savepoint
 from recovery.savepoint_create import create_savepoint
+from recovery.savepoint_start import left_in_the_middle, standing
 from recovery.verify import verify
 from snapshot.lineage import resolve
 from snapshot.record import Manifest
+from snapshot.storage.base import CreateOutcome
 from snapshot.storage.local import LocalStore
 from snapshot.storage.memory import MemoryStore
-from statebackend.errors import CheckpointLocationError, NotRestorableError, StoreUnreachableError
+from statebackend.errors import (
+    CheckpointLocationError,
+    FencedError,
+    NotRestorableError,
+    StoreUnreachableError,
+)
 from statebackend.spark.job import Job
 from statebackend.spark.savepoints import begin_with, has_begun
 from tests.recovery import driver, test_savepoint
 from tests.recovery.driver import JOB, new_id
-from tests.recovery.test_savepoint import Cut, Location, Stand, begun, cutting, ran, saved
+from tests.recovery.test_savepoint import (
+    Cut,
+    Location,
+    Stand,
+    begun,
+    cutting,
+    log_of,
+    ran,
+    restored,
+    saved,
+)
 
 
 def test_one_that_fails_leaves_another_in_its_place_alone() -> None:
@@ -195,6 +212,53 @@ def test_a_mark_of_deletion_that_lands_late_takes_nothing_from_the_next_savepoin
     target.put(SAVEPOINT_NAME, [late])  # of another, onto this one's objects
     with pytest.raises(NotRestorableError):
         read_savepoint(target)
+
+
+class LateStore(MemoryStore):
+    """Its n-th create does not return, and lands only just before the next one."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(new_id())
+        self._left: int | None = calls
+        self._held: tuple[str, bytes] | None = None
+
+    def create(self, name: str, chunks: Iterable[bytes]) -> CreateOutcome:
+        """As in `ObjectStore`."""
+        data = b"".join(chunks)
+        if self._held is not None:
+            late, self._held = self._held, None
+            super().create(late[0], [late[1]])
+        if self._left == 0:
+            self._left, self._held = None, (name, data)
+            raise Cut
+        if self._left is not None:
+            self._left -= 1
+        return super().create(name, [data])
+
+
+def test_a_beginning_whose_last_write_comes_late_ends_as_one() -> None:
+    """Two tries, the second one while the first one's last write is still on its way."""
+    stand = Stand().run(4)
+    savepoint, source = stand.save()
+    for calls in itertools.count():
+        store = LateStore(calls)
+        ended = False
+        for _ in range(3):
+            try:
+                query_id = begun(store, source)
+            except (Cut, FencedError):
+                continue
+            ended = True
+            break
+        assert ended
+        log = log_of(store, "clone")
+        assert standing(log, "clone", savepoint).query_id == query_id
+        assert not left_in_the_middle(log.manifests())
+        assert log.manifests()[-1].query_id == query_id
+        assert restored(store, 3, "clone") == stand.folder.state[3]
+        if store._left is not None:
+            break
+    assert calls > 4
 
 
 def test_a_batch_that_is_evaluated_again_meanwhile_is_looked_at_again() -> None:
