@@ -1,0 +1,47 @@
+"""Rare branches: what a portion of runs must have come through, by what was noted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["BRANCHES", "unreached"]
+
+BRANCHES: Final = (
+    "a subtask has finished before the job",
+    "a task failed",
+    "aligned snapshot",
+    "alignment given up: cancelled",
+    "alignment given up: newer",
+    "attempt aborted: declined",
+    "attempt aborted: earlier",
+    "attempt aborted: expired",
+    "attempt aborted: failover",
+    "attempt aborted: newer",
+    "attempt aborted: stopped",
+    "attempt aborted: store",
+    "checkpoint durable",
+    "checkpoint with finished subtasks",
+    "driver died before the sinks were committed",
+    "message of another run",
+    "record landed after its driver's death",
+    "record not written",
+    "rescale refused: rows in flight",
+    "restored",
+    "restored at another parallelism",
+    "rows in flight put back",
+    "rows kept",
+    "rows overtaken",
+    "savepoint durable",
+    "stopped, and started again",
+    "the driver died",
+    "too many checkpoints failed",
+    "unaligned checkpoint durable",
+    "unaligned snapshot",
+)
+
+
+def unreached(counts: Mapping[str, int]) -> list[str]:
+    """The branches that no run came through."""
+    return [branch for branch in BRANCHES if not Counter(counts)[branch]]
