@@ -32,6 +32,7 @@ _BENCHMARKS = (
     "commits",
     "large",
     "memory",
+    "exchange",
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
 _NOISY = 0.15
@@ -95,6 +96,12 @@ def _run(
 
         found = takeover(keys=sizes.keys, changed=sizes.changed_keys, repeats=sizes.repeats)
         text = takeover_text(found)
+    elif name == "exchange":
+        from bench.exchange import exchange, exchange_text
+
+        batches, seconds = (200, 2.0) if sizes.name == "quick" else (4000, 20.0)
+        found = exchange(batches=batches, repeats=sizes.rounds, seconds=seconds, progress=_say)
+        text = exchange_text(found)
     elif name == "profile":
         from bench.profile_task import profile, profile_text
 

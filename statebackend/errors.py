@@ -13,9 +13,12 @@ __all__ = [
     "BroadcastDivergedError",
     "BroadcastWriteError",
     "CheckpointLocationError",
+    "CheckpointsFailedError",
     "CommitUnknownError",
+    "ConnectorError",
     "CoordinatorUnreachableError",
     "CorruptionError",
+    "DamagedInputError",
     "DrillError",
     "DuplicateUidError",
     "EnvironmentMissingError",
@@ -31,10 +34,13 @@ __all__ = [
     "LocalDirError",
     "MaxParallelismChangedError",
     "MissingUidError",
+    "NotReplayableError",
     "NotRestorableError",
     "NullKeyError",
     "ObjectNotFoundError",
+    "OutputLostError",
     "ParallelismError",
+    "PeerLostError",
     "ProcessorError",
     "ProtocolError",
     "RescaleError",
@@ -239,6 +245,18 @@ class StoreCapabilityError(StorageError):
     code = "SB2003"
 
 
+class ConnectorError(StorageError):
+    """What a source reads from, or a sink writes to, cannot be reached, read or written."""
+
+    code = "SB2004"
+
+
+class OutputLostError(StorageError):
+    """Output that a checkpoint holds is gone, and nobody knows that it became visible."""
+
+    code = "SB2005"
+
+
 # --- 3: formats ------------------------------------------------------------------------------
 
 
@@ -258,6 +276,12 @@ class UnsupportedFormatError(FormatError):
     """A format version that this release does not read."""
 
     code = "SB3002"
+
+
+class DamagedInputError(FormatError):
+    """Input that is not of its format, or does not fit the source's schema."""
+
+    code = "SB3003"
 
 
 # --- 4: commit -------------------------------------------------------------------------------
@@ -332,6 +356,18 @@ class BroadcastDivergedError(ProtocolError):
     code = "SB5008"
 
 
+class PeerLostError(ProtocolError):
+    """Another process of a continuous job is gone, does not answer, or hung up."""
+
+    code = "SB5009"
+
+
+class CheckpointsFailedError(ProtocolError):
+    """More checkpoints of a continuous job failed in a row than are tolerable."""
+
+    code = "SB5010"
+
+
 # --- 6: local copies -------------------------------------------------------------------------
 
 
@@ -378,6 +414,12 @@ class RescaleError(StateBackendError):
     """A query could not be brought to another parallelism, or not be started again at all."""
 
     code = "SB7003"
+
+
+class NotReplayableError(StateBackendError):
+    """A source no longer has, or has changed, what it must give again."""
+
+    code = "SB7004"
 
 
 # --- 8: drills -------------------------------------------------------------------------------

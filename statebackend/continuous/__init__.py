@@ -1,0 +1,1 @@
+"""Continuous mode: a dataflow in one long-running Spark stage, with barriers in its channels."""

@@ -1,0 +1,360 @@
+"""Between processes: who is admitted, who is missed, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow.flight as flight
+import pytest
+
+from snapshot.barrier import Barrier, EndOfInput
+from statebackend.continuous.exchange import messages
+from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.inbox import Inbox
+from statebackend.continuous.exchange.messages import (
+    TOKEN_HEADER,
+    Address,
+    Hello,
+    Identity,
+    Rows,
+    Tls,
+    Told,
+    encode,
+)
+from statebackend.continuous.exchange.pulse import Pulse
+from statebackend.continuous.exchange.server import ExchangeServer
+from statebackend.continuous.exchange.severing import sever
+from statebackend.errors import (
+    PeerLostError,
+    ProtocolError,
+    SettingError,
+    StaleRequestError,
+    StateBackendError,
+)
+from tests.continuous.exchange.peers import (
+    ME,
+    QUICK,
+    address,
+    drain,
+    numbers,
+    process,
+    rows,
+    until,
+    wired,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[ExchangeServer]:
+    server = ExchangeServer(ME, host="127.0.0.1", expect_s=0.2, **QUICK)
+    yield server
+    assert server.close()
+
+
+def refused(server: ExchangeServer, who: Identity, to: Address | None = None) -> StateBackendError:
+    client = ExchangeClient(who, **QUICK)
+    try:
+        client.connect(server.location, to or address(0))
+    except StateBackendError as error:
+        return error
+    finally:
+        client.close()
+    raise AssertionError("it was admitted")
+
+
+# --- who is admitted
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("token", "guessed"), ("token", ""), ("run", "run-0"), ("generation", 2), ("job", "other")],
+)
+def test_a_stream_of_another_run_is_refused(
+    server: ExchangeServer, field: str, value: object
+) -> None:
+    inbox = Inbox(1, capacity_bytes=8192)
+    server.expect(address(0), inbox, 0)
+    other = msgspec.structs.replace(ME, **{field: value})
+    error = refused(server, other)
+    assert type(error) is StaleRequestError
+    assert ME.token not in str(error)
+    client = ExchangeClient(ME, **QUICK)
+    client.connect(server.location, address(0)).send(EndOfInput())  # nobody took its place
+    assert drain(inbox, ends=1)
+    client.close()
+
+
+def test_a_stream_with_a_wrong_token_is_refused_before_anything_is_read(
+    server: ExchangeServer,
+) -> None:
+    with flight.connect(server.location) as peer:
+        for headers in ([], [(TOKEN_HEADER.encode(), b"guessed")]):
+            options = flight.FlightCallOptions(headers=headers)
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                list(peer.do_action(flight.Action("hello", b"\xff" * 1000), options))
+
+
+def test_a_channel_that_nobody_expects_is_refused(server: ExchangeServer) -> None:
+    error = refused(server, ME)
+    assert type(error) is StaleRequestError
+    assert "nobody here expects it" in str(error)
+
+
+def test_a_stream_waits_for_its_channel_to_be_expected() -> None:
+    server = ExchangeServer(ME, host="127.0.0.1", expect_s=20)
+    client = ExchangeClient(ME)
+    inbox = Inbox(1, capacity_bytes=8192)
+    late = threading.Timer(0.1, server.expect, (address(0), inbox, 0))
+    late.start()
+    client.connect(server.location, address(0)).send(EndOfInput())
+    assert drain(inbox, ends=1)
+    late.join()
+    client.close()
+    assert server.close()
+
+
+def test_a_channel_has_one_stream_in_a_run(server: ExchangeServer) -> None:
+    inbox = Inbox(1, capacity_bytes=8192)
+    server.expect(address(0), inbox, 0)
+    client = ExchangeClient(ME, **QUICK)
+    channel = client.connect(server.location, address(0))
+    assert "it has one" in str(refused(server, ME))
+    with pytest.raises(ProtocolError):
+        server.expect(address(0), inbox, 0)
+    channel.send(EndOfInput())
+    assert drain(inbox, ends=1)
+    client.close()
+    assert "it has one" in str(refused(server, ME))
+
+
+def test_another_protocol_is_refused(
+    server: ExchangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statebackend.continuous.exchange.client.PROTOCOL", 99)
+    assert type(refused(server, ME)) is ProtocolError
+
+
+def test_nobody_there_is_a_typed_error() -> None:
+    server = ExchangeServer(ME, host="127.0.0.1")
+    assert server.close()
+    error = refused(server, ME)
+    assert type(error) is PeerLostError
+
+
+def test_tls_carries_and_unknown_authorities_are_refused(tmp_path: Path) -> None:
+    import trustme
+
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    chain = b"".join(blob.bytes() for blob in own.cert_chain_pems)
+    tls = Tls(
+        roots=authority.cert_pem.bytes(),
+        certificate=chain,
+        key=own.private_key_pem.bytes(),
+    )
+    assert "PRIVATE" not in repr(tls)
+    with wired("remote", tls=tls) as pair:
+        assert pair.server is not None
+        assert pair.server.location.startswith("grpc+tls://")
+        pair.channels[0].send(rows(0))
+        pair.channels[0].send(EndOfInput())
+        assert numbers(drain(pair.inbox, ends=1)[0]) == list(range(10))
+        stranger = ExchangeClient(ME, tls=Tls(roots=trustme.CA().cert_pem.bytes()), connect_s=5)
+        with pytest.raises(PeerLostError):
+            stranger.connect(pair.server.location, address(0))
+        stranger.close()
+    with pytest.raises(SettingError):
+        ExchangeServer(ME, host="127.0.0.1", tls=Tls(roots=b""))
+
+
+def test_the_token_is_in_no_text() -> None:
+    assert ME.token not in repr(ME)
+
+
+# --- what is not as it should be
+
+
+def test_what_breaks_the_rules_fails_the_reader_and_not_the_process(
+    server: ExchangeServer,
+) -> None:
+    unasked = encode(Rows(0, 100))
+    skipped = encode(Told(1, 0, Barrier(checkpoint=1, stamp_ms=0)))
+    overdrawn = encode(Told(0, 1 << 40, Barrier(checkpoint=1, stamp_ms=0)))
+    options = flight.FlightCallOptions(headers=[(TOKEN_HEADER.encode(), ME.token.encode())])
+    for number, bad in enumerate([unasked, skipped, overdrawn, b"\xc1", b"", b"x" * 100_000]):
+        inbox = Inbox(1, capacity_bytes=8192)
+        server.expect(address(number), inbox, 0)
+        hello = Hello(
+            protocol=messages.PROTOCOL,
+            job=ME.job,
+            run=ME.run,
+            generation=ME.generation,
+            address=address(number),
+        )
+        with flight.connect(server.location) as peer:
+            descriptor = flight.FlightDescriptor.for_command(encode(hello))
+            writer, reader = peer.do_exchange(descriptor, options)
+            writer.write_metadata(bad)
+            with pytest.raises(ProtocolError):
+                inbox.poll(20)
+            reader.cancel()
+
+
+# --- who is missed
+
+
+def test_a_killed_sender_fails_its_reader_within_seconds(server: ExchangeServer) -> None:
+    inbox = Inbox(1, capacity_bytes=64 << 10)
+    server.expect(address(0), inbox, 0)
+    with process("send", server.location) as (child, said):
+        assert said == "sent"
+        taken = inbox.poll(20)
+        assert taken is not None
+        began_s = time.monotonic()
+        child.send_signal(signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            inbox.poll(20)
+        assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_receiver_wakes_a_writer_that_waits(how: signal.Signals) -> None:
+    client = ExchangeClient(ME, **QUICK)
+    with process("receive") as (child, location):
+        channel = client.connect(location, address(0))
+        while channel.offer(rows(0, 100)):
+            pass
+        raised: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                channel.send(rows(0, 100))
+            except PeerLostError as error:
+                raised.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        writer.join(0.2)
+        assert writer.is_alive()
+        began_s = time.monotonic()
+        child.send_signal(how)
+        writer.join(20)
+        assert [type(error) for error in raised] == [PeerLostError]
+        assert time.monotonic() - began_s < 8
+        client.close()  # although the other end answers nothing
+
+
+def test_a_sender_that_stands_still_fails_its_reader_and_hinders_no_end() -> None:
+    server = ExchangeServer(ME, host="127.0.0.1", **QUICK)
+    inbox = Inbox(1, capacity_bytes=64 << 10)
+    server.expect(address(0), inbox, 0)
+    with process("send", server.location) as (child, said):
+        assert said == "sent"
+        assert inbox.poll(20) is not None
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(PeerLostError, match="not been heard of"):
+            inbox.poll(20)
+        until(lambda: server.streams == 0)  # its connection was severed
+        assert server.close()
+
+
+def test_a_server_ends_in_time_although_a_sender_stands_still() -> None:
+    server = ExchangeServer(ME, host="127.0.0.1")
+    inbox = Inbox(1, capacity_bytes=64 << 10)
+    server.expect(address(0), inbox, 0)
+    with process("send", server.location) as (child, _):
+        child.send_signal(signal.SIGSTOP)
+        assert server.close(timeout_s=2)
+        assert server.streams == 0
+
+
+@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:/tmp/x", "ipv6:%5B::1%5D:1", "", "x"])
+def test_only_the_connections_of_a_peer_are_severed(server: ExchangeServer, peer: str) -> None:
+    inbox = Inbox(1, capacity_bytes=8192)
+    server.expect(address(0), inbox, 0)
+    client = ExchangeClient(ME, **QUICK)
+    channel = client.connect(server.location, address(0))
+    files = set(os.listdir("/proc/self/fd"))
+    assert sever(peer) == 0
+    assert len(set(os.listdir("/proc/self/fd")) - files) <= 1  # that of the listing
+    channel.send(EndOfInput())
+    assert drain(inbox, ends=1)
+    client.close()
+
+
+def test_quiet_channels_are_not_taken_for_lost() -> None:
+    server, client = ExchangeServer(ME, host="127.0.0.1", **QUICK), ExchangeClient(ME, **QUICK)
+    inbox = Inbox(1, capacity_bytes=8192)
+    server.expect(address(0), inbox, 0)
+    channel = client.connect(server.location, address(0))
+    assert inbox.poll(2.5) is None  # two and a half silences
+    channel.send(EndOfInput())
+    assert drain(inbox, ends=1)
+    client.close()
+    assert server.close()
+
+
+class _Listened:
+    def __init__(self) -> None:
+        self.heard_s = 0.0
+        self.silences: list[float] = []
+
+    def beat(self) -> None: ...
+
+    def silent(self, for_s: float) -> None:
+        self.silences.append(for_s)
+
+
+def test_a_process_that_stood_still_itself_blames_nobody() -> None:
+    pulse = Pulse("test", heartbeat_s=1000, silence_s=2000, clock=lambda: 0.0)
+    stream = _Listened()
+    pulse.add(stream)
+    pulse.listen(5000.0, late=True)
+    assert stream.silences == []
+    pulse.listen(7001.0)
+    pulse.listen(9999.0)
+    assert stream.silences == [2001.0]
+    pulse.stop()
+    with pytest.raises(SettingError):
+        Pulse("test", heartbeat_s=1.0, silence_s=1.5)
+
+
+# --- what is left behind
+
+
+def test_nothing_is_left_behind() -> None:
+    before = set(threading.enumerate())
+    handlers = len(list(Path("/proc/self/task").iterdir()))
+    for _ in range(5):
+        with wired("remote", 6) as pair:
+            for channel in pair.channels:
+                channel.send(rows(0))
+            for channel in pair.channels[:3]:
+                channel.send(EndOfInput())
+            drain(pair.inbox, ends=3)
+            server = pair.server
+        assert server is not None
+        assert server.streams == 0
+    assert set(threading.enumerate()) == before
+    # gRPC keeps some threads of its own for as long as the process lives, not some for each server.
+    until(lambda: len(list(Path("/proc/self/task").iterdir())) < handlers + 30)
+
+
+def test_a_server_that_closes_first_ends_its_senders() -> None:
+    inbox = Inbox(1, capacity_bytes=8192)
+    server, client = ExchangeServer(ME, host="127.0.0.1"), ExchangeClient(ME)
+    server.expect(address(0), inbox, 0)
+    channel = client.connect(server.location, address(0))
+    assert server.close()
+    assert server.close()
+    until(lambda: channel.failure is not None)
+    with pytest.raises(PeerLostError):
+        channel.send(rows(0))
+    client.close()
+    channel.close()
