@@ -1,0 +1,1 @@
+"""Where a continuous job's rows go: in two phases, or at least once."""

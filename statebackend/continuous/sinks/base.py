@@ -1,0 +1,191 @@
+"""What a sink is: writers in the subtasks, which prepare, and a committer on the driver.
+
+A checkpoint takes effect outside in two phases. At its barrier each writer *prepares*: what it was
+given so far is made safe without being visible, and described by *committables*, which are part of
+the checkpoint. Once the checkpoint is complete the driver *commits* them. After a restore they are
+committed once more, since nobody knows how far the last driver came: commits are idempotent.
+
+A checkpoint that is aborted takes nothing back: its rows were read, and will not be read again
+unless the job restores. `Prepared` keeps its committables for the next one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from statebackend.errors import CorruptionError, UnsupportedFormatError
+
+__all__ = [
+    "Committer",
+    "NoCommitter",
+    "Prepared",
+    "Sink",
+    "SinkContext",
+    "SinkWriter",
+    "decode_committable",
+]
+
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Where a writer runs.
+
+    Attributes:
+        job: the job's name.
+        uid: the sink's, in the job.
+        run: an id of its own for each start of the job, also after a failure; no other has it.
+        subtask: index, from 0.
+        parallelism: how many there are.
+    """
+
+    job: str
+    uid: str
+    run: str
+    subtask: int = 0
+    parallelism: int = 1
+
+
+class SinkWriter(ABC):
+    """One subtask's output; used by one thread."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows.
+
+        Raises:
+            ConnectorError: they cannot be written.
+        """
+
+    @abstractmethod
+    def prepare(self, checkpoint: int) -> list[bytes]:
+        """Make safe all that was written since the last call; at the barrier of a checkpoint.
+
+        Returns:
+            Committables: small, complete in themselves, in any order.
+
+        Raises:
+            ConnectorError: it cannot be made safe.
+        """
+
+    def abort(self) -> None:
+        """Throw away what was written since the last `prepare`; the writer is not used again."""
+        return
+
+    def close(self) -> None:
+        """Let go of everything; as `abort`, if something was written since. Twice does nothing."""
+        self.abort()
+
+
+class Committer(ABC):
+    """Makes visible what writers prepared; on the driver, used by one thread."""
+
+    @abstractmethod
+    def commit(self, committables: Sequence[bytes]) -> None:
+        """Make visible; what is visible already stays as it is.
+
+        A call that fails may have committed some of them, and is repeated.
+
+        Raises:
+            ConnectorError: it may be tried again.
+            OutputLostError: it may not.
+            CorruptionError, UnsupportedFormatError: committables of another kind or release.
+        """
+
+    def discard(self, committables: Sequence[bytes]) -> None:
+        """Throw away what will never be committed; what was committed stays."""
+        return
+
+    def sweep(self, run: str) -> None:
+        """Remove what earlier runs of this job left behind, before the writers of ``run`` open.
+
+        Only after what the restored checkpoint holds was committed.
+        """
+        return
+
+
+class NoCommitter(Committer):
+    """For sinks whose writers write at once."""
+
+    def commit(self, committables: Sequence[bytes]) -> None:
+        """There is nothing to commit."""
+        return
+
+
+class Sink(ABC):
+    """An output of a continuous job. It is shipped to the subtasks, so it must be picklable."""
+
+    def check(self, schema: T.StructType) -> None:
+        """Refuse rows that cannot be written; when the job is built.
+
+        Raises:
+            UnsupportedTypeError: naming the field.
+        """
+        return
+
+    @abstractmethod
+    def open(self, context: SinkContext) -> SinkWriter:
+        """A writer, in its subtask."""
+
+    @abstractmethod
+    def committer(self, job: str, uid: str) -> Committer:
+        """The committer of this sink, on the driver."""
+
+
+class Prepared:
+    """A subtask's committables that are not known to be committed. Pure.
+
+    Each checkpoint holds all of them, so whichever completes first commits them all, and one that
+    completes later commits some again, which changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._by_checkpoint: dict[int, tuple[bytes, ...]] = {}
+
+    def prepared(self, checkpoint: int, committables: Sequence[bytes]) -> list[bytes]:
+        """Take what `SinkWriter.prepare` gave; all that the checkpoint is to hold."""
+        self._by_checkpoint[checkpoint] = tuple(committables)
+        return [one for of in self._by_checkpoint.values() for one in of]
+
+    def completed(self, checkpoint: int) -> None:
+        """The checkpoint is complete and its committables are committed. Missing calls do no harm.
+
+        An aborted checkpoint is not told: the next one holds what it held.
+        """
+        for number in [number for number in self._by_checkpoint if number <= checkpoint]:
+            del self._by_checkpoint[number]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    v: int
+
+
+def decode_committable(data: bytes, kind: type[_S], version: int) -> _S:
+    """A committable in MessagePack, whose field ``v`` is the version of its format.
+
+    Raises:
+        CorruptionError: it is not of this kind.
+        UnsupportedFormatError: of another version.
+    """
+    try:
+        found = msgspec.msgpack.decode(data, type=_Head).v
+        if found == version:
+            return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            f"A committable of a sink is not what the sink writes: {error}.",
+            todo="Restore from an older checkpoint, or name the sink by another uid.",
+        ) from error
+    raise UnsupportedFormatError(
+        f"A committable of a sink has format {found}.",
+        todo=f"This release reads format {version}: use the one that wrote it.",
+    )

@@ -1,0 +1,1 @@
+"""Where a continuous job's rows come from: splits that can be read again from any position."""

@@ -1,0 +1,242 @@
+"""What a source is: splits that are found on the driver and read, from any position, by subtasks.
+
+A *split* is a part of the input with an order of its own: a file, a partition, a stream. A
+*position* says how far a split was read; it is JSON, and the split read from it gives the rest:
+the same rows in the same order, however often. Both are state of the job: a split that is being
+read is an element of its subtask's list state, one that is not is in the assigner's
+(`statebackend.continuous.sources.assigner`), and a checkpoint holds every split exactly once.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from statebackend.errors import CorruptionError, SchemaError, SettingError, UnsupportedFormatError
+from statebackend.schema.types import as_schema, check_value_schema
+
+__all__ = [
+    "Assignment",
+    "Discovery",
+    "Json",
+    "Source",
+    "Split",
+    "SplitReader",
+    "decode_assignment",
+    "encode_assignment",
+]
+
+Json = dict[str, Any]  # what json.dumps takes, keys texts
+
+ASSIGNMENT_FORMAT: Final = 1
+_DELAY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_UNITS_MS: Final = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "second", "seconds"), 1_000),
+    **dict.fromkeys(("m", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the input.
+
+    Attributes:
+        id: never another split's in the life of the job.
+        data: what `Source.open` needs to find it; JSON, small, no secrets.
+    """
+
+    id: str
+    data: Json = {}
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """A split and how far it was read; None: not at all.
+
+    As an element of list operator state (mode ``split``) it is the pair that `encode_assignment`
+    gives, under the schema ``id STRING, state STRING``.
+    """
+
+    split: Split
+    position: Json | None = None
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    v: int
+    data: Json
+    position: Json | None
+
+
+def encode_assignment(assignment: Assignment) -> tuple[str, str]:
+    """As it lies in operator state: the split's id, and JSON of the rest."""
+    split = assignment.split
+    stored = _Stored(v=ASSIGNMENT_FORMAT, data=split.data, position=assignment.position)
+    return split.id, msgspec.json.encode(stored).decode()
+
+
+def decode_assignment(id: str, state: str) -> Assignment:
+    """What `encode_assignment` made.
+
+    Raises:
+        CorruptionError: it is nothing of the kind.
+        UnsupportedFormatError: a later release wrote it.
+    """
+    try:
+        stored = msgspec.json.decode(state, type=_Stored)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            f"The state of split {id!r} is not what a source writes: {error}.",
+            todo="Restore from an older checkpoint.",
+        ) from error
+    if stored.v != ASSIGNMENT_FORMAT:
+        raise UnsupportedFormatError(
+            f"The state of split {id!r} has format {stored.v}.",
+            todo=f"This release reads format {ASSIGNMENT_FORMAT}: use the one that wrote it.",
+        )
+    return Assignment(split=Split(id=id, data=stored.data), position=stored.position)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What `Source.discover` found.
+
+    Attributes:
+        splits: those that no earlier discovery gave, in the order to read them in.
+        state: goes into the next discovery; JSON.
+        done: whether there is nothing more to discover, ever.
+    """
+
+    splits: tuple[Split, ...]
+    state: Json
+    done: bool
+
+
+class SplitReader(ABC):
+    """One split being read, by one thread."""
+
+    @abstractmethod
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """The next rows, in the source's schema; None: none now (look at `ended`).
+
+        Does not wait for rows to come. At most ``max_rows`` rows.
+
+        Raises:
+            ConnectorError: what is read from cannot be reached.
+            DamagedInputError: it holds what the schema cannot take.
+            NotReplayableError: what is to be read is no longer there, or was changed.
+        """
+
+    @property
+    @abstractmethod
+    def position(self) -> Json:
+        """Where to go on after all that `read` gave; a new object each time."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether all of the split was given."""
+
+    def close(self) -> None:
+        """Let go of files and connections. A second call does nothing."""
+        return
+
+
+class Source(ABC):
+    """An input of a continuous job. It is shipped to the subtasks, so it must be picklable.
+
+    Attributes:
+        schema: of its rows.
+        bounded: whether it ends. A job of bounded sources only ends with a last checkpoint.
+        splits_end: whether its splits end, so that a subtask reads one, then asks for another.
+            Otherwise a subtask keeps its fair share of them and reads them by turns.
+        event_time: the column that says when a row happened; None: its rows have no watermark.
+        watermark_delay_ms: how far the watermark stays behind the latest row of a split.
+        idle_after_s: a split without rows for so long holds the watermark back no longer.
+    """
+
+    splits_end: bool = True
+
+    def __init__(
+        self,
+        schema: T.DataType | str,
+        *,
+        bounded: bool,
+        event_time: str | None = None,
+        watermark_delay: str | timedelta = "0 seconds",
+        idle_after_s: float | None = None,
+    ) -> None:
+        """Check what all sources have.
+
+        Args:
+            schema: a `StructType` or Spark DDL.
+            watermark_delay: "10 seconds", or a timedelta.
+
+        Raises:
+            SchemaError: no valid schema, or no such column of timestamps in it.
+            SettingError: a delay or an idle time that is none.
+        """
+        self.schema: T.StructType = as_schema(schema)
+        check_value_schema(self.schema)
+        self.bounded = bounded
+        self.event_time = event_time
+        self.watermark_delay_ms = _delay_ms(watermark_delay)
+        self.idle_after_s = idle_after_s
+        if idle_after_s is not None and not idle_after_s > 0:
+            raise SettingError(
+                f"idle_after_s={idle_after_s!r} is no time.", todo="Give seconds above 0."
+            )
+        if event_time is not None:
+            _check_event_time(self.schema, event_time)
+
+    @abstractmethod
+    def discover(self, state: Json | None) -> Discovery:
+        """Look for splits; on the driver, now and then until it says that it is done.
+
+        Args:
+            state: that of the discovery before; None for the first.
+
+        Raises:
+            ConnectorError: the input cannot be reached.
+        """
+
+    @abstractmethod
+    def open(self, split: Split, position: Json | None) -> SplitReader:
+        """Read a split from a position (None: from its start); in the subtask that was given it.
+
+        Raises:
+            ConnectorError: it cannot be reached.
+            NotReplayableError: it is gone, or is not what it was when it was discovered.
+            DamagedInputError: it cannot be read.
+        """
+
+
+def _check_event_time(schema: T.StructType, column: str) -> None:
+    types = {field.name: field.dataType for field in schema}
+    if not isinstance(types.get(column), T.TimestampType | T.TimestampNTZType):
+        raise SchemaError(
+            f"The event time {column!r} is no column of timestamps of the source.",
+            todo=f"Name one of its columns ({', '.join(types)}), declared TIMESTAMP.",
+        )
+
+
+def _delay_ms(delay: str | timedelta) -> int:
+    if isinstance(delay, timedelta):
+        found = delay // timedelta(milliseconds=1)
+    else:
+        match = _DELAY.fullmatch(delay)
+        unit = _UNITS_MS.get(match[2].lower()) if match else None
+        found = round(float(match[1]) * unit) if match and unit else -1
+    if found < 0:
+        raise SettingError(
+            f"The watermark delay {delay!r} is no time.",
+            todo='Write it as "10 seconds", or pass a timedelta that is not negative.',
+        )
+    return found
