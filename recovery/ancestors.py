@@ -20,10 +20,11 @@ _log = logging.getLogger("statebackend.recovery")
 
 
 class Ancestors:
-    """What was found on this host, by key groups; leased until :meth:`release`.
+    """What was found on this host, by key groups; leased from :meth:`take` to :meth:`release`.
 
     Several subtasks may be made from one copy, each in a process of its own: they take turns, in
-    one order everywhere, and hold it while the driver answers and its files are linked.
+    one order everywhere. Each holds it while it is described, and while its files are linked; not
+    while the driver answers, or with many of them the last would not wait for so long.
 
     Attributes:
         refused: why a copy that is here is not used, by the last :meth:`look`.
@@ -40,7 +41,7 @@ class Ancestors:
         self.refused: list[str] = []
 
     def look(self, wanted: Iterable[tuple[int, int]], *, deltas: bool = True) -> list[AncestorCopy]:
-        """Open what is here of some subtasks, and describe it.
+        """Open what is here of some subtasks, describe it, and let others have it.
 
         Args:
             deltas: whether local deltas are to be trusted.
@@ -51,6 +52,7 @@ class Ancestors:
         self._found, self.refused = {}, []
         for groups in sorted(wanted):
             copy = self._open(groups, deltas=deltas)
+            self.release()
             if copy is not None:
                 self._found[groups] = copy
         return [
@@ -80,17 +82,18 @@ class Ancestors:
         self._held[groups] = self._last[groups] = held
         return copy
 
-    def again(self) -> None:
-        """Open once more what was found and released.
+    def take(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Open once more some of what was found.
 
         Raises:
             LocalCopyError: it is not there any more, or is not what it was.
         """
-        for groups, copy in self._found.items():
+        for groups in sorted(wanted):
             now = self._open(groups, deltas=False)
-            if now is None or _standing(now) != _standing(copy):
+            if now is None or _standing(now) != _standing(self._found[groups]):
+                why = f" ({self.refused[-1]})" if now is None and self.refused else ""
                 raise LocalCopyError(
-                    f"The local copy of key groups {groups[0]} to {groups[1]} has changed.",
+                    f"The local copy of key groups {groups[0]} to {groups[1]} has changed{why}.",
                     todo="Nothing to do: it is looked for again.",
                 )
 

@@ -8,6 +8,7 @@ and `.` but at the beginning, where it would hide the folder.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -15,6 +16,7 @@ from urllib.parse import quote, unquote
 from recovery.inspect import read_one
 from snapshot.record import Manifest, parse_record_name
 from snapshot.storage.base import PART_LIMIT_BYTES, ObjectInfo, ObjectStore
+from snapshot.storage.open import PROBE_DEADLINE_S
 from statebackend.errors import FormatError, ObjectNotFoundError, SettingError
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "JobSummary",
     "folder_name",
     "job_folder",
+    "refuse_savepoint",
     "split_jobs",
     "summarise",
 ]
@@ -30,6 +33,8 @@ __all__ = [
 # A folder with one of these is a savepoint (see recovery.savepoint), not a job.
 BEGUN_NAME: Final = "savepoint.begun"
 SAVEPOINT_NAME: Final = "savepoint.json"
+_SAVEPOINTS_OWN: Final = "savepoint."  # how both begin
+_DELETED: Final = b'"deleted":true'  # in what begins one, see `recovery.savepoint.Begun`
 
 
 def folder_name(job: str) -> str:
@@ -83,6 +88,33 @@ def _job_of(folder: str) -> str | None:
         return None
 
 
+def refuse_savepoint(folder: ObjectStore) -> None:
+    """Refuse to take a savepoint's folder, or what is left of one, for a job's; one small listing.
+
+    A mark of deletion that came late, and is all that is there, is none.
+
+    Raises:
+        SettingError: it is one.
+    """
+    # Listed, not read: where a name is absent, some stores tell a restricted role nothing else
+    # than that access is denied.
+    with folder.limited(PROBE_DEADLINE_S):
+        names = {info.name for info in folder.list(_SAVEPOINTS_OWN)}
+        if SAVEPOINT_NAME in names:
+            raise _savepoint(folder.uri)
+        with suppress(ObjectNotFoundError):
+            if BEGUN_NAME in names and _DELETED not in folder.get(BEGUN_NAME):
+                raise _savepoint(folder.uri)
+
+
+def _savepoint(uri: str) -> SettingError:
+    return SettingError(
+        f"{uri} is the folder of a savepoint: it is no job's, and not the folder of all jobs.",
+        todo="Give the uri= and job= of a job. A new one begins with a savepoint by savepoint=; "
+        "`statebackend savepoint` looks at one, and deletes it.",
+    )
+
+
 def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """The jobs in a listing of the folder of all jobs: those with a log, with their objects.
 
@@ -93,12 +125,14 @@ def split_jobs(uri: str, listing: Iterable[ObjectInfo]) -> dict[str, list[Object
         uri: of the folder of all jobs.
 
     Raises:
-        SettingError: this is the folder of one job.
+        SettingError: this is the folder of one job, or of a savepoint.
     """
     inside: dict[str, list[ObjectInfo]] = {}
     with_log: set[str] = set()
     savepoints: set[str] = set()
-    for info in listing:
+    for info in sorted(listing, key=lambda one: one.name not in (BEGUN_NAME, SAVEPOINT_NAME)):
+        if info.name in (BEGUN_NAME, SAVEPOINT_NAME):
+            raise _savepoint(uri)
         if parse_record_name(info.name) is not None:
             raise SettingError(
                 f"{uri} is the folder of one job, not the folder of all jobs.",

@@ -85,18 +85,19 @@ def assemble(path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> St
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
         try:
-            _make(making, path, pieces, settings)
+            made = _make(making, path, pieces, settings)
         finally:
             shutil.rmtree(making, ignore_errors=True)
     except OSError as error:
         raise unusable(str(path), error) from error
-    return open_store(str(path), settings)
+    return open_store(str(path), settings, make=not made)
 
 
-def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> None:
+def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> bool:
+    """Whether there was anything to make it of."""
     apart, small = _sorted_out(pieces)
     if not apart:
-        return
+        return False
     names = [f"p{number}" for number in range(len(apart))]
     for name, taken in zip(names, apart, strict=True):
         try:
@@ -105,7 +106,7 @@ def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSett
             raise PieceError(taken.piece, error) from error
     if small:
         largest = max(range(len(apart)), key=lambda number: apart[number].size_bytes)
-        store = RocksStore.open(str(making / names[largest]), settings)
+        store = RocksStore.open(str(making / names[largest]), settings, make=False)
         try:
             for taken in small:
                 store.apply_batches(_batches(taken), None)
@@ -115,11 +116,12 @@ def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSett
         largest = 0
     if len(apart) == 1:
         (making / names[0]).rename(path)
-        return
+        return True
     owned = [(first, n) for n, taken in enumerate(apart) for first, _ in taken.slice.ranges]
     owned += [(first, largest) for taken in small for first, _ in taken.slice.ranges]
     write_layout(str(making), Layout(parts=names, routes=_routes(owned)))
     making.rename(path)
+    return True
 
 
 def _sorted_out(pieces: Sequence[Piece]) -> tuple[list[_Taken], list[_Taken]]:

@@ -40,6 +40,7 @@ _log = logging.getLogger("statebackend.recovery")
 # A damaged store, then a damaged local delta on its successor, and two to spare.
 _ATTEMPTS: Final = 4
 _PARTS: Final = "parts"
+_TAKES: Final = 3
 
 Ask = Callable[[LocalCopy, list[AncestorCopy] | None], tuple[BeginReply, list[bytes]]]
 
@@ -115,9 +116,11 @@ class Restorer:
         # What it was made from may have the same damage.
         self._ancestors_trusted = not self._local.gone_bad
         new = bool(reason)
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             if reason:
                 self._tally.reasons.append(reason)
+            if attempt == _ATTEMPTS - 1:
+                self._ancestors_trusted = False  # found each time, and gone when it was wanted
             try:
                 brought = self._bring(held, new=new)
             except _Unusable as unusable:
@@ -274,8 +277,17 @@ class Restorer:
         self, held: Incarnation, steps: list[RestoreStep], fetched: dict[int, Store]
     ) -> Store:
         """The parents' stores, as one; each of them is free for others again."""
-        if fetched:
-            self._ancestors.again()  # that took a while
+        here = {step.found_at for step in steps if step.kind == "store"}
+        wanted = [at for at in here if at is not None]
+        for left in reversed(range(_TAKES if fetched else 1)):  # what was fetched cost more
+            try:
+                self._ancestors.take(wanted)
+            except LocalCopyError:
+                self._ancestors.release()
+                if not left:
+                    raise
+            else:
+                break
         pieces = []
         for number, step in enumerate(steps):
             if step.kind not in ("store", "files"):
@@ -301,7 +313,6 @@ class Restorer:
     def _fetched_store(
         self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
     ) -> Store:
-        self._ancestors.release()
         assert step.keep is not None
         folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
         self._reader.fetch_files(held, step, bodies, folder)

@@ -261,8 +261,8 @@ def list_savepoints(
             if depth in folders:
                 folders[depth].append(info)
                 break
-    found = [_info(open_at(one.rstrip("/")), inside) for one, inside in folders.items()]
-    chosen = [one for one in found if job is None or one.job == job]
+    infos = (_info(open_at(one.rstrip("/")), inside) for one, inside in folders.items())
+    chosen = [one for one in infos if one is not None and (job is None or one.job == job)]
     return sorted(chosen, key=lambda one: (one.job, one.created_ms or 0, one.id))
 
 
@@ -274,7 +274,8 @@ def _prefixes(name: str) -> Iterable[str]:
     yield ""
 
 
-def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo:
+def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
+    """None of a mark of deletion alone, which landed late."""
     size_bytes, problem = sum(info.size_bytes for info in inside), ""
     names = {info.name.rpartition("/")[2] for info in inside}
     complete = {SAVEPOINT_NAME, BEGUN_NAME} <= names
@@ -298,6 +299,8 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo:
     begun = None
     with suppress(ObjectNotFoundError):
         begun = _begun(store.get(BEGUN_NAME))
+    if begun is not None and begun.deleted and len(inside) == 1:
+        return None
     return SavepointInfo(
         id=begun.id if begun else store.uri.rpartition("/")[2],
         uri=store.uri,

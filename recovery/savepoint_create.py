@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,7 @@ class Making:
         open_target: the folder that a savepoint of this id goes to.
         new_id, now_ms, writer: ids, the clock, and who this is, for people.
         tick: told the bytes of every object that was copied; what it raises ends it.
+        cleaning: entered while what was copied in vain is removed.
     """
 
     store: ObjectStore
@@ -84,6 +85,7 @@ class Making:
     now_ms: Callable[[], int]
     writer: str
     tick: Callable[[int], None] = lambda size_bytes: None
+    cleaning: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def create_savepoint(making: Making) -> Savepoint:
@@ -117,7 +119,7 @@ def create_savepoint(making: Making) -> Savepoint:
         try:
             return _made(making, state, names, begun, target)
         except StateBackendError as error:
-            with suppress(StateBackendError):
+            with suppress(StateBackendError), making.cleaning():
                 # Somebody may have deleted it meanwhile, and made another in the same place.
                 if target.get(BEGUN_NAME) == msgspec.json.encode(begun):
                     delete_savepoint(target)

@@ -233,11 +233,11 @@ class CommitLog:
         Two listings, a create, and a read if the tip was not read before; more when others claim
         at the same time. Durable on return. Safe to repeat after an error: what may have been left
         behind is a claim record of nobody's, which fences older tenures and is harmless otherwise.
-        A new job gets ``job_id``, of another one whose state it begins with, or one of its own.
 
         Args:
-            after: the last sequence that the caller knows of (-1: none); the claim is the one
-                right after it, or there is none.
+            job_id: what a new job gets, of another one whose state it begins with; else its own.
+            after: the last sequence that the caller knows of (-1: none); the claim comes right
+                after it, or not at all.
 
         Raises:
             FencedError: with ``after``: the log has grown since.
@@ -247,11 +247,7 @@ class CommitLog:
         for _ in range(CLAIM_ATTEMPTS):
             present = self.sequences()
             if after is not None and after != (present[-1] if present else -1):
-                raise FencedError(
-                    f"The log in {self._store.uri} has grown after number {after}: another driver "
-                    f"has claimed the job, or a write of an earlier one came late.",
-                    todo="Let one driver start the job, then start this one again.",
-                )
+                raise self._grown(after)
             try:
                 tip = self._known(present[-1]) if present else None
             except ObjectNotFoundError:  # replaced by a newer tip since the listing
@@ -275,18 +271,18 @@ class CommitLog:
             listed = self._claimed(manifest)
             if listed:
                 self._remember([manifest])
-                return Tenure(
-                    listed=listed,
-                    generation=manifest.generation,
-                    sequence=manifest.sequence,
-                    job_id=manifest.job_id,
-                    oldest_needed=manifest.oldest_needed,
-                    cleaned_below=manifest.cleaned_below,
-                )
+                return Tenure.of(manifest, listed)
         raise StoreUnreachableError(
             f"The log in {self._store.uri} could not be claimed: {CLAIM_ATTEMPTS} times another "
             "writer took the slot first.",
             todo="Stop the other drivers of this job.",
+        )
+
+    def _grown(self, after: int) -> FencedError:
+        return FencedError(
+            f"The log in {self._store.uri} has grown after number {after}: another driver has "
+            f"claimed the job, or a write of an earlier one came late.",
+            todo="Let one driver start the job, then start this one again.",
         )
 
     def append(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from snapshot.record import Manifest
 from snapshot.storage.base import CreateOutcome
 from statebackend.errors import StateBackendError
 
@@ -69,6 +70,18 @@ class Tenure:
         self._next = sequence + 1
         self._ended: StateBackendError | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, claim: Manifest, listed: Sequence[int]) -> Tenure:
+        """The one that a claim record began."""
+        return cls(
+            generation=claim.generation,
+            sequence=claim.sequence,
+            job_id=claim.job_id,
+            oldest_needed=claim.oldest_needed,
+            cleaned_below=claim.cleaned_below,
+            listed=listed,
+        )
 
     @property
     def next_sequence(self) -> int:

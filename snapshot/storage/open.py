@@ -20,7 +20,7 @@ from statebackend.errors import (
     StoreCapabilityError,
 )
 
-__all__ = ["SCHEMES", "open_store", "probe"]
+__all__ = ["PROBE_DEADLINE_S", "S3_SCHEMES", "SCHEMES", "open_store", "probe"]
 
 # s3a and s3n are Hadoop's names. They never go to s3fs: it cannot be installed beside a current
 # boto3, and an old one that gets installed instead overwrites where it should create.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from statebackend.api.context import Schema, check_mode
 from statebackend.api.states import OperatorRows
 from statebackend.errors import UnsupportedQueryError, UsageError
-from statebackend.ops.declared import EpochTimes
+from statebackend.ops.declared import Times
 from statebackend.state.ttl import TTL
 from statebackend.vector.keys import Keys
 from statebackend.vector.operator import Output
@@ -50,16 +50,20 @@ class ArrowContext:
     """
 
     def __init__(
-        self, uid: str, make: StateMaker, times: EpochTimes, time_mode: str, timers: Any = None
+        self, uid: str, make: StateMaker, times: Times, time_mode: str, timers: Any = None
     ) -> None:
-        self._uid, self._make = uid, make
+        self._uid, self._make, self._time_mode = uid, make, time_mode
         self._keys: Keys | None = None
         self.timers: ArrowTimers = timers or cast(ArrowTimers, _NoTimers(uid))
+        self._move(times)
+        self.late_rows = 0
+
+    def _move(self, times: Times) -> None:
+        timed = self._time_mode == "event"
         self.epoch = times.epoch
         self.processing_time_ms = times.processing_time_ms
-        self.watermark_ms = times.watermark_ms if time_mode == "event" else -1
-        self.late_watermark_ms = times.late_watermark_ms if time_mode == "event" else -1
-        self.late_rows = 0
+        self.watermark_ms = times.watermark_ms if timed else -1
+        self.late_watermark_ms = times.late_watermark_ms if timed else -1
 
     @property
     def keys(self) -> Keys:

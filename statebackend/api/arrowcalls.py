@@ -73,25 +73,27 @@ class _States:
     """Hands out a worker's states, until the processor has opened."""
 
     def __init__(self, state: EpochState, uid: str, key_codec: KeyCodec, groups: range) -> None:
-        self._state, self._uid = state, uid
-        self._key_codec, self._groups = key_codec, groups
-        self.open = True
+        self._state: EpochState | None = state
+        self._uid, self._key_codec, self._groups = uid, key_codec, groups
 
     def __call__(
         self, kind: str, name: str, schema: Schema, key_schema: Schema | None, ttl: TTL | None
     ) -> Any:
-        if not self.open:
+        state = self._state
+        if state is None:
             raise UsageError(
                 f"State {name!r} of operator {self._uid!r} was asked for outside open().",
                 todo="Ask for states in open(ctx), keep them as attributes, and use those.",
             )
-        state = self._state
         if kind in OPERATOR_KINDS:
             return state.operator_state(name, kind)
         found, state_id = state.claimed(name, kind)
         declared, now_ms = found.time_to_live, state.times.processing_time_ms
         table = state.table
-        entries = Entries(table) if declared is None else TtlEntries(table, declared, now_ms)
+        entries = Entries(table)
+        if declared is not None:
+            entries = timed = TtlEntries(table, declared, now_ms)
+            state.on_move(lambda times: timed.set_now(times.processing_time_ms))
         site = StateSite(
             table,
             entries,
@@ -108,11 +110,21 @@ class _States:
             return ArrowMapState(site, map_codec, codec)
         if declared is None:
             return ArrowListState(site, codec)
-        return ArrowTtlListState(site, codec, declared, now_ms)
+        rows = ArrowTtlListState(site, codec, declared, now_ms)
+        state.on_move(lambda times: rows.set_now(times.processing_time_ms))
+        return rows
+
+    def opened(self) -> None:
+        """Nothing more is handed out.
+
+        The state is let go of, too: it has the context told of times, and in a ring with that the
+        table would stay until Python looks for rings, which columns hardly ever make it do.
+        """
+        self._state = None
 
 
 class ArrowEpochCalls:
-    """One epoch of a vectorised processor.
+    """The calls into a vectorised processor, from its opening to its end.
 
     Raises:
         ProcessorError: ``open`` raised.
@@ -129,7 +141,8 @@ class ArrowEpochCalls:
         states = _States(state, plan.uid, plan.key_codec, key_groups)
         self._ctx = ctx = ArrowContext(plan.uid, states, state.times, plan.time_mode, self._timers)
         call_once(plan.uid, "open", lambda: processor.open(ctx))
-        states.open = False
+        states.opened()
+        state.on_move(ctx._move)
         self._operator = VectorOperator(
             plan.uid,
             state.table,
@@ -139,7 +152,7 @@ class ArrowEpochCalls:
         )
 
     def input(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
-        """The epoch's rows."""
+        """Rows of the input."""
         yield from self._operator.run_parts(parts, self._plan.key_positions, self._process)
         self._ctx._keys = None  # close() has none
 
@@ -154,7 +167,6 @@ class ArrowEpochCalls:
         assert timers is not None
         yield from operator.run_timers(timers, self._groups, now_ms, self._fire)
         figures.timers_fired = operator.timers_fired
-        figures.next_timer_ms = timers.next_ms()
 
     @property
     def late_rows(self) -> int:

@@ -32,6 +32,7 @@ from statebackend.ops.declared import (
     Unbound,
     rehearsed,
 )
+from statebackend.ops.declared import Times as OperatorTimes
 from statebackend.state.folds import AggregatingCell, ReducingCell
 from statebackend.state.operator import BROADCAST, LIST_MODES
 from statebackend.state.ttl import TTL
@@ -52,12 +53,17 @@ class ProcessorContext(ABC):
         watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
     """
 
-    def __init__(self, uid: str, times: EpochTimes, time_mode: str, timers: Timers | None) -> None:
-        self._uid = uid
+    def __init__(
+        self, uid: str, times: OperatorTimes, time_mode: str, timers: Timers | None
+    ) -> None:
+        self._uid, self._time_mode = uid, time_mode
         self.timers: Timers = _NoTimers(uid) if timers is None else timers
+        self._move(times)
+
+    def _move(self, times: OperatorTimes) -> None:
         self.epoch = times.epoch
         self.processing_time_ms = times.processing_time_ms
-        self.watermark_ms = times.watermark_ms if time_mode == "event" else -1
+        self.watermark_ms = times.watermark_ms if self._time_mode == "event" else -1
 
     def value_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ValueState:
         """A row per key.
@@ -281,6 +287,7 @@ class WorkerContext(ProcessorContext):
 
     def __init__(self, state: EpochState, uid: str, time_mode: str) -> None:
         super().__init__(uid, state.times, time_mode, state.timers)
+        state.on_move(self._move)
         self._from: EpochState | None = state
 
     def opened(self) -> None:

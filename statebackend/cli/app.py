@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from recovery.inspect import describe
-from recovery.jobs import summarise
+from recovery.jobs import refuse_savepoint, summarise
 from recovery.verify import VerifyReport, verify
 from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
 from snapshot.log import CommitLog
@@ -171,6 +171,7 @@ def collect_garbage(
     """Say what nobody needs any more and, with --yes, delete it. Safe beside a running job."""
 
     def collect(name: str, store: ObjectStore) -> dict[str, Any]:
+        refuse_savepoint(store)  # it owns its bytes
         log = CommitLog(store, job=name, writer=system.process_name(), new_id=system.new_id)
         report = clean(
             store,

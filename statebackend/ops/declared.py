@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from pyspark.sql.types import StructType
@@ -36,6 +36,7 @@ __all__ = [
     "EpochState",
     "EpochTimes",
     "StateDeclaration",
+    "Times",
     "Unbound",
     "parse_schema",
     "rehearsed",
@@ -104,13 +105,29 @@ class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         return TTL(self.ttl_ms, update=self.ttl_update, expired=self.ttl_expired)  # type: ignore[arg-type]
 
 
+class Times(Protocol):
+    """What time it is, in milliseconds."""
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch is running."""
+
+    @property
+    def processing_time_ms(self) -> int:
+        """Of the epoch, or of now."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """In force: timers fire by it."""
+
+    @property
+    def late_watermark_ms(self) -> int:
+        """Rows at or before it are late."""
+
+
 @dataclass(frozen=True)
 class EpochTimes:
-    """The times of one epoch, the same whenever it is repeated; milliseconds.
-
-    ``watermark_ms``: in force: timers fire by it. ``late_watermark_ms``: rows at or before it are
-    late.
-    """
+    """The :class:`Times` of one epoch, the same whenever it is repeated."""
 
     epoch: int = 0
     processing_time_ms: int = -1
@@ -260,7 +277,8 @@ class EpochState:
 
     Args:
         table: holds all keys. declared, ids: the states, and their numbers in the keys.
-        times: of the epoch. timers: None without a time mode.
+        times: of the epoch; where they move within it, :meth:`move` says so to all who keep them.
+        timers: None without a time mode.
         timezone: in which cells show timestamps; without one they do so as Spark's.
         versions: of states whose rows may be of several schemas: those (JSON), the oldest first.
         stored: the states that belong to no key, as they were stored.
@@ -273,7 +291,7 @@ class EpochState:
         *,
         declared: Mapping[str, StateDeclaration],
         ids: Mapping[str, int],
-        times: EpochTimes,
+        times: Times,
         timers: TimerIndex | None = None,
         timezone: str = "",
         versions: Mapping[str, Sequence[str]] | None = None,
@@ -284,12 +302,22 @@ class EpochState:
         self.times, self.timers = times, timers
         self._timezone, self._versions = timezone, versions or {}
         self._claimed: set[str] = set()
+        self._moving: list[Callable[[Times], None]] = []
         self.cells: dict[str, Any] = {}
         self.operator = HeldOperatorState(stored or StoredOperatorState())
         for name, one in declared.items():
             if one.of_operator:
                 codecs = self._operator_codecs(one)
                 self.operator.hold(name, one.kind, *codecs, one.value_schema, one.key_schema)
+
+    def on_move(self, tell: Callable[[Times], None]) -> None:
+        """Have something told of the times whenever they have moved."""
+        self._moving.append(tell)
+
+    def move(self) -> None:
+        """The times have moved; between calls for keys only."""
+        for tell in self._moving:
+            tell(self.times)
 
     def claimed(self, name: str, kind: str) -> tuple[StateDeclaration, int]:
         """A declared state, for the first who asks, and its number.
@@ -329,6 +357,7 @@ class EpochState:
             cell = make(*args)
         else:
             cell = make(*args, ttl=ttl, now_ms=self.times.processing_time_ms)
+            self.on_move(lambda times: cell.set_now(times.processing_time_ms))
         self.cells[name] = cell
         return cell
 

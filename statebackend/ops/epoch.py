@@ -1,8 +1,8 @@
-"""One epoch of one subtask, once its input and its state are there.
+"""The phases of a keyed operator, and one epoch of one subtask that runs them once.
 
-The phases of a keyed operator, in Spark's order: ``init``, the initial state (in the operator's
-first epoch), the input, the timers that are due, ``close``. Who drives it (a task of Spark, the
-tester) brings the table and takes the delta.
+In Spark's order: ``init``, the initial state (in the operator's first epoch), the input, the timers
+that are due, ``close``. Who drives it (a task of Spark, the tester, a stream) brings the table and
+takes the delta.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
+from statebackend.ops.declared import EpochState, StateDeclaration, Times
 from statebackend.ops.failures import described
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator, OutputWriter
@@ -29,7 +29,7 @@ from statebackend.state.table import StateTable, state_prefix
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import ExpiryIndex
 
-__all__ = ["EpochFigures", "OperatorPlan", "StatefulEpoch"]
+__all__ = ["EpochFigures", "OperatorPhases", "OperatorPlan", "StatefulEpoch"]
 
 _CLEANED_ENTRIES: Final = 20_000  # expired entries that are removed in one epoch at most
 _OF_OURS: Final = ("keyed", "sides", "broadcast")  # flavours of rows in our own API
@@ -83,7 +83,7 @@ class EpochFigures:
 
 
 class Calls(Protocol):
-    """One epoch's calls into a processor."""
+    """The calls into a processor."""
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
     def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None: ...
@@ -92,7 +92,7 @@ class Calls(Protocol):
 
 
 class BatchCalls(Protocol):
-    """One epoch of a vectorised processor."""
+    """The calls into a vectorised processor."""
 
     @property
     def late_rows(self) -> int: ...
@@ -102,23 +102,25 @@ class BatchCalls(Protocol):
     def close(self) -> None: ...
 
 
-class StatefulEpoch:
-    """Runs a processor over one epoch.
+class OperatorPhases:
+    """A processor that was opened, and what may be done with it.
 
     Args:
         plan: the operator.
-        processor: of the plan's flavour; used for this epoch only.
-        table: the state before the epoch; its overlay is the epoch's change.
+        processor: of the plan's flavour; used here only.
+        table: the state.
         state_ids: the states' numbers, by name.
-        times: of the epoch.
+        times: in force when the processor opens, and as they move.
         key_groups: the subtask's.
         versions: the schemas of states that have had several, by name (see `EpochState`).
-        stored: the states that belong to no key, before the epoch.
+        stored: the states that belong to no key, as they are when it opens.
 
     Raises:
         ProcessorError: ``init`` raised.
         StateMismatchError: it asked for other states than on the driver.
     """
+
+    timer_index: type[TimerIndex] = TimerIndex
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class StatefulEpoch:
         *,
         table: StateTable,
         state_ids: dict[str, int],
-        times: EpochTimes,
+        times: Times,
         key_groups: range,
         versions: Mapping[str, Sequence[str]] | None = None,
         stored: StoredOperatorState | None = None,
@@ -136,7 +138,9 @@ class StatefulEpoch:
         self._key_groups = key_groups
         self.figures = EpochFigures()
         self.cursor = KeyCursor()
-        self.timers = TimerIndex(self.cursor, table) if plan.time_mode != "none" else None
+        self.timers: TimerIndex | None = None
+        if plan.time_mode != "none":
+            self.timers = self.timer_index(self.cursor, table)
         self.state = EpochState(
             self.cursor,
             table,
@@ -156,6 +160,76 @@ class StatefulEpoch:
             return
         self._calls = _calls(plan, processor, self.state)
         self._writer = _writer(plan, processor)
+
+    def _reader(self) -> InputReader:
+        """Of the input."""
+        plan = self._plan
+        return _reader(plan, plan.input_schema, plan.key_positions, plan.sides)
+
+    def _broadcast(self, rules: Iterator[Any]) -> None:
+        from statebackend.api.calls import BroadcastCalls
+
+        assert isinstance(self._calls, BroadcastCalls)
+        self._calls.broadcast(rules)
+
+    def operator_snapshot(self) -> OperatorSnapshot:
+        """The states that belong to no key, frozen; between calls only."""
+        return self.state.operator.snapshot()
+
+    @property
+    def _now_ms(self) -> int:
+        """By which timers are due."""
+        times = self._times
+        return times.watermark_ms if self._plan.time_mode == "event" else times.processing_time_ms
+
+    def _operator(self, reader: InputReader) -> KeyOperator:
+        return KeyOperator(
+            uid=self._plan.uid, cursor=self.cursor, reader=reader, writer=self._writer
+        )
+
+    def _initial(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
+        assert self._plan.initial_schema is not None
+        reader = _reader(self._plan, self._plan.initial_schema, self._plan.initial_key_positions)
+        yield from self._operator(reader).run_parts(parts, self._calls.initial)
+
+    def _timers(self, operator: KeyOperator, timers: TimerIndex) -> Iterator[pa.RecordBatch]:
+        yield from operator.run_timers(
+            timers.due_chunks(self._key_groups, self._now_ms),
+            self._keys_of,
+            self._calls.timer,
+            timers,
+        )
+        self.figures.timers_fired = operator.timers_fired
+
+    def _keys_of(self, encoded: Sequence[bytes]) -> Sequence[Any]:
+        """Keys as a timer's call is given them, by the API that it belongs to."""
+        codec = self._plan.key_codec
+        if self._plan.flavour in _OF_OURS:
+            return shown_keys(encoded, codec, codec.schema, self._plan.timezone)
+        row, decode = row_type(codec.schema.names), codec.decode
+        return [tuple.__new__(row, decode(key)[0]) for key in encoded]
+
+    def _clean(self) -> int:
+        """Remove what has expired, as far as is done at once; how many entries."""
+        if all(one.time_to_live is None for one in self._plan.states.values()):
+            return 0
+        index = ExpiryIndex(self._table)
+        return index.clean(self._key_groups, self._times.processing_time_ms, _CLEANED_ENTRIES)
+
+    def _delete_state(self, state_id: int) -> None:
+        for group in self._key_groups:
+            prefix = state_prefix(group, state_id)
+            for count, (key, _) in enumerate(self._table.scan(prefix), start=1):
+                self._table.put(key, None)
+                if count % _DELETED_KEYS == 0:
+                    self._table.relieve()
+
+
+class StatefulEpoch(OperatorPhases):
+    """Runs a processor over one epoch; the table's overlay is its change.
+
+    Args and Raises: as :class:`OperatorPhases`.
+    """
 
     def run(
         self,
@@ -185,13 +259,12 @@ class StatefulEpoch:
             self._broadcast(rules)
         if self._plan.initial_schema is not None:
             yield from self._initial(iter(initial))
-        reader = _reader(
-            self._plan, self._plan.input_schema, self._plan.key_positions, self._plan.sides
-        )
+        reader = self._reader()
         yield from self._operator(reader).run_parts(parts, self._calls.rows)
         if self.timers is not None:
             yield from self._timers(self._operator(reader), self.timers)
-        self._clean()
+            self.figures.next_timer_ms = self.timers.next_ms()
+        self.figures.expired = self._clean()
         self._calls.close()
 
     def _run_batches(
@@ -202,68 +275,10 @@ class StatefulEpoch:
         yield from calls.input(parts)
         if self.timers is not None:
             yield from calls.timers(self._now_ms, self.figures)
-        self._clean()
+            self.figures.next_timer_ms = self.timers.next_ms()
+        self.figures.expired = self._clean()
         self.figures.late_rows = calls.late_rows
         calls.close()
-
-    def _broadcast(self, rules: Iterator[Any]) -> None:
-        from statebackend.api.calls import BroadcastCalls
-
-        assert isinstance(self._calls, BroadcastCalls)
-        self._calls.broadcast(rules)
-
-    def operator_snapshot(self) -> OperatorSnapshot:
-        """The states that belong to no key, frozen; once :meth:`run` is used up."""
-        return self.state.operator.snapshot()
-
-    @property
-    def _now_ms(self) -> int:
-        """By which timers are due."""
-        times = self._times
-        return times.watermark_ms if self._plan.time_mode == "event" else times.processing_time_ms
-
-    def _operator(self, reader: InputReader) -> KeyOperator:
-        return KeyOperator(
-            uid=self._plan.uid, cursor=self.cursor, reader=reader, writer=self._writer
-        )
-
-    def _initial(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]:
-        assert self._plan.initial_schema is not None
-        reader = _reader(self._plan, self._plan.initial_schema, self._plan.initial_key_positions)
-        yield from self._operator(reader).run_parts(parts, self._calls.initial)
-
-    def _timers(self, operator: KeyOperator, timers: TimerIndex) -> Iterator[pa.RecordBatch]:
-        yield from operator.run_timers(
-            timers.due_chunks(self._key_groups, self._now_ms),
-            self._keys_of,
-            self._calls.timer,
-            timers,
-        )
-        self.figures.timers_fired = operator.timers_fired
-        self.figures.next_timer_ms = timers.next_ms()
-
-    def _keys_of(self, encoded: Sequence[bytes]) -> Sequence[Any]:
-        """Keys as a timer's call is given them, by the API that it belongs to."""
-        codec = self._plan.key_codec
-        if self._plan.flavour in _OF_OURS:
-            return shown_keys(encoded, codec, codec.schema, self._plan.timezone)
-        row, decode = row_type(codec.schema.names), codec.decode
-        return [tuple.__new__(row, decode(key)[0]) for key in encoded]
-
-    def _clean(self) -> None:
-        if any(one.time_to_live is not None for one in self._plan.states.values()):
-            index = ExpiryIndex(self._table)
-            self.figures.expired = index.clean(
-                self._key_groups, self._times.processing_time_ms, _CLEANED_ENTRIES
-            )
-
-    def _delete_state(self, state_id: int) -> None:
-        for group in self._key_groups:
-            prefix = state_prefix(group, state_id)
-            for count, (key, _) in enumerate(self._table.scan(prefix), start=1):
-                self._table.put(key, None)
-                if count % _DELETED_KEYS == 0:
-                    self._table.relieve()
 
 
 def _calls(plan: OperatorPlan, processor: Any, state: EpochState) -> Calls:

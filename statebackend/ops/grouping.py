@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.ops.lateness import LateRows
 from statebackend.ops.staging import Part, StagedRows
 from statebackend.state.columns import (
@@ -27,7 +28,7 @@ from statebackend.state.columns import (
     take,
 )
 
-__all__ = ["Groups", "group_part", "group_rows"]
+__all__ = ["Groups", "group_batch", "group_part", "group_rows"]
 
 Encode = Callable[[Sequence[pa.Array]], pa.Array]
 """From key columns to encoded keys (see ``KeyCodec.encode_arrow``)."""
@@ -82,19 +83,55 @@ def group_rows(table: pa.Table, encoded: pa.Array, key_groups: NDArray[Any]) -> 
     return _grouped(table, coded.dictionary, indices_of(coded.indices))
 
 
+def group_batch(
+    batch: pa.RecordBatch, encode: Encode, key_positions: Sequence[int], max_parallelism: int
+) -> Groups:
+    """Sort a batch by key, whose key groups are not known yet.
+
+    Args:
+        encode, key_positions: as for :func:`group_part`.
+
+    Raises:
+        NullKeyError: a key is null.
+    """
+    table = pa.Table.from_batches([batch])
+    columns = [batch.column(place) for place in key_positions]
+    if len(columns) == 1 and _plain(columns[0].type) and not columns[0].null_count:
+        return _group_by_column(
+            table, columns[0], encode, lambda keys, _: hash_key_groups([keys], max_parallelism)
+        )
+    return group_rows(table, encode(columns), hash_key_groups(columns, max_parallelism))
+
+
 def _group_by_column(
-    table: pa.Table, column: pa.Array, encode: Encode, key_groups: NDArray[Any]
+    table: pa.Table,
+    column: pa.Array,
+    encode: Encode,
+    groups_of: Callable[[pa.Array, NDArray[np.int32]], NDArray[Any]],
 ) -> Groups:
     """As :func:`group_rows`, by one column whose equal values are equal keys, none of them null.
 
     Only distinct keys are encoded.
+
+    Args:
+        groups_of: the key groups of distinct keys, given which of them each row has.
     """
     coded = column.dictionary_encode()
     codes = indices_of(coded.indices)
-    # The key group of each distinct key: that of any of its rows.
-    groups = np.empty(len(coded.dictionary), key_groups.dtype)
-    groups[codes] = key_groups
-    return _grouped(table, _full_keys(encode([coded.dictionary]), groups), codes)
+    distinct = coded.dictionary
+    return _grouped(table, _full_keys(encode([distinct]), groups_of(distinct, codes)), codes)
+
+
+def _groups_by_rows(
+    key_groups: NDArray[Any],
+) -> Callable[[pa.Array, NDArray[np.int32]], NDArray[Any]]:
+    def groups_of(distinct: pa.Array, codes: NDArray[np.int32]) -> NDArray[Any]:
+        # The key group of each distinct key: that of any of its rows.
+        groups = np.empty(len(distinct), key_groups.dtype)
+        groups[codes] = key_groups
+        return groups
+
+    return groups_of
 
 
 def _grouped(table: pa.Table, distinct: pa.BinaryArray, codes: NDArray[np.int32]) -> Groups:
@@ -146,7 +183,7 @@ def group_part(
     if len(key_positions) == 1:
         column = rows.column(key_positions[0]).combine_chunks()
         if _plain(column.type) and not column.null_count:
-            return _group_by_column(rows, column, encode, key_groups)
+            return _group_by_column(rows, column, encode, _groups_by_rows(key_groups))
     return group_rows(rows, encoded(rows), key_groups)
 
 

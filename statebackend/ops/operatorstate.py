@@ -18,7 +18,7 @@ from statebackend.state.operator import (
     encode_maps,
 )
 
-__all__ = ["HeldOperatorState", "OperatorSnapshot", "StoredOperatorState"]
+__all__ = ["HeldOperatorState", "OperatorSnapshot", "StoredOperatorState", "encoded"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,10 @@ class HeldOperatorState:
 
     def snapshot(self) -> OperatorSnapshot:
         """What is there now; later changes do not show in it."""
+        return encoded(self.frozen())
+
+    def frozen(self) -> StoredOperatorState:
+        """As :meth:`snapshot`, not yet as blobs (see :func:`encoded`)."""
         lists: dict[str, StoredList] = {}
         maps: dict[str, StoredMap] = {}
         for name, state in self.states.items():
@@ -118,11 +122,17 @@ class HeldOperatorState:
                 maps[name] = StoredMap(held.key_schema, held.schema, version, entries)
             else:
                 lists[name] = StoredList(held.kind, held.schema, version, state.stored())
-        return OperatorSnapshot(
-            StoredOperatorState(lists, maps),
-            encode_lists(lists) if lists else None,
-            encode_maps(maps) if maps else None,
-        )
+        return StoredOperatorState(lists, maps)
+
+
+def encoded(stored: StoredOperatorState) -> OperatorSnapshot:
+    """What a subtask ends with, from what was frozen of it."""
+    lists, maps = stored.lists, stored.maps
+    return OperatorSnapshot(
+        stored,
+        encode_lists(lists) if lists else None,
+        encode_maps(maps) if maps else None,
+    )
 
 
 def _renewed(stored: StoredMap, codec: Any) -> Mapping[bytes, bytes]:

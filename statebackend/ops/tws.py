@@ -24,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import Row, StructType
 
 from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
-from statebackend.ops.declared import Declarations, EpochState, EpochTimes, Unbound, parse_schema
+from statebackend.ops.declared import Declarations, EpochState, Times, Unbound, parse_schema
 from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
 from statebackend.state.cells import ListCell, MapCell, ValueCell
@@ -272,23 +272,27 @@ class _WorkerHandle(_Handle):
 
 
 class TwsCalls:
-    """One epoch's calls into a processor: ``init``, then once per key, then ``close``.
+    """The calls into a processor: ``init``, then once per key, then ``close``.
 
-    As in Spark, a processor object lives for one epoch: what it keeps outside state is lost.
+    In micro-batches, as in Spark, it lives for one epoch: what it keeps outside state is lost.
     """
 
     def __init__(
         self, processor: StatefulProcessor, uid: str, state: EpochState, *, time_mode: str = "none"
     ) -> None:
         self._processor = processor
-        self._uid = uid
+        self._uid, self._time_mode = uid, time_mode
         self._values = timer_values(time_mode, state.times)
         handle = _WorkerHandle(state, time_mode)
         call_once(uid, "init", lambda: processor.init(handle))
         handle.initialized()
+        state.on_move(self._move)
         self._handle_rows = processor.handleInputRows
         self._handle_timer = processor.handleExpiredTimer
         self._handle_initial: Callable[..., Any] = processor.handleInitialState
+
+    def _move(self, times: Times) -> None:
+        self._values = timer_values(self._time_mode, times)
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None:
         """One key's input, through the processor."""
@@ -317,7 +321,7 @@ class TwsCalls:
         call_once(self._uid, "close", self._processor.close)
 
 
-def timer_values(time_mode: str, times: EpochTimes) -> TimerValues:
+def timer_values(time_mode: str, times: Times) -> TimerValues:
     """What Spark shows a processor of the time, by mode."""
     if time_mode == "none":
         return TimerValues(-1, -1)

@@ -28,8 +28,11 @@ __all__ = ["PartedStore", "Store", "open_store"]
 _GROUP_BYTES: Final = 2
 
 
-def open_store(path: str, settings: RocksSettings | None = None) -> Store:
-    """Open the store at ``path``, in parts or not; where there is none, an empty one is made.
+def open_store(path: str, settings: RocksSettings | None = None, *, make: bool = True) -> Store:
+    """Open the store at ``path``, in parts or not.
+
+    Args:
+        make: where there is none, make an empty one.
 
     Raises:
         StoreBusyError: another process has it open.
@@ -37,7 +40,7 @@ def open_store(path: str, settings: RocksSettings | None = None) -> Store:
     """
     layout = read_layout(path)
     if layout is None:
-        return RocksStore.open(path, settings)
+        return RocksStore.open(path, settings, make=make)
     return PartedStore.open(path, layout, settings)
 
 
@@ -91,7 +94,7 @@ class PartedStore:
                         f"The local store {path} lacks its part {name}.",
                         todo="It is set aside and the state is restored from the next good copy.",
                     )
-                parts.append(RocksStore.open(folder, settings))
+                parts.append(RocksStore.open(folder, settings, make=False))
         except BaseException:
             for part in parts:
                 with contextlib.suppress(StateBackendError):

@@ -33,6 +33,7 @@ from statebackend.rocks.clipping import (
     note_clipped,
     outside,
 )
+from statebackend.rocks.due import forget_due, note_due
 from statebackend.rocks.faults import classify, said_shut_down
 from statebackend.rocks.options import RocksSettings, store_options
 from statebackend.rocks.reading import META_PREFIX, RocksReads
@@ -52,6 +53,7 @@ _MARKER_KEY: Final = META_PREFIX + b"marker"
 _BATCH_ROWS: Final = 50_000
 _KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
 _L0_FILES_BEFORE_COMPACTION: Final = 8
+_OPENINGS_BEFORE_WAITING: Final = 4
 _CUT_FILES_MAX: Final = 4
 
 Rows = tuple[Sequence[bytes], Sequence[bytes | None]]
@@ -94,11 +96,18 @@ class RocksStore(RocksReads):
 
     @classmethod
     def open(
-        cls, path: str, settings: RocksSettings | None = None, *, compacting: bool = True
+        cls,
+        path: str,
+        settings: RocksSettings | None = None,
+        *,
+        compacting: bool = True,
+        make: bool = True,
     ) -> RocksStore:
         """Open or make the store at ``path``.
 
         Args:
+            make: make it where there is none. Not where one was made a moment ago: it may have
+                been taken away since, and an empty one is another state.
             compacting: whether RocksDB may begin to by itself; never of a store from which
                 something was cut off, see :meth:`compact_clipped`.
 
@@ -107,6 +116,7 @@ class RocksStore(RocksReads):
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
         options = store_options(settings or RocksSettings())
+        options.create_if_missing(make)
         options.set_disable_auto_compactions(not compacting or is_clipped(path))
         try:
             return cls(Rdict(path, options, column_families={"default": options}), path)
@@ -217,11 +227,25 @@ class RocksStore(RocksReads):
         return self.live_bytes() + int(unflushed)
 
     def compact_if_due(self) -> bool:
-        """Merge level 0 when it has grown; stores that are open shortly starve compaction."""
-        if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
-            return False
+        """See to it that level 0 is merged when it has grown; to be called after each opening.
+
+        RocksDB does it by itself, in the background, while the store is open; closing calls it off.
+        A store that is never open for long would never come to its end: so it is waited for
+        once it was due at several openings in a row.
+
+        Returns:
+            whether it was waited for.
+        """
         try:
-            self._db.compact_range(None, None)
+            if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
+                forget_due(self.path)
+                return False
+            if note_due(self.path) < _OPENINGS_BEFORE_WAITING:
+                return False
+            # Level 0 by way of the marker, whose range grows by what lies over it there; below it
+            # one file. All keys would be the whole store: 3 times as long at 370 MB, and it grows.
+            self._db.compact_range(META_PREFIX, None)
+            forget_due(self.path)
         except Exception as error:
             raise classify(error, self.path) from error
         return True
@@ -285,7 +309,7 @@ class RocksStore(RocksReads):
             whole: there are no others in this store.
         """
         self.checkpoint(path)
-        made = RocksStore.open(path, settings, compacting=False)
+        made = RocksStore.open(path, settings, compacting=False, make=False)
         try:
             made.clip(ranges, free=self.clipped or not whole)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ class StateBackend(FrameMaker):
                 "SparkSession.builder.config('spark.api.mode', 'classic').",
             )
         self._spark = spark
-        if spark.sparkContext.master.startswith("local"):
+        if (spark.sparkContext.master or "").startswith("local"):
             warn_of_other_python(spark.sparkContext.pythonExec)
         given = {
             "local_dir": local_dir,
@@ -123,6 +124,7 @@ class StateBackend(FrameMaker):
         )
         self._launch: Launch | None = None
         self._checked = False
+        self._continuous: Any = None  # what was built of a continuous job
 
     @property
     def job(self) -> str:
@@ -238,6 +240,23 @@ class StateBackend(FrameMaker):
             return result
 
         return checked_function  # type: ignore[return-value]
+
+    def continuous(self, source: Any, *, name: str) -> Any:
+        """The rows of a source, for a job that runs without micro-batches (docs/continuous.md).
+
+        Args:
+            source: a ``statebackend`` source, such as ``FileSource``.
+            name: the source's, for the life of the job: its positions are found by it.
+
+        Returns:
+            a ``ContinuousStream``, to be built on and started.
+
+        Raises:
+            SettingError, DuplicateUidError: no source, or the name.
+        """
+        # It stands above this floor, as a user of it.
+        dataflow = importlib.import_module("statebackend.continuous.dataflow")
+        return dataflow.continuous(self, source, name=name)
 
     # --- what is going on ----------------------------------------------------------------------
 

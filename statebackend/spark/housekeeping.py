@@ -174,12 +174,24 @@ class Cleaner:
         self._running = self._background.submit(lambda: self._run(coordinator, tenure))
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Nothing is deleted meanwhile of what the log names now; one that runs ends first."""
+    def held(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Nothing is deleted meanwhile of what the log names now; one that runs ends first.
+
+        Args:
+            timeout_s: how long that is waited for.
+
+        Raises:
+            StoreUnreachableError: it did not end.
+        """
         with self._changed:
             self._holders += 1
-            self._changed.wait_for(lambda: not self._cleaning)
+            ended = self._changed.wait_for(lambda: not self._cleaning, timeout_s)
         try:
+            if not ended:
+                raise StoreUnreachableError(
+                    f"A cleaning of the job's objects has not ended after {timeout_s:g} s.",
+                    todo="Look at the store: a request of it may hang.",
+                )
             yield
         finally:
             with self._changed:

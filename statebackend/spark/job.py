@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -9,21 +10,27 @@ from typing import Final
 from blake3 import blake3
 
 from recovery.inspect import live_lineages
-from recovery.jobs import job_folder
+from recovery.jobs import job_folder, refuse_savepoint
 from recovery.rewind import LogProgress
 from recovery.savepoint_state import last_epochs
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog, RecordCache
 from snapshot.record import Manifest
+from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store, probe
 from snapshot.storage.options import StoreOptions
-from snapshot.tenure import Patience
+from snapshot.tenure import Patience, Tenure
 from statebackend import system
-from statebackend.errors import MaxParallelismChangedError, SettingError
+from statebackend.errors import (
+    FencedError,
+    MaxParallelismChangedError,
+    SettingError,
+    StateBackendError,
+)
 from statebackend.settings import Settings
 
-__all__ = ["Job", "live_lineages", "store_options"]
+__all__ = ["Job", "held_before", "live_lineages", "overtaken", "store_options"]
 
 _READERS: Final = 8
 
@@ -45,6 +52,43 @@ def store_options(settings: Settings) -> StoreOptions:
         ca_bundle=settings.s3_ca_bundle,
         deadline_s=settings.s3_deadline_s,
     )
+
+
+def held_before(log: CommitLog, tenure: Tenure) -> list[Manifest]:
+    """What a job's log held when it was claimed.
+
+    Raises:
+        FencedError: another driver has claimed it since: what it needs no more may be deleted.
+    """
+    manifests = log.manifests(tenure.listed)
+    if manifests and manifests[-1].generation > tenure.generation:
+        newer = manifests[-1]
+        raise FencedError(
+            f"The job {newer.job!r} was taken over by the writer {newer.writer!r} (generation "
+            f"{newer.generation}) while this driver (generation {tenure.generation}) started.",
+            todo="Stop this driver; it has committed nothing.",
+        )
+    return [manifest for manifest in manifests if manifest.sequence < tenure.sequence]
+
+
+def overtaken(log: CommitLog, tenure: Tenure) -> FencedError | None:
+    """What to say instead, where something is missing because another driver runs the job.
+
+    Whoever was overtaken and does not know it yet finds that what he needs has been deleted.
+
+    Returns:
+        None: nobody has claimed it since, or that cannot be told.
+    """
+    with contextlib.suppress(StateBackendError, IndexError):
+        newest = log.read(log.sequences()[-1])
+        if newest.generation > tenure.generation:
+            return FencedError(
+                f"The job {newest.job!r} was taken over by the writer {newest.writer!r} "
+                f"(generation {newest.generation}); this driver's generation is "
+                f"{tenure.generation}, and what it needs may be deleted by now.",
+                todo="Stop this driver.",
+            )
+    return None
 
 
 class Job:
@@ -92,21 +136,26 @@ class Job:
 
         Raises:
             StoreUnreachableError, StoreCapabilityError: it cannot be used, and why.
+            SettingError: it is a savepoint's folder. Nothing is written there.
         """
         if self._store is None:
             store = open_store(self.store_uri, new_id=system.new_id, options=self.options)
             counted = CountingStore(store)
+            refuse_savepoint(counted)
             probe(counted, new_id=system.new_id)
             self._store = counted
         return self._store
 
-    def log(self) -> CommitLog:
+    def log(self, store: ObjectStore | None = None) -> CommitLog:
         """The job's commit log, to be read or claimed: one for each purpose.
 
         A driver's own must not be told what the log was like a moment ago.
+
+        Args:
+            store: the job's folder, where it is reached in another way.
         """
         return CommitLog(
-            self.store,
+            store or self.store,
             job=self.name,
             writer=system.process_name(),
             new_id=system.new_id,

@@ -40,7 +40,6 @@ from statebackend.errors import (
 from statebackend.settings import Settings
 from statebackend.spark.atstart import (
     few_rows_at_once,
-    format_of,
     only_our_python,
     options_of,
     set_for_a_start,
@@ -49,21 +48,21 @@ from statebackend.spark.atstart import (
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
-from statebackend.spark.job import Job, live_lineages
+from statebackend.spark.job import Job, held_before, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.savepoints import (
     begin_with,
     has_begun,
-    prepare_sink,
     refuse_half_begun,
     warn_of_sources,
 )
 from statebackend.spark.session import RunSession
+from statebackend.spark.sinklog import sink_log
 from statebackend.spark.sources import check_sink
 from statebackend.spark.specs import Operator, log_changes, operator_specs
 from statebackend.spark.wire import Server
 
-__all__ = ["Launch", "Operator"]
+__all__ = ["Launch", "Operator", "driver_server"]
 
 _log = logging.getLogger("statebackend.spark")
 _ASYNC_PROGRESS = (
@@ -89,6 +88,11 @@ class _Services:
                 bind = settings.driver_bind or conf.get("spark.driver.bindAddress") or host
                 cls.server = Server(bind=bind, advertised=host, port=settings.driver_port)
             return cls.server
+
+
+def driver_server(spark: SparkSession, settings: Settings) -> Server:
+    """The one server of this driver process; made when it is first asked for."""
+    return _Services.get(spark, settings)
 
 
 class Launch:
@@ -163,12 +167,10 @@ class Launch:
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
         if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
-            begin_with(self._savepoint, self._job, location, self._specs_by)
+            sink = sink_log(writer, location, options.get("path"))
+            begin_with(self._savepoint, self._job, location, self._specs_by, sink)
             if writer is not None and location is not None:
                 warn_of_sources(writer._df)
-                if "path" in options:
-                    sink = format_of(writer), options["path"]
-                    prepare_sink(self._savepoint, self._job, location, *sink)
         progress = location.progress() if location else None
         manifests = self._log.manifests()
         refuse_half_begun(self._job.name, manifests)
@@ -389,8 +391,7 @@ class Launch:
             query_id=str(query.id), run=self._name, settings=operators_setting(firsts)
         )
         # Read again: what another driver had committed before the claim is part of the truth.
-        manifests = self._log.manifests(tenure.listed)
-        before = [m for m in manifests if m.sequence < tenure.sequence]
+        before = held_before(self._log, tenure)
         self._check_unchanged(before)
         self._check_not_overtaken(before, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())

@@ -183,6 +183,13 @@ class OperatorStateIO:
             raise _damaged(part, self.operator, "is gone") from error
         return data
 
+    def learn(self, reply: BeginReply) -> None:
+        """As :meth:`read`, where the states are at hand: only which objects hold them."""
+        for part in (*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])):
+            if part.name:
+                self._names[part.digest] = part.name
+        self._bodies = []
+
     def write(
         self, snapshot: OperatorSnapshot, new_names: Sequence[str], budget_bytes: int
     ) -> StateParts:

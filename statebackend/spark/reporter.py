@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from recovery.upload import Uploaded
-from snapshot.messages import PROTOCOL, BaseDone, BaseGrant, BaseRenewal
-from snapshot.storage.counting import CountingStore
-from statebackend.spark.wire import Client, Endpoint
+from typing import Protocol
 
-__all__ = ["UploadReporter"]
+from recovery.upload import Uploaded
+from snapshot.messages import PROTOCOL, BaseDone, BaseGrant, BaseRenewal, BaseReply
+from snapshot.storage.counting import CountingStore
+from statebackend.spark.wire import Endpoint
+
+__all__ = ["UploadClient", "UploadReporter"]
+
+
+class UploadClient(Protocol):
+    """The coordinator, as an upload speaks to it (see :class:`statebackend.spark.wire.Client`)."""
+
+    def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
+        """Report a base that is durable."""
+
+    def base_renewed(
+        self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
+    ) -> BaseReply:
+        """Say that an upload goes on."""
 
 
 class UploadReporter:
@@ -15,7 +29,7 @@ class UploadReporter:
 
     def __init__(
         self,
-        client: Client,
+        client: UploadClient,
         endpoint: Endpoint,
         *,
         job: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import uuid
@@ -37,6 +38,7 @@ from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
+from snapshot.storage.deadline import Deadline, DeadlineStore
 from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from statebackend import system
 from statebackend.errors import (
@@ -44,10 +46,10 @@ from statebackend.errors import (
     CorruptionError,
     NotRestorableError,
     SettingError,
-    StoreUnreachableError,
 )
 from statebackend.spark.job import Job
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.sinklog import SinkLog
 from statebackend.spark.sources import REPEATABLE_SOURCES, sources_of
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ __all__ = [
     "begin_with",
     "has_begun",
     "listed",
-    "prepare_sink",
     "refuse_half_begun",
     "saved_lineages",
     "take",
@@ -68,8 +69,7 @@ __all__ = [
 
 _log = logging.getLogger("statebackend.spark")
 _WAIT_S: Final = 0.05
-_FILE_SINKS: Final = ("parquet", "json", "csv", "text", "orc", "avro", "xml")
-_SINK_LOG: Final = "_spark_metadata"
+_CLEANING_S: Final = 10.0  # past the time: what was copied goes, if the store lets it
 
 # From these a clone reads on exactly where the original stood: what they give follows from the
 # offsets in Spark's plan and the log that Spark keeps of them, both of which are carried along.
@@ -79,8 +79,8 @@ EXACT_SOURCES: Final = REPEATABLE_SOURCES
 class SparkLocation:
     """A checkpoint location read through Spark's file-system layer; see `LocationFiles`."""
 
-    def __init__(self, location: CheckpointLocation) -> None:
-        self._location = location
+    def __init__(self, location: CheckpointLocation, deadline: Deadline) -> None:
+        self._location, self._deadline = location, deadline
 
     @property
     def path(self) -> str:
@@ -89,11 +89,18 @@ class SparkLocation:
 
     def list(self, folder: str) -> list[str]:
         """Every file below a folder."""
-        return self._location.files(folder)
+        with self._deadline.doing(f"listing {folder!r} in {self.path}"):
+            return self._location.files(folder)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file in pieces."""
-        return self._location.chunks(name)
+        pieces = self._location.chunks(name)
+        while True:
+            with self._deadline.doing(f"reading {name!r} in {self.path}"):
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
 
 def open_at(job: Job, uri: str) -> ObjectStore:
@@ -117,43 +124,47 @@ def take(
             todo="Start the query first, or use `statebackend savepoint create` with "
             "--checkpoint-location.",
         )
-    deadline_s = system.monotonic_s() + timeout_s
-
-    def check_time(size_bytes: int) -> None:
-        if system.monotonic_s() > deadline_s:
-            raise StoreUnreachableError(
-                f"The savepoint of job {job.name!r} was not finished after {timeout_s:g} s.",
-                todo="Give it more time (timeout_s=).",
-            )
+    deadline = Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=system.monotonic_s)
+    store = DeadlineStore(job.store, deadline)
 
     def open_target(savepoint_id: str) -> ObjectStore:
-        target = open_at(job, to or default_folder(job.uri, job.name, savepoint_id))
+        place = open_at(job, to or default_folder(job.uri, job.name, savepoint_id))
+        target = DeadlineStore(place, deadline)
         probe(target, new_id=system.new_id)
         return target
 
     location = CheckpointLocation(spark, launch.location_path)
     making = Making(
-        store=job.store,
+        store=store,
         job=job.name,
-        location=SparkLocation(location),
-        manifests=job.manifests,
+        location=SparkLocation(location, deadline),
+        manifests=lambda: job.log(store).manifests(),
         open_target=open_target,
         new_id=system.new_id,
         now_ms=system.wall_ms,
         writer=system.process_name(),
-        tick=check_time,
+        cleaning=lambda: deadline.cleaning(_CLEANING_S),
     )
+    with deadline.telling():
+        return _taken(making, launch, deadline)
+
+
+def _taken(making: Making, launch: Launch, deadline: Deadline) -> Savepoint:
     running = launch.is_active()
-    if not running:
-        launch.session.drain(timeout_s)  # its last record may be on its way
-    with launch.session.cleaner.held():
+    if not running:  # its last record may be on its way
+        with deadline.doing("waiting for the last record of the query"):
+            if not launch.session.drain(deadline.left_s):
+                raise deadline.error()
+    with contextlib.ExitStack() as held:
+        with deadline.doing("waiting for the end of a cleaning"):
+            held.enter_context(launch.session.cleaner.held(deadline.left_s))
         while True:
             try:
                 return create_savepoint(making)
             except NotRestorableError:
                 # A query that has just been started has nothing yet; one that was rescaled needs
                 # one more epoch.
-                if not running or system.monotonic_s() + _WAIT_S > deadline_s:
+                if not running or deadline.left_s < _WAIT_S:
                     raise
             running = launch.is_active()  # asked before the next look: it may be the last
             system.sleep_s(_WAIT_S)
@@ -196,42 +207,37 @@ def begin_with(
     job: Job,
     location: CheckpointLocation | None,
     check: Callable[[list[Manifest]], Any],
+    sink: SinkLog | None = None,
 ) -> None:
     """Give a new job a savepoint's state, and a new checkpoint location where its sources stood.
 
-    First the state, then the location, `metadata` last: wherever this is cut, the next start goes
-    on with it. For a job that has begun with this savepoint, and its location, it does nothing.
+    First the state, the sink's log, then the location, `metadata` last; may be cut, and repeated.
+    It does nothing for a job that has begun with this savepoint, and its location.
 
     Args:
         source: the savepoint, or its URI.
-        check: refuses what the query cannot take over; called before anything is written.
+        check: refuses what the query cannot take over, before anything is written. sink: its log.
 
     Raises:
-        CheckpointLocationError: job or location have begun with something else.
+        CheckpointLocationError: job, location or sink have begun with something else.
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
     """
-    store = open_at(job, source if isinstance(source, str) else source.uri)
+    store, log = open_at(job, _uri(source)), job.log()
     savepoint = read_savepoint(store)
-    log = job.log()
     begun = standing(log, job.name, savepoint)
     if location is None:
         if begun.standing is Standing.BEGUN:
             return  # the location is checked once the query has one
-        raise SettingError(
-            "A query that begins with a savepoint needs its checkpoint location prepared.",
-            todo="Give the writer .option('checkpointLocation', ...), or say "
-            "backend.starting(checkpoint_location=...).",
-        )
+        raise _no_location()
     progress = location.progress()
-    if begun.standing is Standing.BEGUN and progress.query_id is not None:
-        return  # whether it is that query's is decided as for every start
-    if begun.standing is Standing.BEGUN and went_on(log, begun):
-        raise CheckpointLocationError(
-            f"Job {job.name!r} has gone on since it began with the savepoint {savepoint.id}, but "
-            f"the checkpoint location {location.path} is new.",
-            todo="Give the query the checkpoint location it had, or a new job= name.",
-        )
+    if begun.standing is Standing.BEGUN:
+        if progress.query_id is not None:
+            return  # whether it is that query's is decided as for every start
+        if went_on(log, begun):
+            raise _gone_on(job, savepoint, location)
     _refuse_used(location, progress, savepoint, store)
+    if sink is not None:
+        sink.check(savepoint.epoch)
     query_id = begun.query_id
     if begun.standing is not Standing.BEGUN:
         state = saved_state(store, savepoint, _log_of(store, savepoint))
@@ -247,10 +253,7 @@ def begin_with(
             query_id=query_id,
             new_id=system.new_id,
         )
-    for file in savepoint.spark:
-        if file.name != "metadata":
-            location.write(file.name, _checked(store, file))
-    location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
+    _fill(location, savepoint, store, query_id, sink)
     _log.warning(
         "job %s begins with the savepoint %s of job %s, after epoch %d; query %s",
         job.name,
@@ -259,6 +262,39 @@ def begin_with(
         savepoint.epoch,
         query_id,
     )
+
+
+def _no_location() -> SettingError:
+    return SettingError(
+        "A query that begins with a savepoint needs its checkpoint location prepared.",
+        todo="Give the writer .option('checkpointLocation', ...), or say "
+        "backend.starting(checkpoint_location=...).",
+    )
+
+
+def _gone_on(
+    job: Job, savepoint: Savepoint, location: CheckpointLocation
+) -> CheckpointLocationError:
+    return CheckpointLocationError(
+        f"Job {job.name!r} has gone on since it began with the savepoint {savepoint.id}, but "
+        f"the checkpoint location {location.path} is new.",
+        todo="Give the query the checkpoint location it had, or a new job= name.",
+    )
+
+
+def _fill(
+    location: CheckpointLocation,
+    savepoint: Savepoint,
+    store: ObjectStore,
+    query_id: str,
+    sink: SinkLog | None,
+) -> None:
+    if sink is not None:
+        sink.begin(savepoint.epoch)
+    for file in savepoint.spark:
+        if file.name != "metadata":
+            location.write(file.name, _checked(store, file))
+    location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
 
 
 def _refuse_used(
@@ -315,34 +351,6 @@ def refuse_half_begun(job: str, manifests: list[Manifest]) -> None:
         raise NotRestorableError(
             f"Job {job!r} was to begin with the savepoint {uri}, and that was cut.",
             todo=f"Start it with savepoint={uri!r} again, or give the query another job= name.",
-        )
-
-
-def prepare_sink(
-    source: str | Savepoint, job: Job, location: CheckpointLocation, format_: str, path: str
-) -> None:
-    """Have a file sink begin where the savepoint stands.
-
-    It keeps a log of its own beside its files, with every batch, and takes in only what comes after
-    the last one in it; every tenth batch or so it puts the log together, and fails where one is
-    missing. So in a new folder the log begins with the savepoint's batch, without files.
-
-    Raises:
-        CheckpointLocationError: the folder has batches already that the query would leave out.
-    """
-    if format_.lower() not in _FILE_SINKS:
-        return
-    epoch = read_savepoint(open_at(job, _uri(source))).epoch
-    folder = location.at(path)
-    names = (name.rpartition("/")[2].removesuffix(".compact") for name in folder.files(_SINK_LOG))
-    batches = [int(name) for name in names if name.isdigit()]
-    if not batches:
-        folder.write(f"{_SINK_LOG}/{epoch}.compact", iter([b"v1"]))
-    elif location.progress().last_commit == epoch and max(batches) > epoch + 1:
-        raise CheckpointLocationError(
-            f"The sink's folder {path} has batches up to {max(batches)} already, and the query "
-            f"begins after batch {epoch}: the sink would leave out what it puts out up to there.",
-            todo="Give the query a folder of its own to write into.",
         )
 
 

@@ -39,10 +39,13 @@ from statebackend import system
 from statebackend.errors import (
     CommitUnknownError,
     CoordinatorUnreachableError,
+    CorruptionError,
+    NotRestorableError,
     ProtocolError,
     StateBackendError,
 )
 from statebackend.spark.housekeeping import Background, Cleaner
+from statebackend.spark.job import overtaken
 from statebackend.spark.records import DamagedSliceError, Records
 from statebackend.spark.replies import (
     base_grant,
@@ -198,6 +201,17 @@ class RunSession:
     def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
         """Admit an attempt and say how it gets its state."""
         coordinator, tenure = self._ready()
+        try:
+            return self._begin(coordinator, tenure, request)
+        except (CorruptionError, NotRestorableError) as error:
+            fenced = overtaken(self._commit_log, tenure)
+            if fenced is None:
+                raise
+            raise fenced from error
+
+    def _begin(
+        self, coordinator: Coordinator, tenure: Tenure, request: BeginRequest
+    ) -> tuple[BeginReply, list[bytes]]:
         if coordinator.asynchronous and request.epoch != coordinator.epoch:
             self._settle()
         with contextlib.ExitStack() as locks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from snapshot.delta import encode_delta
 from snapshot.delta_stream import EncodedDelta
 from snapshot.messages import SlicePart
@@ -9,7 +11,7 @@ from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from statebackend.state.table import StateTable
 
-__all__ = ["durable_slice", "inline_base", "requests_of"]
+__all__ = ["durable_slice", "packed_base", "requests_of", "small_base"]
 
 
 def durable_slice(
@@ -28,17 +30,38 @@ def durable_slice(
     return SlicePart(digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, name=name)
 
 
-def inline_base(table: StateTable, budget_bytes: int) -> tuple[SlicePart | None, int]:
-    """The whole state for the record; or, where that is too large, how large it is."""
+def small_base(
+    table: StateTable, store: ObjectStore, limit_bytes: int, left_bytes: int, name: str
+) -> tuple[SlicePart | None, int]:
+    """The whole state with the ack; or, where it is not small, how large it is.
+
+    Args:
+        limit_bytes: what is small.
+        left_bytes: what there is room for beside the delta and the lists. A small base for which
+            there is none has an object of its own: it would not find more the next time.
+        name: of that.
+    """
     entries = list(table.snapshot())
-    if not entries:
-        return None, 0
+    return packed_base(entries, store, limit_bytes, left_bytes, name) if entries else (None, 0)
+
+
+def packed_base(
+    entries: Sequence[tuple[bytes, bytes]],
+    store: ObjectStore,
+    limit_bytes: int,
+    left_bytes: int,
+    name: str,
+) -> tuple[SlicePart | None, int]:
+    """As :func:`small_base`, of entries in key order; of none, too."""
     full = encode_delta([k for k, _ in entries], [v for _, v in entries])
-    size_bytes = len(full.data)
-    if size_bytes > budget_bytes:
+    size_bytes, digest = len(full.data), full.digest.hex()
+    if size_bytes > limit_bytes:
         return None, size_bytes
-    digest = full.digest.hex()
-    return SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, data=full.data), 0
+    part = SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, data=full.data)
+    if size_bytes > left_bytes:
+        store.put(name, [full.data])
+        part = SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, name=name)
+    return part, 0
 
 
 def requests_of(store: CountingStore) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +17,8 @@ import msgspec
 import pyarrow as pa
 from pyspark import Broadcast
 
-from recovery.keeper import Keeper
-from recovery.local import Clock, LocalSubtask, RecentDelta
-from recovery.restore import OpenSubtask, Restorer, Site
-from recovery.upload import BaseUpload
+from recovery.local import LocalSubtask, RecentDelta
+from recovery.restore import OpenSubtask, Restorer
 from recovery.workspace import Workspace
 from snapshot.delta import chain
 from snapshot.delta_stream import encode_frozen
@@ -35,13 +32,9 @@ from snapshot.messages import (
     LocalCopy,
 )
 from snapshot.names import data_name
-from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.open import open_store
-from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.errors import LocalCopyError, LocalDirError
-from statebackend.keygroups import key_group_range
 from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import StatefulEpoch
@@ -53,10 +46,10 @@ from statebackend.ops.staging import InputStage
 from statebackend.spark.context import EpochContext
 from statebackend.spark.initial import read_initial
 from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.opening import base_upload, durable_store, local_subtask, site_of
 from statebackend.spark.operatorstate import OperatorStateIO, StateParts
-from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.slices import durable_slice, inline_base, requests_of
+from statebackend.spark.slices import durable_slice, requests_of, small_base
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import client_for
 from statebackend.state.spill import OverlaySpill
@@ -128,7 +121,7 @@ class SubtaskTask:
             rules=rules,
         )
         timings.mark("read")
-        store = CountingStore(_durable_store(spec.uri, spec.store_options))
+        store = CountingStore(durable_store(spec.uri, spec.store_options))
         spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
         with contextlib.ExitStack() as stack:
             stack.callback(spill.close)
@@ -273,28 +266,12 @@ class SubtaskEpoch:
         return taken.groups(plan.key_codec)
 
     def _local(self) -> LocalSubtask:
-        spec = self._spec
-        clock = Clock(system.monotonic_s, system.sleep_s)
-        return LocalSubtask(
-            system.expanded(spec.local_dir),
-            job=spec.local_name,
-            operator=spec.uid,
-            key_groups=key_group_range(self._taken.subtask, spec.parallelism, spec.max_parallelism),
-            new_id=system.new_id,
-            clock=clock,
-            keeper=Keeper.of_process(clock, spec.keeper, self._work.path),
-            keeper_settings=spec.keeper,
-        )
+        return local_subtask(self._spec, self._taken.subtask, self._work)
 
     def _restorer(self, local: LocalSubtask) -> Restorer:
         spec, context, taken = self._spec, self._context, self._taken
         endpoint = context.endpoint
-        site = Site(
-            operator=spec.uid,
-            subtask=taken.subtask,
-            host=system.host_name(),
-            executor=system.executor_name(),
-        )
+        site = site_of(spec, taken.subtask)
 
         def ask(
             copy: LocalCopy, ancestors: list[AncestorCopy] | None
@@ -330,25 +307,15 @@ class SubtaskEpoch:
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
         spec = self._spec
-        counted = CountingStore(_durable_store(spec.uri, spec.store_options))
-        reporter = UploadReporter(
-            self._client,
-            self._context.endpoint,
-            job=spec.job,
-            operator=spec.uid,
-            subtask=self._taken.subtask,
-            grant=grant,
-            counted=counted,
-            timeout_s=spec.begin_timeout_s,
-        )
-        BaseUpload(
+        base_upload(
+            spec,
+            self._taken.subtask,
             opened.incarnation,
             grant,
-            store=counted,
+            client=self._client,
+            endpoint=self._context.endpoint,
+            store=durable_store(spec.uri, spec.store_options),
             generation=opened.reply.generation,
-            reporter=reporter,
-            now_s=system.monotonic_s,
-            bytes_per_s=spec.base_bytes_per_s,
         ).start()
 
     def _snapshot(self, opened: OpenSubtask, table: StateTable) -> AckRequest:
@@ -376,7 +343,9 @@ class SubtaskEpoch:
         base, live_bytes = None, opened.store.live_bytes()
         large_bytes = live_bytes if live_bytes > _TRIED_TIMES * reply.inline_budget_bytes else 0
         if reply.base_due and not large_bytes:
-            base, large_bytes = inline_base(table, budget_bytes)
+            name = data_name(reply.generation, epoch, system.new_id())
+            limit_bytes = reply.inline_budget_bytes
+            base, large_bytes = small_base(table, self._store, limit_bytes, budget_bytes, name)
             self._timings.mark("base")
         follows = chain(bytes.fromhex(reply.chain), delta.digest).hex()
         return AckRequest(
@@ -428,14 +397,3 @@ def _unhurried_collector() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-_stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
-
-
-def _durable_store(uri: str, options: StoreOptions) -> ObjectStore:
-    key = (os.getpid(), uri, options)
-    store = _stores.get(key)
-    if store is None:
-        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options)
-    return store

@@ -34,7 +34,7 @@ from statebackend.errors import (
     error_for_code,
 )
 
-__all__ = ["Client", "Endpoint", "Handler", "Server", "client_for", "read_reply"]
+__all__ = ["Call", "Client", "Endpoint", "Handler", "Server", "client_for", "read_reply"]
 
 T = TypeVar("T")
 # What an honest worker may send: its inline budget and some room, never gigabytes.
@@ -89,7 +89,17 @@ class Handler(Protocol):
         """An upload goes on."""
 
 
-_Request = BeginRequest | AckRequest | BaseDone | BaseRenewal
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of whoever drives the operators, beside those above; ``body`` is its own matter."""
+
+    protocol: int
+    job: str
+    session: str
+    kind: str
+    body: bytes
+
+
+_Request = BeginRequest | AckRequest | BaseDone | BaseRenewal | Call
 
 
 class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
@@ -164,6 +174,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             renewal = _decode(body, BaseRenewal)
             answer = self._handler(context, renewal).base_renewed(renewal)
             yield msgspec.msgpack.encode([True, answer])
+        elif kind == "call":
+            called = _decode(body, Call)
+            handler: Any = self._handler(context, called)
+            if not hasattr(handler, "call"):
+                raise ProtocolError(f"The session of job {called.job!r} takes no {called.kind!r}.")
+            yield msgspec.msgpack.encode([True, handler.call(called.kind, called.body)])
         else:
             raise ProtocolError(f"The coordinator knows no request {kind!r}.")
 
@@ -225,6 +241,10 @@ class Client:
     ) -> BaseReply:
         """Say that an upload goes on."""
         return self._call(endpoint, "base_renewed", request, BaseReply, timeout_s)[0]
+
+    def call(self, endpoint: Endpoint, request: Call, *, timeout_s: float) -> bytes:
+        """Ask whoever drives the operators (see :class:`Call`)."""
+        return self._call(endpoint, "call", request, bytes, timeout_s)[0]
 
     def _call(
         self, endpoint: Endpoint, kind: str, request: Any, reply: type[T], timeout_s: float

@@ -213,13 +213,16 @@ class SortedRows:
 
     def get(self, key: bytes) -> Any:
         """The value of ``key``, None if it was deleted, ABSENT if it is not here."""
-        if self._index is not None:
-            row = self._index.get(key, -1)
+        index = self._index  # another thread may let go of it
+        if index is not None:
+            row = index.get(key, -1)
             return self.value(row) if row >= 0 else ABSENT
         self._searches += 1
         if self._searches * _SEARCH_ROWS > len(self.keys):
-            self._index = dict(zip(self.keys.to_pylist(), range(len(self.keys)), strict=True))
-            return self.get(key)
+            index = dict(zip(self.keys.to_pylist(), range(len(self.keys)), strict=True))
+            self._index = index
+            row = index.get(key, -1)
+            return self.value(row) if row >= 0 else ABSENT
         at = self.lower(key)
         return self.value(at) if at < len(self.keys) and self.key(at) == key else ABSENT
 

@@ -226,6 +226,14 @@ class TtlCell:
         self._keys: list[bytes] = []
         self._keeps = ttl.update == "create"
         self._refreshes = ttl.update == "read"
+        self._ttl = ttl
+        self._times: dict[bytes, bytes] = {}
+        self.set_now(now_ms)
+        cursor.attach(self._load, table)
+
+    def set_now(self, now_ms: int) -> None:
+        """What time it is, for all that follows; while no key is current."""
+        ttl = self._ttl
         self._now = clamped(now_ms)
         # Expired: at or below; nothing is below the lowest time's predecessor.
         self._hidden = self._now if ttl.expired == "hide" else b""
@@ -234,8 +242,6 @@ class TtlCell:
         self._stale = clamped(expiry_ms - read_share_ms(ttl.ms))
         self._stamp = expiry_stamp(self._expiry, ttl.ms)
         self._time = stamp_time(self._stamp)
-        self._times: dict[bytes, bytes] = {}
-        cursor.attach(self._load, table)
 
     def _load(self) -> None:
         cursor, state_id = self._cursor, self._id

@@ -40,6 +40,11 @@ class _FoldCell:
         else:
             self._kept = TtlValueCell(cursor, table, name, state_id, codec, ttl=ttl, now_ms=now_ms)
 
+    def set_now(self, now_ms: int) -> None:
+        """What time it is, of one with a TTL; while no key is current."""
+        if isinstance(self._kept, TtlValueCell):
+            self._kept.set_now(now_ms)
+
     def exists(self) -> bool:
         """Whether something was added for the current key."""
         return self._kept.exists()

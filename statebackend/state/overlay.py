@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 import pyarrow as pa
 
 from statebackend.state.blocks import SortedRows, binary_array
-from statebackend.state.columns import Entries, newest
+from statebackend.state.columns import Entries, ascends, newest, order_of, take
 from statebackend.state.spill import Run, count_merged, merge
 
-__all__ = ["FrozenOverlay", "Overlay"]
+__all__ = ["FrozenOverlay", "Overlay", "joined"]
+
+_SORTED_AS_COLUMNS: Final = 4096  # entries; below, Python's own sort is quicker
+_PIECE_ENTRIES: Final = 8_192
+
+
+def _as_columns(entries: dict[bytes, bytes | None]) -> Entries:
+    """As :func:`_in_order`, in columns; the interpreter is free most of the time."""
+    if len(entries) < _SORTED_AS_COLUMNS:
+        keys, values = _in_order(entries)
+        return binary_array(keys), binary_array(values)
+    pieces: list[Entries] = []
+    items = iter(entries.items())
+    while some := list(islice(items, _PIECE_ENTRIES)):  # a piece at a time: others may run between
+        one, other = zip(*some, strict=True)
+        pieces.append((binary_array(one), binary_array(other)))
+    column = pa.concat_arrays([piece[0] for piece in pieces])
+    values = pa.concat_arrays([piece[1] for piece in pieces])
+    if ascends(column):  # keys come in their order
+        return column, values
+    order = order_of(column)
+    return take(column, order), take(values, order)
 
 
 def _in_order(entries: dict[bytes, bytes | None]) -> tuple[list[bytes], list[bytes | None]]:
@@ -44,8 +67,7 @@ class Overlay:
         """Everything as runs, oldest first; what is in the dict as one more in memory."""
         if not self.entries:
             return list(self.runs)
-        keys, values = _in_order(self.entries)
-        return [*self.runs, Run.in_memory([SortedRows(binary_array(keys), binary_array(values))])]
+        return [*self.runs, Run.in_memory([SortedRows(*_as_columns(self.entries))])]
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,16 @@ class FrozenOverlay:
     def spilled(self) -> bool:
         """Whether some of it is on disk: then :meth:`merged` is the way to read it."""
         return any(run.on_disk for run in self._overlay.runs)
+
+    @property
+    def entries(self) -> dict[bytes, bytes | None]:
+        """What is still a dict of it."""
+        return self._overlay.entries
+
+    @property
+    def sorted_runs(self) -> list[Run]:
+        """What is not, oldest first."""
+        return self._overlay.runs
 
     @functools.cached_property
     def _ordered(self) -> tuple[list[bytes], list[bytes | None]]:
@@ -97,3 +129,9 @@ class FrozenOverlay:
     def merged(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
         """As :meth:`sorted`, in pieces: binary keys and values (null: deleted)."""
         return merge(self._overlay.all_runs())
+
+
+def joined(layers: Sequence[FrozenOverlay]) -> FrozenOverlay:
+    """Layers, the oldest first, as one; in columns, or (where some are) in runs on disk."""
+    runs = [run for layer in layers for run in layer.runs]
+    return FrozenOverlay(layers[-1].epoch, Overlay(runs=runs))

@@ -66,20 +66,28 @@ def after(prefix: bytes) -> bytes:
 
 
 def _ranges(
-    state_id: bytes, key_groups: range, limit: bytes
+    state_id: bytes, key_groups: range, limit: bytes, low: bytes
 ) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """For each group: the state's first key, the limit's, and where the state ends."""
+    """For each group: the key of the lowest time, the limit's, and where the state ends."""
     for group in key_groups:
         prefix = group.to_bytes(2, "big") + state_id
-        yield prefix, prefix + limit, after(prefix)
+        yield prefix + low, prefix + limit, after(prefix)
 
 
 def of_base(
-    table: StateTable, state_id: bytes, key_groups: range, limit: bytes, heads: list[bytes]
+    table: StateTable,
+    state_id: bytes,
+    key_groups: range,
+    limit: bytes,
+    heads: list[bytes],
+    low: bytes = b"",
 ) -> Part:
-    """The base's keys below ``limit``; each group's first one from there is added to ``heads``."""
+    """The base's keys from ``low`` on, below ``limit``; the first from there go to ``heads``.
+
+    That is one of each group. ``low`` is at most ``limit``.
+    """
     pieces = []
-    for some in table.base.scan_keys(_ranges(state_id, key_groups, limit)):
+    for some in table.base.scan_keys(_ranges(state_id, key_groups, limit, low)):
         keys = binary_array(some)
         below = times_of(keys) < np.uint64(int.from_bytes(limit, "big"))
         if not below.all():
@@ -90,20 +98,25 @@ def of_base(
 
 
 def of_run(
-    run: Run, state_id: bytes, key_groups: range, limit: bytes, heads: list[bytes] | None = None
+    run: Run,
+    state_id: bytes,
+    key_groups: range,
+    limit: bytes,
+    heads: list[bytes] | None = None,
+    low: bytes = b"",
 ) -> Part:
     """As :func:`of_base`, with deletions."""
     keys, flags = [EMPTY], []
-    for start, end, stop in _ranges(state_id, key_groups, limit):
+    for start, end, stop in _ranges(state_id, key_groups, limit, low):
         for block in range(bisect_left(run.last, start), len(run.last)):
             if run.first[block] >= stop:
                 break
             rows = run.load(block)
-            low = rows.lower(start)
-            high = rows.lower(end, low)
-            if high > low:
-                keys.append(rows.keys.slice(low, high - low))
-                flags.append(valid_bits(rows.values.slice(low, high - low)))
+            first = rows.lower(start)
+            high = rows.lower(end, first)
+            if high > first:
+                keys.append(rows.keys.slice(first, high - first))
+                flags.append(valid_bits(rows.values.slice(first, high - first)))
             if high < len(rows):
                 if heads is not None and (head := rows.key(high)) < stop:
                     heads.append(head)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -213,6 +214,7 @@ class OverlaySpill:
         self._made: Path | None = None
         self._numbers = count()
         self._cache: OrderedDict[tuple[int, int], SortedRows] = OrderedDict()
+        self._cache_lock = threading.Lock()  # a snapshot may be read while its owner goes on
 
     def path(self, name: str) -> Path:
         """A path for a new file in the folder."""
@@ -275,14 +277,17 @@ class OverlaySpill:
 
     def _load(self, number: int, file: BlockFile, block: int) -> SortedRows:
         where = (number, block)
-        found = self._cache.get(where)
-        if found is None:
-            batch = file.read(block)
-            found = self._cache[where] = SortedRows(batch.column(0), batch.column(1))
+        with self._cache_lock:
+            found = self._cache.get(where)
+            if found is not None:
+                self._cache.move_to_end(where)
+                return found
+        batch = file.read(block)
+        found = SortedRows(batch.column(0), batch.column(1))
+        with self._cache_lock:
+            self._cache[where] = found
             if len(self._cache) > _CACHED_BLOCKS:
                 self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(where)
         return found
 
 

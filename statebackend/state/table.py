@@ -11,6 +11,7 @@ Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | su
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from statebackend.state.bases import BaseReads, MemoryBase, ReadableBase
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
-from statebackend.state.columns import indices_of, places_array, take, valid_bits
+from statebackend.state.columns import indices_of, newest, places_array, take, valid_bits
 from statebackend.state.overlay import FrozenOverlay, Overlay
 from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
@@ -37,15 +38,24 @@ _END: Final = (None, None)
 class StateTable:
     """All keyed state of one subtask: one sorted map from bytes to bytes.
 
-    Not thread-safe: one task owns it.
+    Not thread-safe: one task owns it. What is frozen never changes, and others may read it.
 
     Args:
         base: the confirmed state.
         spill: where an overlay goes that grows too large; without it, it stays in memory.
+        small_writes: what is written by the column comes in many small pieces, as in a stream: it
+            is kept in the dict as what is written by the key. Else each piece is a run of its own.
     """
 
-    def __init__(self, base: ReadableBase, *, spill: OverlaySpill | None = None) -> None:
+    def __init__(
+        self,
+        base: ReadableBase,
+        *,
+        spill: OverlaySpill | None = None,
+        small_writes: bool = False,
+    ) -> None:
         self.base = base
+        self.small_writes = small_writes
         self.read_bytes = 0  # of values that were read by the column
         self._reads = BaseReads(base)
         self._begin(Overlay())
@@ -90,6 +100,9 @@ class StateTable:
         """
         if not len(keys):
             return
+        if self.small_writes:
+            self.entries.update(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+            return
         self.seal()
         self._overlay.runs.append(Run.in_memory([SortedRows(keys, values)]))
         self._held_bytes += keys.nbytes + values.nbytes
@@ -99,7 +112,10 @@ class StateTable:
         overlay = self._overlay
         if overlay.entries:
             added_bytes = int(self._gauge.look(overlay.entries, bool(overlay.under)))
-            self._begin(Overlay(runs=overlay.all_runs()), self._held_bytes + added_bytes)
+            runs = overlay.all_runs()
+            if self.small_writes:
+                runs = _fewer(runs)
+            self._begin(Overlay(runs=runs), self._held_bytes + added_bytes)
             self._gauge = OverlayGauge()
 
     def get_columns(self, keys: pa.BinaryArray) -> pa.BinaryArray:
@@ -184,9 +200,19 @@ class StateTable:
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys`` in their order; one call into the base for those not overlaid."""
-        sources = self._sources()
-        if not sources:
+        values, wanted = self.multi_get_over(keys)
+        if len(wanted) == len(keys):
             return self.base.multi_get(keys)
+        if wanted:
+            wanted.sort()
+            read = self.base.multi_get([keys[place] for place in wanted])
+            for place, value in zip(wanted, read, strict=True):
+                values[place] = value
+        return values
+
+    def multi_get_over(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]:
+        """As :meth:`multi_get`, without the base; also the places of those that it would say."""
+        sources = self._sources()
         values: list[bytes | None] = [None] * len(keys)
         wanted = list(range(len(keys)))
         ends: tuple[bytes, bytes] | None = None
@@ -197,6 +223,12 @@ class StateTable:
                 if source.touches(*ends):
                     wanted = source.get_many(keys, wanted, values, ends)
                 continue
+            if source is sources[0]:  # of which all are wanted: as quickly as it goes
+                values = list(map(source.get, keys, repeat(ABSENT)))
+                wanted = [place for place, value in enumerate(values) if value is ABSENT]
+                for place in wanted:
+                    values[place] = None
+                continue
             missing = []
             for place in wanted:
                 found = source.get(keys[place], ABSENT)
@@ -205,12 +237,7 @@ class StateTable:
                 else:
                     values[place] = found
             wanted = missing
-        if wanted:
-            wanted.sort()
-            read = self.base.multi_get([keys[place] for place in wanted])
-            for place, value in zip(wanted, read, strict=True):
-                values[place] = value
-        return values
+        return values, wanted
 
     def _sources(self) -> list[dict[bytes, bytes | None] | Run]:
         """What lies over the base, newest first."""
@@ -270,9 +297,32 @@ class StateTable:
         for run in frozen._overlay.runs:
             run.remove()
 
+    @property
+    def sorted_runs_of_overlay(self) -> list[Run]:
+        """Of :meth:`sorted_runs`, those of this epoch."""
+        return list(self._overlay.runs)
+
+    @property
+    def frozen(self) -> list[FrozenOverlay]:
+        """What lies between the base and the overlay, the oldest first."""
+        return list(self._frozen)
+
+    def put_joined(self, made: FrozenOverlay, layers: Sequence[FrozenOverlay]) -> None:
+        """Have one layer in the place of the oldest ones, whose changes it holds (see `joined`)."""
+        if self._frozen[: len(layers)] != list(layers):
+            raise AssertionError("the oldest frozen overlays are joined")
+        self._frozen[: len(layers)] = [made]
+
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
         """Every live entry in key order, overlays included: what a base delta holds."""
-        pending = self._changes()
+        return self.snapshot_under([*self._frozen, FrozenOverlay(-1, self._overlay)])
+
+    def snapshot_under(self, layers: Sequence[FrozenOverlay]) -> Iterator[tuple[bytes, bytes]]:
+        """As :meth:`snapshot`, of the base and these layers (the oldest first).
+
+        They need not be the table's any more; the base may hold some of them meanwhile.
+        """
+        pending = _changes(layers)
         upcoming, over = next(pending, _END)
         for key, value in self.base.scan():
             while upcoming is not None and upcoming < key:
@@ -298,15 +348,24 @@ class StateTable:
         """
         return [run for frozen in self._frozen for run in frozen.runs], list(self._overlay.runs)
 
-    def _changes(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """All that lies over the base, in key order."""
-        overlays = [*(frozen._overlay for frozen in self._frozen), self._overlay]
-        if any(overlay.runs for overlay in overlays):
-            for keys, values in merge([run for o in overlays for run in o.all_runs()]):
-                yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
-            return
-        merged: dict[bytes, bytes | None] = {}
-        for overlay in overlays:
-            merged.update(overlay.entries)
-        for key in sorted(merged):
-            yield key, merged[key]
+
+def _changes(layers: Sequence[FrozenOverlay]) -> Iterator[tuple[bytes, bytes | None]]:
+    """All that lies over the base, in key order."""
+    overlays = [layer._overlay for layer in layers]
+    if any(overlay.runs for overlay in overlays):
+        for keys, values in merge([run for o in overlays for run in o.all_runs()]):
+            yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        return
+    merged: dict[bytes, bytes | None] = {}
+    for overlay in overlays:
+        merged.update(overlay.entries)
+    for key in sorted(merged):
+        yield key, merged[key]
+
+
+def _fewer(runs: list[Run]) -> list[Run]:
+    """The same changes in runs of which each is a good deal larger than the next."""
+    while len(runs) > 1 and not runs[-2].on_disk and len(runs[-2]) < 2 * len(runs[-1]):
+        merged = newest([runs[-2].columns, runs[-1].columns])
+        runs = [*runs[:-2], Run.in_memory([SortedRows(*merged)])]
+    return runs

@@ -39,7 +39,7 @@ from statebackend.state.ranges import (
 )
 from statebackend.state.table import StateTable
 
-__all__ = ["BY_KEY", "BY_TIME", "DueTimers", "TimerIndex", "at_bytes"]
+__all__ = ["BY_KEY", "BY_TIME", "DueTimers", "TimerIndex", "at_bytes", "chunks_of"]
 
 BY_TIME: Final = b"\xff\xff"
 BY_KEY: Final = b"\xff\xfe"
@@ -247,7 +247,7 @@ class TimerIndex:
         keys = self._collect(key_groups, clamped(before_ms + DUE_AT_LIMIT))
         at = times_of(keys)
         order = np.argsort(at, kind="stable")  # by key group and key they are in order
-        return _chunks(keys, at, order, max_rows)
+        return chunks_of(keys, at, order, max_rows)
 
     def is_current_set(self, at_ms: int) -> bool:
         """Whether the current key's timer, which :meth:`due` gave, was not deleted since."""
@@ -370,7 +370,8 @@ class TimerIndex:
         return None
 
 
-def _chunks(keys: pa.BinaryArray, at: Any, order: Any, max_rows: int) -> Iterator[DueTimers]:
+def chunks_of(keys: pa.BinaryArray, at: Any, order: Any, max_rows: int) -> Iterator[DueTimers]:
+    """Timers in an order of theirs (places), in pieces; ``at``: as in keys, as numbers."""
     at_ms = (at ^ np.uint64(BIAS)).view(np.int64)
     for start in range(0, len(order), max_rows):
         places = order[start : start + max_rows]

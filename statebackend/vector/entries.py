@@ -101,8 +101,14 @@ class TtlEntries(Entries):
 
     def __init__(self, table: StateTable, ttl: TTL, now_ms: int) -> None:
         super().__init__(table)
+        self._ttl = ttl
         self._keeps, self._refreshes = ttl.update == "create", ttl.update == "read"
         self._hides = ttl.expired == "hide"
+        self.set_now(now_ms)
+
+    def set_now(self, now_ms: int) -> None:
+        """What time it is, for all that follows."""
+        ttl = self._ttl
         expiry_ms = now_ms + ttl.ms
         self._now = _number(clamped(now_ms))
         self._stale = _number(clamped(expiry_ms - read_share_ms(ttl.ms)))

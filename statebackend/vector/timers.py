@@ -21,6 +21,7 @@ from statebackend.state.columns import (
     tail,
     take,
 )
+from statebackend.state.onward import OnwardTimers
 from statebackend.state.ranges import BIAS
 from statebackend.state.table import StateTable
 from statebackend.state.timers import BY_KEY, BY_TIME, TimerIndex
@@ -66,6 +67,8 @@ class ArrowTimers:
         """
         by_time, by_key = self._both(keys, _times(at_ms, len(keys)))
         full = pa.concat_arrays([by_time, by_key])
+        if isinstance(self._index, OnwardTimers):
+            self._index.note(by_time.to_pylist())
         self._put(full, fixed_column(np.empty((len(full), 0), np.uint8)))
 
     def delete(self, keys: Keys, at_ms: AtMs) -> None:
@@ -102,8 +105,9 @@ class ArrowTimers:
         Args:
             at_once: how many there may be in the next piece.
         """
-        self._table.seal()
-        self._firing = True
+        if not isinstance(self._index, OnwardTimers):
+            self._table.seal()
+        self._firing, self._gone = True, []
         for chunk in self._index.due_chunks(key_groups, now_ms, _CHUNK_ROWS):
             every = joined([binary_array(chunk.groups), binary_array(chunk.keys)])
             every_at = np.asarray(chunk.at_ms, np.int64)

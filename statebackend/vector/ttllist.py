@@ -42,6 +42,10 @@ class ArrowTtlListState:
             now_ms=now_ms,
         )
 
+    def set_now(self, now_ms: int) -> None:
+        """What time it is, for all that follows."""
+        self._cell.set_now(now_ms)
+
     def get(self, keys: Keys) -> tuple[NDArray[np.int64], pa.RecordBatch]:
         """See ``ArrowListState.get``."""
         counts, rows = np.zeros(len(keys), np.int64), list[tuple[Any, ...]]()

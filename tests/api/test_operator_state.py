@@ -197,6 +197,34 @@ def test_a_union_list_is_given_whole_to_each() -> None:
         assert len(tester.peekOperatorList("s")) == 6
 
 
+class Highest(KeyedProcessor):
+    """As docs/operator-state.md tells to use a union."""
+
+    def open(self, ctx: Any) -> None:
+        self.highest = ctx.operator_list("highest", "sensor string, celsius double", mode="union")
+        merged: dict[str, float] = {}
+        for sensor, celsius in self.highest.get():
+            merged[sensor] = max(celsius, merged.get(sensor, celsius))
+        self.highest.update(sorted(merged.items()))
+
+    def process(self, key: Any, rows: Iterator[Row], ctx: Any) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            self.highest.add((key[0], row.celsius))
+        yield tuple(self.highest.get())
+
+
+def test_a_union_that_is_merged_when_it_is_opened_does_not_grow() -> None:
+    with ProcessorTester(Highest()) as tester:
+        for degrees in (1.0, 3.0, 2.0):
+            for sensor in ("a", "b"):
+                tester.test(sensor, [Row(celsius=degrees)])
+        for parallelism in (3, 2, 4, 1):
+            tester.rescale(parallelism)
+            tester.test("a", [Row(celsius=2.5)])
+        ((seen),) = tester.test("a", [Row(celsius=0.0)])
+        assert seen == (("a", 3.0), ("b", 3.0), ("a", 0.0))
+
+
 def test_a_list_is_read_in_open_too() -> None:
     with ProcessorTester(Keyed("split")) as tester:
         tester.test("a", [Row(n=1)])

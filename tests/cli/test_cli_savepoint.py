@@ -15,6 +15,8 @@ from recovery.savepoint_start import begin_job, saved_state
 from snapshot.log import CommitLog
 from snapshot.storage.open import open_store
 from statebackend.cli.app import app
+from statebackend.errors import SettingError
+from statebackend.spark.job import Job
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
 if TYPE_CHECKING:
@@ -166,3 +168,49 @@ def test_from_a_folder_to_s3_and_back(
 
 def log_of(store: Any, job: str) -> CommitLog:
     return CommitLog(store, job=job, writer="test", new_id=new_id)
+
+
+# --- a savepoint is no job -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(uri: str, folder: Folder, location: Path) -> Path:
+    """A savepoint in the place of a job called "saved"."""
+    created(uri, location, "--to", job_folder(uri, "saved"))
+    return Path(job_folder(uri, "saved").removeprefix("file://"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("left", ["whole", "never finished", "half deleted"])
+def test_nothing_is_cleaned_of_a_savepoint(uri: str, saved: Path, left: str) -> None:
+    if left != "whole":
+        name = "savepoint.json" if left == "never finished" else "savepoint.begun"
+        (saved / name).unlink()
+    before = files(saved)
+    runner = CliRunner()
+    for args in ((uri, "--job", "saved"), (saved.as_uri(),), (saved.as_uri(), "--job", "any")):
+        done = runner.invoke(app, ["gc", *args, "--yes", "--min-age-s", "0"])
+        if "any" not in args:
+            assert done.exit_code == 2
+            assert "SB1001" in done.stderr
+            assert "is the folder of a savepoint" in done.stderr
+    assert files(saved) == before
+
+
+@pytest.mark.parametrize("left", ["whole", "never finished", "half deleted"])
+def test_a_query_in_a_savepoints_folder_is_refused_before_anything_is_written(
+    uri: str, saved: Path, left: str
+) -> None:
+    if left != "whole":
+        name = "savepoint.json" if left == "never finished" else "savepoint.begun"
+        (saved / name).unlink()
+    before = files(saved)
+    job = Job(uri, "saved")
+    for ask in (lambda: job.store, job.log, job.manifests, job.lineages):
+        with pytest.raises(SettingError, match=r"saved is the folder of a savepoint"):
+            ask()
+    assert files(saved) == before
+    assert Job(uri, "another").manifests() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,31 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import Row
 
+from recovery.verify import verify
 from snapshot.record import Manifest
+from snapshot.storage.open import open_store
+from statebackend import system
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.errors import StateMismatchError
+from statebackend.hashing import key_groups
+from statebackend.keygroups import subtask_of
+from statebackend.spark import operatorstate
 from statebackend.state.ttl import TTL
 from tests.support.golden import (
     EPOCHS,
     EVOLVED_FROM,
     LATER_MS,
+    RESCALED_FROM,
     WEEK,
     Changed,
     Kept,
     Seen,
+    Shared,
     Wider,
     keys_of,
     values_of,
 )
-from tests.support.inprocess import STAMP_MS, InProcessJob
+from tests.support.inprocess import MAX_PARALLELISM, STAMP_MS, InProcessJob
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
 LOOK = [(key, -1) for key in range(10)]
@@ -101,7 +110,7 @@ def looked(expected: Any, *more: Any) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir()))
 def test_a_golden_job_is_of_the_format_that_it_is_named_by(name: str, tmp_path: Path) -> None:
     job = opened(name, tmp_path)
-    job.start(Seen() if name == "format1" else Changed())
+    job.start({"format1": Seen(), "format3": Shared()}.get(name, Changed()))
     records = [one for one in job.log.manifests() if one.kind == "checkpoint"]
     assert {one.format for one in records} == {int(name[6])}
     assert records[-1].epoch == EPOCHS - 1
@@ -240,3 +249,90 @@ def test_an_impossible_change_is_refused_and_writes_nothing(name: str, tmp_path:
         job.start(Narrow())
     assert len(job.log.manifests()) == before
     assert sorted(job.run(LOOK)) == looked(changed, EVOLVED_FROM)
+
+
+# --- format 3: state of no key, and an operator that was rescaled --------------------------------
+
+
+class SharedChanged(Shared):
+    """The same with a wider rule."""
+
+    rule = "cents decimal(20,0), by string DEFAULT 'x'"
+
+    def made_rule(self, cents: int) -> Any:
+        return Decimal(cents), "new"
+
+
+def pairs(*epochs: int) -> list[tuple[int, int]]:
+    return sorted((key, epoch) for epoch in epochs for key in keys_of(epoch))
+
+
+def shared(job: InProcessJob, parallelism: int) -> dict[int, list[Any]]:
+    """By subtask, what each key sees; the keys' own state is checked."""
+    found: dict[int, list[Any]] = {subtask: [] for subtask in range(parallelism)}
+    for key, text in job.run(LOOK):
+        (last, elements), lists, rules = eval(text, {"Decimal": Decimal})
+        seen = values_of(key)
+        assert last == (seen[-1], f"w{seen[-1]}")
+        assert elements == [(v,) for v in seen]
+        (group,) = key_groups([pa.array([key])], MAX_PARALLELISM).tolist()
+        found[subtask_of(group, parallelism, MAX_PARALLELISM)].append((lists, rules))
+    for subtask, one in found.items():
+        assert one, f"no key of subtask {subtask} was looked at"
+        assert all(each == one[0] for each in one)
+    return {subtask: one[0] for subtask, one in found.items()}
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has seen nothing of such a job."""
+    monkeypatch.setattr(operatorstate, "_cache", operatorstate._Cache())
+
+
+BEFORE, SINCE = range(RESCALED_FROM), range(RESCALED_FROM, EPOCHS)
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_format_3_restores_at_any_parallelism(parallelism: int, tmp_path: Path) -> None:
+    job = opened("format3", tmp_path)
+    job.start(Shared(), parallelism=parallelism)
+    found = shared(job, parallelism)
+    rules = [((f"w{e}",), (e,)) for e in range(1, EPOCHS)]
+    assert [one[1] for one in found.values()] == [rules] * parallelism
+    mine = [one[0][0] for one in found.values()]
+    assert sorted(pair for rows in mine for pair in rows) == pairs(*BEFORE, *SINCE)
+    if parallelism != 3:  # dealt out once more
+        assert max(map(len, mine)) - min(map(len, mine)) <= 1
+    own = [Counter(one[0][1]) for one in found.values()]
+    since = sum(own, Counter()) - Counter(pairs(*BEFORE) * 3)
+    if parallelism == 3:  # each has what all had before, and its own
+        assert since == Counter(pairs(*SINCE))
+    else:  # each has what each of the three had
+        assert own == [Counter(pairs(*BEFORE) * 3 + pairs(*SINCE))] * parallelism
+
+
+@pytest.mark.usefixtures("new_process")
+def test_format_3_goes_on_with_another_schema_and_is_restored_again(tmp_path: Path) -> None:
+    job = opened("format3", tmp_path)
+    job.start(SharedChanged(), parallelism=3)
+    job.run([], [("new", 5)])
+    shutil.rmtree(tmp_path / "local")
+    operatorstate._cache = operatorstate._Cache()
+    job.start(SharedChanged(), parallelism=2)
+    rules = [(("new",), (Decimal(5), "new"))]
+    rules += [((f"w{e}",), (Decimal(e), "x")) for e in range(1, EPOCHS)]
+    assert [one[1] for one in shared(job, 2).values()] == [rules] * 2
+
+
+@pytest.mark.usefixtures("new_process")
+def test_format_3_holds_what_it_is_there_for(tmp_path: Path) -> None:
+    job = opened("format3", tmp_path)
+    job.start(Shared(), parallelism=3)
+    slices = [(m, entry) for m in job.log.manifests() for entry in m.slices]
+    kinds = {(entry.kind, entry.object is not None) for _, entry in slices}
+    assert {("operator", True), ("operator", False), ("broadcast", True), ("base", True)} <= kinds
+    assert {m.parallelism for m, _ in slices} == {2, 3}
+    assert not [m for m, entry in slices if entry.kind == "base" and m.parallelism == 3]
+    store = open_store(str(tmp_path / "store"), new_id=system.new_id)
+    assert verify(store, "job").ok

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from recovery import restore
 from recovery.ancestors import Ancestors
 from recovery.keeper import Keeper, KeeperSettings
-from recovery.local import Clock, LocalSubtask
+from recovery.local import Clock, Incarnation, LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload, Uploaded
 from snapshot.bases import BasePolicy
@@ -90,6 +91,7 @@ class World:
         self.truth: dict[int, State] = {-1: {}}
         self.reports: list[RestoreReport] = []
         self.begins = 0
+        self.while_asking: Callable[[list[AncestorCopy] | None], None] = lambda ancestors: None
         self.start(parallelism)
 
     def start(self, parallelism: int) -> None:
@@ -131,6 +133,7 @@ class World:
         ) -> tuple[BeginReply, list[bytes]]:
             request = begin_of(self.epoch, subtask, attempt=self.attempts, copy=copy)
             self.begins += 1
+            self.while_asking(ancestors)
             request = msgspec.structs.replace(request, ancestors=ancestors)
             return self.started.session.begin(request)
 
@@ -452,13 +455,29 @@ def test_a_store_that_is_in_use_keeps_its_place_whoever_sweeps(tmp_path: Path) -
     again.release()
 
 
+def test_processes_that_remove_the_same_parents_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, 4, large=False)
+    on_one_host(world, {key(g): b"1" for g in range(8)})
+
+    def another_was_quicker(self: LocalSubtask, path: Path) -> bool:
+        shutil.rmtree(path.parent)
+        return True
+
+    monkeypatch.setattr(LocalSubtask, "_remove_free", another_was_quicker)
+    world.parallelism = 2
+    world.local("a", 0).sweep_others(2, MAX_PARALLELISM, run="new")
+    assert {one.name for one in (tmp_path / "a/clicks/op").iterdir()} <= {"0-3", "4-7"}
+    assert not caplog.records
+
+
 def test_a_parent_that_another_has_begun_to_write_to_is_not_taken(tmp_path: Path) -> None:
     world = World(tmp_path, 1, large=False)
     on_one_host(world, {key(g): b"1" for g in range(8)})
     on_one_host(world, {key(g): b"2" for g in range(8)})
     ancestors = Ancestors(world.local("a", 0), SMALL, lease_timeout_s=1.0)
     (found,) = ancestors.look([(0, 7)])
-    ancestors.release()
     held, _ = world.local("a", 0).acquire(1.0)
     store = held.open_store(SMALL)
     marker = store.marker()
@@ -467,9 +486,82 @@ def test_a_parent_that_another_has_begun_to_write_to_is_not_taken(tmp_path: Path
     store.apply((), (), half)
     held.release()
     with pytest.raises(LocalCopyError, match="changed"):
-        ancestors.again()
+        ancestors.take([(0, 7)])
     ancestors.release()
     assert found.copy.applying == ""
+
+
+def one_parent(root: Path, *, large: bool) -> World:
+    """One subtask on host a, to be cut in two; its store has what is durable."""
+    world = World(root, 1, large=large)
+    for number in range(3):
+        on_one_host(world, {key(g): b"%d" % number for g in range(8)})
+    world.settle()
+    world.start(2)
+    world.reports.clear()
+    return world
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "files"])
+def test_while_the_driver_answers_one_child_the_others_have_their_parent(
+    tmp_path: Path, large: bool
+) -> None:
+    """However long that takes: nobody comes back from afar for want of the parent's lease."""
+    world = one_parent(tmp_path, large=large)
+    before = reads(world)
+    within: list[int] = []
+
+    def another(ancestors: list[AncestorCopy] | None) -> None:
+        if not within:
+            within.append(1)
+            world.attempt(1, "a", {})
+
+    world.while_asking = another
+    world.attempt(0, "a", {})
+    assert [(one.subtask, one.source) for one in world.reports] == [(1, "local"), (0, "local")]
+    assert reads(world) == before
+
+
+def taken(world: World) -> Incarnation:
+    """The one parent's store, in somebody else's hands."""
+    other = World.local(world, "a", 0)
+    held, _ = other.acquire_other(KeyGroupRange(0, 7), 0.0)
+    assert held is not None
+    return held
+
+
+def test_a_parent_that_changes_while_the_driver_answers_is_not_taken(tmp_path: Path) -> None:
+    world = one_parent(tmp_path, large=False)
+
+    def changed(ancestors: list[AncestorCopy] | None) -> None:
+        if ancestors:
+            held = taken(world)
+            store = held.open_store(SMALL)
+            marker = store.marker()
+            assert marker is not None
+            other = msgspec.structs.replace(marker, epoch=marker.epoch + 1, chain="ab" * 32)
+            store.apply([key(3)], [b"of another epoch"], other)
+            held.release()
+
+    world.while_asking = changed
+    world.attempt(0, "a", {})  # which looks at what it holds
+    world.attempt(1, "b", {})
+    assert [one.source for one in world.reports] == ["durable", "durable"]
+
+
+def test_a_parent_that_is_never_free_when_it_is_wanted_is_given_up(tmp_path: Path) -> None:
+    world = one_parent(tmp_path, large=False)
+    held: list[Incarnation] = []
+
+    def gone(ancestors: list[AncestorCopy] | None) -> None:
+        if ancestors:
+            held.append(taken(world))
+        elif held:
+            held.pop().release()
+
+    world.while_asking = gone
+    world.attempt(0, "a", {})
+    assert [one.source for one in world.reports] == ["durable"]
 
 
 def test_changes_of_parallelism_without_an_epoch_worth_a_base_do_not_add_up(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,33 @@ def test_after_a_restart_the_local_store_and_its_delta_are_enough(job: Job) -> N
 
 def test_the_report_says_how_long_it_took_by_the_clock_it_was_given(job: Job) -> None:
     assert job.reopened().seconds == 0.25
+
+
+def test_a_store_whose_level_0_is_full_is_usable_at_once_and_merged_beside(job: Job) -> None:
+    path = str(job.incarnation("h") / "db")
+    store = RocksStore.open(path, SMALL, compacting=False)
+    at, rows = store.marker(), dict(store.scan())
+    for _ in range(20):
+        store.apply(list(rows), list(rows.values()), at)
+        store.flush()
+    store.close()
+    job.restart()
+    merges: list[bool] = []
+    waits = RocksStore.compact_if_due
+
+    def noted(store: RocksStore) -> bool:
+        merges.append(waits(store))
+        return merges[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RocksStore, "compact_if_due", noted)
+        opened = job.open()
+    assert merges == [False]  # it is not waited for
+    tick = threading.Event()
+    assert any(opened.store.level0_files() < 8 or tick.wait(0.02) for _ in range(1500))
+    assert dict(opened.store.scan()) == job.truth[opened.reply.durable_epoch]
+    opened.incarnation.release()
+    assert job.reopened().source == "local"
 
 
 def test_on_another_host_everything_is_read_back(job: Job) -> None:

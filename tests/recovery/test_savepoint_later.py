@@ -200,6 +200,16 @@ def test_what_is_written_while_it_is_deleted_makes_no_savepoint() -> None:
     assert calls > 3
 
 
+def test_a_mark_of_deletion_that_lands_when_all_is_gone_is_no_savepoint() -> None:
+    _, target = Stand().run(3).save()
+    begun_ = msgspec.json.decode(target.get(BEGUN_NAME), type=Begun)
+    delete_savepoint(target)
+    target.put(BEGUN_NAME, [msgspec.json.encode(msgspec.structs.replace(begun_, deleted=True))])
+    assert list_savepoints(target, lambda name: target) == []
+    delete_savepoint(target)
+    assert list(target.list("")) == []
+
+
 def test_a_mark_of_deletion_that_lands_late_takes_nothing_from_the_next_savepoint() -> None:
     _, first = Stand().run(3).save()
     mark = msgspec.json.decode(first.get(BEGUN_NAME), type=Begun)

@@ -10,13 +10,15 @@ import pytest
 
 from snapshot.lineage import resolve
 from snapshot.log import CommitLog
-from snapshot.messages import AckReply, AckRequest, BeginReply, SlicePart
+from snapshot.messages import AckReply, AckRequest, BeginReply, LocalCopy, SlicePart
+from snapshot.record import slice_key
 from snapshot.storage.base import Buffer, CreateOutcome
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import (
     CommitUnknownError,
     CoordinatorUnreachableError,
+    CorruptionError,
     FencedError,
     IncompleteEpochError,
     ProtocolError,
@@ -157,6 +159,27 @@ class HeldUp(MemoryStore):
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
         return super().create(name, parts)
+
+
+def test_a_driver_that_was_overtaken_is_told_so_where_something_is_missing() -> None:
+    """What it needs may be deleted by then: that is no damage."""
+    store = MemoryStore()
+    old = Started(store, {"op": 1})
+    for epoch in range(3):
+        finish(old, epoch)
+    damaged = [
+        slice_key(entry.kind, entry.digest)
+        for manifest in manifests_of(store)
+        for entry in manifest.slices
+    ]
+    request = begin_of(3, 0, copy=LocalCopy(damaged=damaged))
+    with pytest.raises(CorruptionError):
+        old.session.begin(request)
+    new = Started(store, {"op": 1}, first_epoch=3)
+    with pytest.raises(FencedError, match="was taken over"):
+        old.session.begin(request)
+    with pytest.raises(CorruptionError):
+        new.session.begin(begin_of(3, 0, copy=LocalCopy(damaged=damaged)))
 
 
 def test_a_commit_in_doubt_ends_the_run_and_the_next_goes_on_from_the_log() -> None:

@@ -8,9 +8,11 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -492,6 +494,7 @@ def test_every_message_of_rocksdb_has_a_type(
 
 HOLD = """
 import sys
+import threading
 from statebackend.rocks.store import RocksStore
 store = RocksStore.open(sys.argv[1])
 print("open", flush=True)
@@ -529,27 +532,127 @@ def test_a_store_is_busy_within_one_process_too(path: str, store: RocksStore) ->
 # --- upkeep --------------------------------------------------------------------------------------
 
 
-def test_level_0_is_merged_when_it_has_grown_and_not_before(path: str) -> None:
+def fill_level0(path: str, *, files: int) -> Entries:
+    """A store that was never open for long enough to merge anything."""
     expected: Entries = {}
-    store = RocksStore.open(path, TINY)
-    assert not store.compact_if_due()
-    store.close()
-    files = []
-    for epoch in range(10):
-        # Opened shortly, as every batch does: RocksDB's own compaction does not get to it.
-        store = RocksStore.open(path, TINY)
-        files.append(store.level0_files())
+    store = RocksStore.open(path, TINY, compacting=False)
+    for epoch in range(files):
         changes = entries_of(20, seed=epoch)
         expected.update(changes)
         apply(store, changes, marker(epoch))
-        merged = store.compact_if_due()
-        assert merged is (files[-1] >= 8)
-        if merged:
-            assert store.level0_files() == 0
-        assert dict(store.scan()) == expected
-        assert store.marker() == marker(epoch)
+        store.flush()
+    assert store.level0_files() == files
+    store.close()
+    return expected
+
+
+def merged_by_itself(store: RocksStore) -> bool:
+    """Whether level 0 becomes less than full while nobody does anything."""
+    tick = threading.Event()
+    return any(store.level0_files() < 8 or tick.wait(0.02) for _ in range(1500))
+
+
+class NotWaitedFor:
+    """A database that nobody may merge by hand."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+
+    def compact_range(self, *args: object) -> None:
+        raise AssertionError("somebody waits for a merge")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+def test_a_full_level_0_is_merged_beside_the_first_rows(path: str) -> None:
+    expected = fill_level0(path, files=20)
+    store = RocksStore.open(path, TINY)
+    db, store._db = store._db, NotWaitedFor(store._db)
+    assert not store.compact_if_due()
+    store._db = db
+    assert dict(store.scan()) == expected
+    apply(store, {b"\0\2\0\1": b"new"}, marker(20))  # meanwhile
+    store.checkpoint(path + "-taken")
+    store.branch(path + "-part", ((0, 3),), TINY)
+    assert merged_by_itself(store)
+    assert dict(store.scan()) == {**expected, b"\0\2\0\1": b"new"}
+    assert not store.compact_if_due()
+    store.close()
+    for copy in (path, path + "-taken"):
+        again = RocksStore.open(copy, TINY)
+        assert dict(again.scan()) == {**expected, b"\0\2\0\1": b"new"}
+        assert again.marker() == marker(20)
+        again.close()
+
+
+def test_a_store_that_is_closed_while_it_merges_is_free_at_once(path: str) -> None:
+    expected = fill_level0(path, files=20)
+    for _ in range(3):
+        store = RocksStore.open(path, TINY)
+        store.compact_if_due()
         store.close()
-    assert max(files) <= 8
+    store = RocksStore.open(path, TINY)
+    assert dict(store.scan()) == expected
+    assert store.marker() == marker(19)
+    store.close()
+
+
+def test_a_merge_that_never_came_to_its_end_is_waited_for_in_the_end(path: str) -> None:
+    expected = fill_level0(path, files=7)
+    waited = []
+    for epoch in range(7, 15):
+        # RocksDB would be quick enough with so little: here it never is.
+        store = RocksStore.open(path, TINY, compacting=False)
+        waited.append(store.compact_if_due())
+        if waited[-1]:
+            assert store.level0_files() == 0
+        changes = entries_of(20, seed=epoch)
+        expected.update(changes)
+        apply(store, changes, marker(epoch))
+        assert dict(store.scan()) == expected
+        store.close()
+    assert waited == [False] * 4 + [True] + [False] * 3  # from 8 files on, the fourth time
+    store = RocksStore.open(path, TINY)
+    assert dict(store.scan()) == expected
+    assert store.marker() == marker(14)
+    store.close()
+
+
+def test_rows_that_were_flushed_without_their_marker_are_merged_too(path: str) -> None:
+    store = RocksStore.open(path, TINY, compacting=False)
+    apply(store, {b"\0\0": b""}, marker(0))
+    batches = [(sorted(rows), [rows[key] for key in sorted(rows)]) for rows in _many(40)]
+    store.apply_batches(batches, marker(1))  # over the buffer: flushed as it goes
+    store.flush()
+    assert store.level0_files() >= 8
+    waited = [store.compact_if_due() for _ in range(4)]
+    assert waited == [False] * 3 + [True]
+    assert store.level0_files() == 0
+    store.close()
+
+
+def _many(pieces: int) -> list[Entries]:
+    return [entries_of(300, seed=seed, size_bytes=100) for seed in range(pieces)]
+
+
+@pytest.mark.parametrize("note", [b"", b"\xff\xff", b"-5", b"9" * 50])
+def test_a_count_that_does_not_read_is_in_nobody_s_way(path: str, note: bytes) -> None:
+    expected = fill_level0(path, files=9)
+    (Path(path) / "UNMERGED").write_bytes(note)
+    store = RocksStore.open(path, TINY, compacting=False)
+    store.compact_if_due()
+    assert dict(store.scan()) == expected
+    store.close()
+
+
+def test_where_nothing_can_be_counted_the_store_is_used_all_the_same(path: str) -> None:
+    expected = fill_level0(path, files=9)
+    (Path(path) / "UNMERGED").mkdir()
+    store = RocksStore.open(path, TINY, compacting=False)
+    assert not store.compact_if_due()
+    assert dict(store.scan()) == expected
+    store.close()
 
 
 def test_closing_twice_is_fine(path: str) -> None:
@@ -571,3 +674,13 @@ def test_a_close_that_cannot_flush_raises_a_typed_error(path: str) -> None:
     # It is closed all the same: the lock is free.
     store.close()
     RocksStore.open(path, TINY).close()
+
+
+def test_a_store_that_must_be_there_is_not_made_anew(tmp_path: Path) -> None:
+    """What was put together a moment ago may have been taken away: empty is another state."""
+    for path in (tmp_path / "none", tmp_path / "emptied"):
+        if path.name == "emptied":
+            path.mkdir()
+        with pytest.raises(LocalCopyError):
+            RocksStore.open(str(path), TINY, make=False)
+        assert not (path / "CURRENT").exists()

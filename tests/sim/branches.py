@@ -68,6 +68,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "an epoch is repeated at another parallelism": ("record supersedes one of another",),
     "a child was left half made": ("child half made",),
     "what a clip cut off is freed": ("what was cut off is freed",),
+    "a full level 0 is merged beside the rows": ("a full level 0 is merged",),
     "a base of a store in parts": ("base committed in parts",),
     # places and savepoints
     "all subtasks are placed anew in a batch": ("rebalanced in a batch",),

@@ -68,7 +68,9 @@ class ModelStore(RocksStore):
         opened.by_path[path] = process
 
     @classmethod
-    def open_in(cls, path: str, process: Process, opened: Opened, config: Config) -> ModelStore:
+    def open_in(
+        cls, path: str, process: Process, opened: Opened, config: Config, *, make: bool = True
+    ) -> ModelStore:
         """Open or make it.
 
         Raises:
@@ -79,6 +81,8 @@ class ModelStore(RocksStore):
         if holder is not None and not holder.dead:
             opened.collisions.append(f"{process} opened {path}, which {holder} has open")
             raise StoreBusyError(f"The local store {path} is open in another process.")
+        if not make and not MemPath(path, "CURRENT").exists():
+            raise LocalCopyError(f"The local store {path} is not there.")
         return cls(path, process, opened, config)
 
     def _load(self, folder: MemPath) -> None:
@@ -143,10 +147,17 @@ class ModelStore(RocksStore):
         return sum(len(k) + len(v) for k, v in self._view.items())
 
     def compact_if_due(self) -> bool:
-        if len(self._files) < 8:
-            return False
-        self._compact()
-        return True
+        """As RocksDB: beside all else."""
+        if len(self._files) >= 8:
+            sched = current().sched
+            sched.spawn(self._process, self._merge, 0.05 * sched.random.random())
+        return False
+
+    def _merge(self) -> None:
+        if self._db is not None:
+            with contextlib.suppress(LocalCopyError):  # whoever reads what is damaged finds it
+                self._compact()
+                current().sched.note("a full level 0 is merged")
 
     def _compact(self) -> None:
         before = self._files
@@ -179,7 +190,7 @@ class ModelStore(RocksStore):
         sched, process = current().sched, current().process
         self.checkpoint(path)
         sched.pause(0.02)
-        made = ModelStore.open_in(path, process, self._opened, self._config)
+        made = ModelStore.open_in(path, process, self._opened, self._config, make=False)
         try:
             made.clip(ranges, free=self.clipped or not whole)
         finally:

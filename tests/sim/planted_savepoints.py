@@ -48,7 +48,7 @@ def tip_of_the_log() -> Patches:
 
 
 def cleaner_not_held() -> Patches:
-    yield Cleaner, "held", lambda self: contextlib.nullcontext()
+    yield Cleaner, "held", lambda self, timeout_s=None: contextlib.nullcontext()
 
 
 def cut_is_begun() -> Patches:

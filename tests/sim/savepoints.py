@@ -333,7 +333,7 @@ def _delete(world: World, prefix: str) -> None:
 def _begin(world: World, prefix: str) -> None:
     """A new job, which begins with a savepoint."""
     saves, sched = world.saves, world.sched
-    if prefix in saves.deleting or not saves.is_complete(prefix):
+    if prefix in saves.deleting or not saves.is_complete(prefix) or saves.in_doubt(prefix):
         return
     saves.used.append(prefix)
     location, clone = NewLocation(sched), f"{CLONES}{sched.new_id()}/"

@@ -78,7 +78,10 @@ class Stage:
         sched, config = self._sched, self._config
         # Two in a row are refused for good, as the atlas says: nobody could go on from there.
         shared = self._app.world.shared
-        if sched.chance(config.partial) and shared.in_part < self._plan.batch - 1:
+        # Before the first claim nothing shows that a batch was the job's: then whoever starts the
+        # query again is refused, and asked for a new location. That is known and left.
+        claimed = self._app.world.newest is not None
+        if sched.chance(config.partial) and shared.in_part < self._plan.batch - 1 and claimed:
             shared.in_part = self._plan.batch
             sched.random.shuffle(self._wanted)
             self._wanted = sorted(self._wanted[: sched.random.randrange(self.parallelism)])

@@ -117,9 +117,12 @@ class Condition:
         finally:
             self._lock.acquire()
 
-    def wait_for(self, is_so: Callable[[], bool]) -> None:
+    def wait_for(self, is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Each wait has the whole of the time: nobody here is woken in vain."""
         while not is_so():
-            self.wait()
+            if not self.wait(timeout):
+                return is_so()
+        return True
 
     def notify(self) -> None:
         self._waiters.wake()

@@ -93,9 +93,11 @@ class World:
         self.sched.note(f"VIOLATION {checker}", what)
         raise Stopped(what)
 
-    def open_store(self, path: str, settings: object, *, compacting: bool = True) -> ModelStore:
+    def open_store(
+        self, path: str, settings: object, *, compacting: bool = True, make: bool = True
+    ) -> ModelStore:
         """In the place of `RocksStore.open`."""
-        return ModelStore.open_in(path, current().process, self.opened, self.config)
+        return ModelStore.open_in(path, current().process, self.opened, self.config, make=make)
 
     def start_app(self) -> App:
         self.made += 1

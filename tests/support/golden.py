@@ -3,7 +3,10 @@
 In every epoch e comes each key k of 0 to 9 with (k + e) % 3 != 0, with the value e. Run as a
 program, it makes such a job with the code that it finds:
 
-    python -m tests.support.golden format2|format2-evolved FOLDER
+    python -m tests.support.golden format2|format2-evolved|format3 FOLDER
+
+format3 has a broadcast processor with rules: the word "w<e>" for e cents in each epoch e, and -1
+for "w0" in the last. It ran at parallelism 2 up to epoch 2, then at 3.
 
 Format 1 has a maker of its own (tests/golden/make_format1.py), for that code had less to offer.
 """
@@ -20,7 +23,7 @@ from typing import Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
-from statebackend.api.processors import KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.state.ttl import TTL
 from tests.support.inprocess import STAMP_MS, InProcessJob
 
@@ -28,10 +31,12 @@ __all__ = [
     "EPOCHS",
     "EVOLVED_FROM",
     "LATER_MS",
+    "RESCALED_FROM",
     "WEEK",
     "Changed",
     "Kept",
     "Seen",
+    "Shared",
     "Wider",
     "keys_of",
     "values_of",
@@ -39,6 +44,7 @@ __all__ = [
 
 EPOCHS = 5
 EVOLVED_FROM = 3  # the epoch from which on format2-evolved has other schemas
+RESCALED_FROM = 3  # the epoch from which on format3 has three subtasks; before it had two
 KEYS = range(10)
 WEEK = TTL(7 * 86_400_000)
 LATER_MS = 10_000
@@ -156,18 +162,71 @@ class Changed(Kept):
         return ((v,), v)
 
 
+class Shared(BroadcastProcessor):
+    """State of keys, lists of the subtask in both modes, and rules. A value of -1 only looks."""
+
+    rule = "cents bigint"
+
+    def open(self, ctx: Any) -> None:
+        """Ask for the states."""
+        self.last = ctx.value_state("last", "n int, word string")
+        self.all = ctx.list_state("all", "v int")
+        self.mine = ctx.operator_list("mine", "k bigint, v int")
+        self.everybodys = ctx.operator_list("everybodys", "k bigint, v int", mode="union")
+        self.rules = ctx.broadcast_state("rules", "word string", self.rule)
+
+    def process_broadcast(self, rows: Any, ctx: Any) -> None:
+        """Keep a rule, or remove it."""
+        for row in rows:
+            if row.cents < 0:
+                self.rules.remove((row.word,))
+            else:
+                self.rules.put((row.word,), self.made_rule(row.cents))
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+        """Put each row into every state, or say what there is."""
+        for row in rows:
+            if row.v < 0:
+                lists = [sorted(one.get()) for one in (self.mine, self.everybodys)]
+                keyed = self.last.get(), list(self.all.get())
+                yield key[0], repr((keyed, lists, sorted(self.rules.items())))
+                continue
+            self.last.update((row.v, f"w{row.v}"))
+            self.all.append((row.v,))
+            self.mine.add((key[0], row.v))
+            self.everybodys.add((key[0], row.v))
+
+    def made_rule(self, cents: int) -> Any:
+        """A row of `rule`."""
+        return (cents,)
+
+
 def make(name: str, target: Path) -> None:
     """Make a job as it is in the folder of golden ones."""
     with tempfile.TemporaryDirectory() as folder:
         job = InProcessJob(Path(folder), time_mode="processing", base_every_epochs=2)
-        job.start(Kept())
-        for epoch in range(EPOCHS):
-            if name == "format2-evolved" and epoch == EVOLVED_FROM:
-                job.start(Changed())
-            job.run([(key, epoch) for key in keys_of(epoch)])
+        (_make_shared if name == "format3" else _make_kept)(name, job)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(Path(folder) / "store", target)
         shutil.rmtree(target / "probe", ignore_errors=True)
+
+
+def _make_kept(name: str, job: InProcessJob) -> None:
+    job.start(Kept())
+    for epoch in range(EPOCHS):
+        if name == "format2-evolved" and epoch == EVOLVED_FROM:
+            job.start(Changed())
+        job.run([(key, epoch) for key in keys_of(epoch)])
+
+
+def _make_shared(name: str, job: InProcessJob) -> None:
+    # Some slices in objects of their own; and no base since the parallelism changed.
+    job.start(Shared(), parallelism=2, inline_limit_bytes=1500)
+    for epoch in range(EPOCHS):
+        if epoch == RESCALED_FROM:
+            job.start(Shared(), parallelism=3, base_every_epochs=64)
+        rules = [(f"w{epoch}", epoch)] + ([("w0", -1)] if epoch == EPOCHS - 1 else [])
+        job.run([(key, epoch) for key in keys_of(epoch)], rules)
 
 
 if __name__ == "__main__":

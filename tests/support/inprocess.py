@@ -1,4 +1,4 @@
-"""A job of one subtask in this process, without Spark: the driver's checks, and the real task.
+"""A job in this process, without Spark: the driver's checks, and the real task of each subtask.
 
 The task's context, its rows and the wire to the driver are replaced. What a start checks, the
 coordinator, the commit log, the stores and the task itself are the real ones.
@@ -6,7 +6,8 @@ coordinator, the commit log, the stores and the task itself are the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,9 @@ from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.api.calls import record_keyed_states
-from statebackend.api.processors import KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.hashing import key_groups
+from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.ops.declared import Declarations
 from statebackend.ops.epoch import OperatorPlan
 from statebackend.ops.tws import record_states
@@ -49,19 +51,22 @@ UID, MAX_PARALLELISM = "op", 128
 STAMP_MS = 1_700_000_000_000  # of epoch 0; a second more for each
 INPUT = StructType([StructField("k", LongType()), StructField("v", LongType())])
 OUTPUT = StructType([StructField("k", LongType()), StructField("seen", StringType())])
-_SCHEMA = pa.schema(
-    [
-        pa.field("k", pa.int64()),
-        pa.field("v", pa.int64()),
-        pa.field(CONTROL_COLUMNS[0], pa.int32()),
-        pa.field(CONTROL_COLUMNS[1], pa.int32()),
-        pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
-    ]
-)
+RULES = StructType([StructField("word", StringType()), StructField("cents", LongType())])
+_DATA = [pa.field("k", pa.int64()), pa.field("v", pa.int64())]
+_RULES = [
+    pa.field("word", pa.string()),
+    pa.field("cents", pa.int64()),
+    pa.field("number", pa.int64()),
+]
+_CONTROL = [
+    pa.field(CONTROL_COLUMNS[0], pa.int32()),
+    pa.field(CONTROL_COLUMNS[1], pa.int32()),
+    pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
+]
 
 
 class InProcessJob:
-    """A job whose input has a key `k` and a value `v`, both bigint.
+    """A job whose input has a key `k` and a value `v`, both bigint; rules are a word and cents.
 
     Args:
         folder: the job's log and data lie in its `store`; local copies in its `local`.
@@ -77,12 +82,24 @@ class InProcessJob:
         self._time = TimePlan(time_mode)
         self.epoch = 0
 
-    def start(self, processor: Any, *, allow_dropped_state: bool = False) -> None:
+    def start(
+        self,
+        processor: Any,
+        *,
+        allow_dropped_state: bool = False,
+        parallelism: int = 1,
+        **overrides: Any,
+    ) -> None:
         """What starting a query does: check the states, claim the log, run a coordinator.
+
+        Args:
+            overrides: settings by name, from here on.
 
         Raises:
             StateMismatchError: the processor's states do not go on from the checkpoint's.
         """
+        self._settings = dataclasses.replace(self._settings, **overrides)
+        self._parallelism = parallelism
         flavour, record = _flavour(processor)
         packed = pack(processor, uid=UID, limit_bytes=0)
         found = record(packed.rehearsal(), UID, time_mode=self._time.mode)
@@ -90,7 +107,7 @@ class InProcessJob:
         log = CommitLog(store, job=self.name, writer="test", new_id=system.new_id)
         operator = Operator(
             uid=UID,
-            parallelism=1,
+            parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             key_schema=StructType(INPUT.fields[:1]),
             states=found.declared,
@@ -117,7 +134,7 @@ class InProcessJob:
             query_id="query",
             operators=self.specs,
             lineages=lineages,
-            inline_budget_bytes=self._settings.inline_budget_bytes(1),
+            inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=BasePolicy(every_epochs=self._settings.base_every_epochs),
             now_s=system.monotonic_s,
             new_id=system.new_id,
@@ -132,6 +149,9 @@ class InProcessJob:
             states=found.declared,
             time_mode=self._time.mode,
         )
+        self._with_rules = flavour == "broadcast"
+        if self._with_rules:
+            plan = dataclasses.replace(plan, rules_schema=RULES)
         token: Any = SimpleNamespace(value="")
         self._task = SubtaskTask(self._spec(plan), packed.ship(_no_broadcast), token)
 
@@ -142,7 +162,7 @@ class InProcessJob:
             local_name=self.name,
             plan=plan,
             time=self._time,
-            parallelism=1,
+            parallelism=self._parallelism,
             max_parallelism=MAX_PARALLELISM,
             uri=self._uri,
             local_dir=str(self._local),
@@ -157,8 +177,10 @@ class InProcessJob:
             store_options=StoreOptions(),
         )
 
-    def run(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, str]]:
-        """One epoch, begin to durable: (key, value) rows in, the output out."""
+    def run(
+        self, rows: Iterable[tuple[int, int]], rules: Sequence[tuple[str, int]] = ()
+    ) -> list[tuple[int, str]]:
+        """One epoch, begin to durable: (key, value) rows and rules in, the output out."""
         context = EpochContext(
             epoch=self.epoch,
             query_id="query",
@@ -166,13 +188,46 @@ class InProcessJob:
             endpoint=Endpoint(location="", session=f"{self._id}/run", token=""),
         )
         current = SimpleNamespace(current=lambda uid, token: context)
+        out: list[pa.RecordBatch] = []
         with (
             mock.patch.object(task_module, "EpochContext", current),
             mock.patch.object(task_module, "client_for", return_value=_Client(self._session)),
         ):
-            out = list(self._task(iter(_batches(list(rows), self.epoch))))
+            given = list(rows)
+            for subtask in range(self._parallelism):
+                out += self._task(iter(self._batches(subtask, given, rules)))
         self.epoch += 1
         return [(row["k"], row["seen"]) for batch in out for row in batch.to_pylist()]
+
+    def _batches(
+        self, subtask: int, rows: list[tuple[int, int]], rules: Sequence[tuple[str, int]]
+    ) -> list[pa.RecordBatch]:
+        """A subtask's rows as Spark brings them: our control columns, the barrier last."""
+        groups = key_groups([pa.array([key for key, _ in rows], pa.int64())], MAX_PARALLELISM)
+        owners = subtask_of(groups, self._parallelism, MAX_PARALLELISM)
+        own = [
+            (key, value, group)
+            for (key, value), group, owner in zip(rows, groups.tolist(), owners, strict=True)
+            if owner == subtask
+        ]
+        between = [None] * len(_RULES) if self._with_rules else []
+        stamp_us = (STAMP_MS + 1000 * self.epoch) * 1000
+        first = key_group_range(subtask, self._parallelism, MAX_PARALLELISM).start
+        table = [(k, v, *between, group, subtask, None) for k, v, group in own]
+        if rules:
+            table += [
+                (None, None, word, cents, number, first, subtask, None)
+                for number, (word, cents) in enumerate(rules)
+            ]
+        table.append((None, None, *between, None, ~subtask, stamp_us))
+        schema = pa.schema([*_DATA, *(_RULES if self._with_rules else []), *_CONTROL])
+        batches = []
+        for part in (table[:-1], table[-1:]):
+            columns = [
+                pa.array([row[at] for row in part], field.type) for at, field in enumerate(schema)
+            ]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return batches
 
 
 def _flavour(processor: Any) -> tuple[str, Callable[..., Declarations]]:
@@ -180,6 +235,8 @@ def _flavour(processor: Any) -> tuple[str, Callable[..., Declarations]]:
         return "rows", record_states
     if isinstance(processor, KeyedProcessor):
         return "keyed", record_keyed_states
+    if isinstance(processor, BroadcastProcessor):
+        return "broadcast", record_keyed_states
     from statebackend.api.arrowcalls import record_arrow_states  # not in older trees
 
     return "arrow", record_arrow_states
@@ -194,22 +251,6 @@ class _Client:
     def __getattr__(self, name: str) -> Any:
         answer = getattr(self._session, name)
         return lambda endpoint, request, *, timeout_s: answer(request)
-
-
-def _batches(rows: list[tuple[int, int]], epoch: int) -> list[pa.RecordBatch]:
-    """Rows as Spark brings them: our control columns, the barrier last."""
-    keys = pa.array([key for key, _ in rows], pa.int64())
-    columns = [
-        keys,
-        pa.array([value for _, value in rows], pa.int64()),
-        pa.array(key_groups([keys], MAX_PARALLELISM), pa.int32()),
-        pa.array([0] * len(rows), pa.int32()),
-        pa.nulls(len(rows), _SCHEMA.field(4).type),
-    ]
-    stamp_us = (STAMP_MS + 1000 * epoch) * 1000
-    barrier = [[None], [None], [None], [~0], [stamp_us]]
-    last = [pa.array(one, field.type) for one, field in zip(barrier, _SCHEMA, strict=True)]
-    return [pa.RecordBatch.from_arrays(one, schema=_SCHEMA) for one in (columns, last)]
 
 
 def _no_broadcast(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from statebackend.errors import (
     ValueMismatchError,
 )
 from statebackend.ops.declared import parse_schema
+from statebackend.state.table import StateTable
 from statebackend.state.ttl import TTL
 from statebackend.vector.keys import Keys
 from tests.schema.strategies import to_arrow
@@ -311,3 +314,39 @@ def test_an_epoch_of_numbers_imports_no_pandas() -> None:
         [sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=120, check=False
     )
     assert run.stdout.strip() == "fine", run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("ttl", [None, TTL(1000)])
+def test_the_state_of_an_epoch_goes_with_it(
+    ttl: TTL | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its count of references: whole columns hardly ever make Python look for rings."""
+
+    class Totals(ArrowProcessor):
+        def open(self, ctx: ArrowContext) -> None:
+            ctx.value_state("total", "v double", ttl=ttl)
+
+        def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> None:
+            return None
+
+    alive: weakref.WeakSet[StateTable] = weakref.WeakSet()
+    really = StateTable.__init__
+
+    def made(self: StateTable, *args: Any, **more: Any) -> None:
+        really(self, *args, **more)
+        alive.add(self)
+
+    monkeypatch.setattr(StateTable, "__init__", made)
+    mode = "None" if ttl is None else "ProcessingTime"
+    gc.collect()
+    gc.disable()
+    try:
+        with ProcessorTester(
+            Totals(), keySchema="k string", outputSchema="k string", timeMode=mode
+        ) as tester:
+            for _ in range(5):
+                tester.testBatch(pa.record_batch({"k": ["a", "b"], "x": [1.0, 2.0]}))
+                tester.restart()
+            assert len(alive) <= 2
+    finally:
+        gc.enable()

@@ -77,6 +77,12 @@ class Saves(Checker):
         begun = json.loads(objects[prefix + _BEGUN][0])
         return bool(begun["id"] == said["id"]) and not begun.get("deleted", False)
 
+    def in_doubt(self, prefix: str) -> bool:
+        """Whether its maker has not come to the end, and may have to take it back."""
+        if prefix in self.launches and all(one != prefix for one, _ in self.holding):
+            return False
+        return not self.made_by[prefix].dead
+
     # --- what happens --------------------------------------------------------------------------
 
     def committed(self, committed: Committed) -> None:
@@ -151,9 +157,14 @@ class Saves(Checker):
 
     def is_deleted(self, prefix: str) -> None:
         """Somebody has come to the end of deleting it."""
-        left = self.inside(prefix)
+        left = [name for name in self.inside(prefix) if not self._is_mark(name)]
         if left:
             self.violated(f"{prefix} was deleted, and {left[0]} is still there")
+
+    def _is_mark(self, name: str) -> bool:
+        """Of a deletion: it may land once more when all is gone, and stands for nothing then."""
+        data = self.world.bucket.objects[name][0] if name.endswith("/" + _BEGUN) else b"{}"
+        return bool(json.loads(data).get("deleted", False))
 
     def begun(self, prefix: str, clone: str, location: Mapping[str, bytes]) -> None:
         """A job has begun with a savepoint, at its own location."""

@@ -157,6 +157,8 @@ def test_a_clone_at_another_parallelism_writes_files(make_world: Callable[..., W
     rows = clone.spark.read.json(str(out)).collect()
     given = sorted(one for row in rows for one in row["ids"])
     assert given == sorted(row["id"] for row in world.input.rows[80:])
+    log = {path.name for path in (out / "_spark_metadata").iterdir() if path.name[0] != "."}
+    assert log == {*map(str, range(9)), "9.compact", "10", "11"}  # every tenth, as from the start
 
 
 @pytest.mark.parametrize("commit", ["sync", "async"])

@@ -1,0 +1,92 @@
+"""Where the slots of a continuous job run: a barrier stage of Spark's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+
+from statebackend.continuous.slot import Run, SlotTask
+from statebackend.settings import Settings
+from statebackend.spark.constants import PackedProcessor, sent_by
+from statebackend.spark.launch import driver_server
+from statebackend.spark.shipped import ShippedProcessor
+from statebackend.spark.wire import Server
+
+__all__ = ["Cluster", "SparkCluster", "Stage"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The slots of a run.
+
+    Attributes:
+        run: starts all of them, and returns when they have ended; raises if one of them failed.
+        cancel: ends them, from another thread.
+    """
+
+    run: Callable[[], None]
+    cancel: Callable[[], None]
+
+
+class Cluster(Protocol):
+    """What a job needs of wherever it runs."""
+
+    @property
+    def timezone(self) -> str:
+        """In which timestamps are shown."""
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether a worker process lives on for the next run."""
+
+    def server(self) -> Server:
+        """The driver's service."""
+
+    def ship(self, packed: PackedProcessor) -> ShippedProcessor:
+        """A processor, for the slots."""
+
+    def stage(self, run: Run, token: str) -> Stage:
+        """The slots of a run, not started."""
+
+
+class SparkCluster:
+    """The cluster of a session."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark, self._settings = spark, settings
+
+    @property
+    def timezone(self) -> str:
+        """The session's."""
+        return str(self._spark.conf.get("spark.sql.session.timeZone", "UTC"))
+
+    @property
+    def keeps_workers(self) -> bool:
+        """As the session was told."""
+        conf = self._spark.sparkContext.getConf()
+        return conf.get("spark.python.worker.reuse", "true") != "false"
+
+    def server(self) -> Server:
+        """The one of this driver process."""
+        return driver_server(self._spark, self._settings)
+
+    def ship(self, packed: PackedProcessor) -> ShippedProcessor:
+        """By broadcasts, as far as it is large."""
+        context = self._spark.sparkContext
+        return packed.ship(context.broadcast, sent_by(context))
+
+    def stage(self, run: Run, token: str) -> Stage:
+        """A barrier stage with a job group of its own."""
+        context = self._spark.sparkContext
+        group, slots = f"statebackend-{run.run}", run.graph.parallelism
+        shared = context.broadcast(token)
+
+        def go() -> None:
+            context.setJobGroup(group, f"continuous job {run.job}", interruptOnCancel=True)
+            rows = context.parallelize(range(slots), slots).barrier()
+            rows.mapPartitions(SlotTask(run, shared)).collect()
+
+        return Stage(go, lambda: context.cancelJobGroup(group))

@@ -1,0 +1,431 @@
+"""Building a continuous job: ``backend.continuous(source, name=...).key_by(...).process(...)``.
+
+Every call checks what it is given, so that a mistake is refused where it is made. Nothing runs, and
+nothing is written, before `ContinuousStream.start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from recovery.restarting import Strategy
+from snapshot.alignment import Mode
+from statebackend.api.arrow import ArrowProcessor
+from statebackend.api.arrowcalls import record_arrow_states
+from statebackend.api.calls import record_keyed_states
+from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
+from statebackend.continuous.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
+from statebackend.continuous.options import RESTART, RunOptions
+from statebackend.continuous.sinks.base import Sink
+from statebackend.continuous.sources.base import Source
+from statebackend.errors import DuplicateUidError, SchemaError, SettingError
+from statebackend.ops.declared import Declarations, parse_schema
+from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.rowconv import arrow_schema
+from statebackend.ops.tws import record_states
+from statebackend.schema.keys import KeyCodec
+from statebackend.schema.types import check_value_schema
+from statebackend.spark.constants import PackedProcessor, pack
+from statebackend.spark.timeplan import TIME_MODES, TimePlan
+
+if TYPE_CHECKING:
+    from statebackend.continuous.connected import BroadcastConnected, ConnectedStreams
+    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.spark.backend import StateBackend
+
+__all__ = [
+    "ContinuousStream",
+    "Flow",
+    "KeyedStream",
+    "Operation",
+    "check_event",
+    "continuous",
+    "operate",
+    "time_of",
+]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A keyed operator as it was asked for; it becomes a vertex when the job starts.
+
+    Attributes:
+        plan: without the time zone and the like, which are the session's at the start.
+        event_time: where the column of its input is by which rows are late; None: none are.
+    """
+
+    vertex: KeyedVertex
+    plan: OperatorPlan
+    packed: PackedProcessor
+    declared: Declarations
+    event_time: int | None
+
+
+@dataclass
+class Flow:
+    """What was built of a backend's job so far."""
+
+    backend: StateBackend
+    sources: dict[str, SourceVertex] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    sinks: dict[str, SinkNode] = field(default_factory=dict)
+    timed: set[str] = field(default_factory=set)  # vertices whose rows come with a watermark
+
+    def check_new(self, uid: Any, what: str) -> None:
+        """Refuse a name that is none, or taken.
+
+        Raises:
+            SettingError, DuplicateUidError: saying which.
+        """
+        if not isinstance(uid, str) or not uid:
+            raise SettingError(
+                f"{what} was given the name {uid!r}.",
+                todo="Give one that stays the same for the life of the job: state is found by it.",
+            )
+        if uid in self.sources or uid in self.operations or uid in self.sinks:
+            raise DuplicateUidError(
+                f"Job {self.backend.job!r} has something named {uid!r} already.",
+                todo="Sources, operators and sinks have names of their own; to build another job, "
+                "make a new StateBackend.",
+            )
+
+    def graph(self, parallelism: int, max_parallelism: int) -> Graph:
+        """The vertices, at a parallelism."""
+        keyed = {uid: one.vertex for uid, one in self.operations.items()}
+        return Graph(
+            parallelism,
+            max_parallelism,
+            sources=dict(self.sources),
+            keyed=keyed,
+            sinks=dict(self.sinks),
+        )
+
+
+def continuous(backend: StateBackend, source: Source, *, name: str) -> ContinuousStream:
+    """The rows of a source, in the backend's continuous job; see `StateBackend.continuous`."""
+    flow: Flow | None = getattr(backend, "_continuous", None)
+    if flow is None:
+        flow = backend._continuous = Flow(backend)
+    flow.check_new(name, "A source")
+    if not isinstance(source, Source):
+        raise SettingError(
+            f"The source is a {type(source).__name__}.",
+            todo="Give a statebackend Source, such as FileSource.",
+        )
+    flow.sources[name] = SourceVertex(name, source)
+    if source.event_time is not None:
+        flow.timed.add(name)
+    return ContinuousStream(flow, name, source.schema)
+
+
+@dataclass(frozen=True)
+class ContinuousStream:
+    """Rows in a continuous job.
+
+    Attributes:
+        vertex: whose they are. schema: of them.
+    """
+
+    flow: Flow = field(repr=False)
+    vertex: str
+    schema: StructType
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """The same rows, where all of one key go to one subtask.
+
+        Raises:
+            SchemaError: there are no such columns, or they cannot be a key.
+        """
+        if not columns or len(set(columns)) != len(columns):
+            raise SchemaError(
+                f"The key columns are {columns}.", todo="Name one or more columns, each once."
+            )
+        for name in columns:
+            if name not in self.schema.names:
+                raise SchemaError(
+                    f"The rows of {self.vertex!r} have no column {name!r} "
+                    f"({', '.join(self.schema.names)}).",
+                    todo="Name existing columns.",
+                )
+        positions = tuple(self.schema.names.index(name) for name in columns)
+        KeyCodec(StructType([self.schema[position] for position in positions]))
+        return KeyedStream(self, positions)
+
+    def sink(self, sink: Sink, *, uid: str | None = None) -> ContinuousStream:
+        """Have the rows written to a sink; a stream may have several.
+
+        Args:
+            uid: the sink's name for the life of the job; default ``sink-<vertex>``.
+
+        Returns:
+            this stream.
+
+        Raises:
+            UnsupportedTypeError: the sink has no form for a column.
+            SettingError, DuplicateUidError: the name.
+        """
+        uid = f"sink-{self.vertex}" if uid is None else uid
+        self.flow.check_new(uid, "A sink")
+        if not isinstance(sink, Sink):
+            raise SettingError(
+                f"The sink is a {type(sink).__name__}.",
+                todo="Give a statebackend Sink, such as FileSink.",
+            )
+        sink.check(self.schema)
+        self.flow.sinks[uid] = SinkNode(uid, sink, self.vertex)
+        return self
+
+    def start(
+        self,
+        *,
+        parallelism: int,
+        checkpoint_interval_s: float | None = 10.0,
+        min_pause_s: float = 0.0,
+        timeout_s: float = 600.0,
+        mode: Mode = "exactly_once",
+        tolerable_failures: int = 0,
+        restart: Strategy = RESTART,
+        buffer_timeout_s: float = 0.01,
+        **more: Any,
+    ) -> ContinuousQuery:
+        """Start the job: everything that was built with the backend, whatever the stream.
+
+        It goes on from its last complete checkpoint, if it has one.
+
+        Args:
+            parallelism: subtasks of each vertex; the cluster needs as many free task slots.
+            checkpoint_interval_s: from one checkpoint to the next; None: only at the end.
+            min_pause_s: between checkpoints. timeout_s: after so long one is given up.
+            mode: ``exactly_once``, or ``at_least_once`` (no channel waits for another's barrier).
+            tolerable_failures: of checkpoints in a row, before the job fails.
+            restart: what happens when the job fails.
+            buffer_timeout_s: how long rows wait for others to travel with.
+            more: the other fields of `RunOptions`.
+
+        Raises:
+            SettingError, StateMismatchError, MissingUidError, ParallelismError: nothing was
+            changed. JobRunningError: this driver runs the job.
+            StorageError: the store cannot be reached.
+        """
+        try:
+            options = RunOptions(
+                checkpoint_interval_s=checkpoint_interval_s,
+                min_pause_s=min_pause_s,
+                timeout_s=timeout_s,
+                mode=mode,
+                tolerable_failures=tolerable_failures,
+                restart=restart,
+                buffer_timeout_s=buffer_timeout_s,
+                **more,
+            )
+        except TypeError as error:
+            raise SettingError(
+                f"A continuous job was started with a setting that there is not: {error}.",
+                todo="See RunOptions for those that there are.",
+            ) from error
+        from statebackend.continuous.query import start
+
+        return start(self.flow, parallelism, options)
+
+
+_RECORDS: Final[tuple[tuple[type, str], ...]] = (
+    (KeyedProcessor, "keyed"),
+    (ArrowProcessor, "arrow"),
+    (StatefulProcessor, "rows"),
+)
+
+
+@dataclass(frozen=True)
+class KeyedStream:
+    """Rows by key."""
+
+    stream: ContinuousStream
+    key_positions: tuple[int, ...]
+
+    def process(
+        self,
+        processor: KeyedProcessor | ArrowProcessor | StatefulProcessor,
+        *,
+        uid: str,
+        output_schema: StructType | str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+    ) -> ContinuousStream:
+        """A processor on the rows, as in micro-batches; what it returns are the new stream's rows.
+
+        It is given rows as they come, in small batches: all of a key that came together at once.
+        Its output of one batch goes on at once.
+
+        Args:
+            processor: a `KeyedProcessor`, an `ArrowProcessor`, or one of Spark's
+                ``StatefulProcessor`` (rows).
+            uid: the operator's name for the life of the job.
+            output_schema: of its output.
+            time_mode: ``"none"``, ``"processing"`` or ``"event"``; event time is the sources':
+                give them ``event_time`` and ``watermark_delay``.
+            event_time: the column by which rows are late, and left out; None: none are.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+        """
+        flow, rows = self.stream.flow, self.stream.schema
+        timed = self.stream.vertex in flow.timed
+        return operate(
+            flow,
+            processor,
+            flavour=_flavour(processor),
+            uid=uid,
+            inputs=(Edge(self.stream.vertex, self.key_positions, timed=timed),),
+            rows=rows,
+            key_positions=self.key_positions,
+            output_schema=output_schema,
+            time_mode=time_mode,
+            event_position=check_event(rows, time_mode, event_time, timed),
+        )
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """Two streams by the same key, for one operator that sees both.
+
+        Raises:
+            SettingError: the other one is of another backend.
+        """
+        from statebackend.continuous.connected import ConnectedStreams
+
+        self._check_same(other.stream)
+        return ConnectedStreams(self, other)
+
+    def connect_broadcast(self, rules: ContinuousStream) -> BroadcastConnected:
+        """This stream, and one of few rows that go to every subtask.
+
+        Args:
+            rules: a source's rows; one subtask reads them, so that all get them in one order.
+
+        Raises:
+            SettingError: it is an operator's, or of another backend.
+        """
+        from statebackend.continuous.connected import BroadcastConnected
+
+        self._check_same(rules)
+        return BroadcastConnected(self, rules)
+
+    def _check_same(self, other: ContinuousStream) -> None:
+        if other.flow is not self.stream.flow:
+            raise SettingError(
+                "The two streams are of two backends.", todo="Build both with one StateBackend."
+            )
+
+
+def operate(
+    flow: Flow,
+    processor: Any,
+    *,
+    flavour: str,
+    uid: str,
+    inputs: tuple[Edge, ...],
+    rows: StructType,
+    key_positions: tuple[int, ...],
+    output_schema: StructType | str,
+    time_mode: str,
+    event_position: int | None,
+    plan: Callable[[OperatorPlan], OperatorPlan] = lambda plan: plan,
+) -> ContinuousStream:
+    """Add an operator to a flow.
+
+    Args:
+        rows: what it is given, ``key_positions`` and ``event_position`` among their columns.
+        plan: what is to be said of the plan beside that.
+
+    Raises:
+        UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+    """
+    flow.check_new(uid, "An operator")
+    output = parse_schema(output_schema, f"the output of operator {uid!r}")
+    check_value_schema(output)
+    arrow_schema(output)
+    packed = pack(processor, uid=uid, limit_bytes=flow.backend._settings.constant_bytes)
+    declared = _record(flavour)(packed.rehearsal(), uid, time_mode)
+    made = OperatorPlan(
+        uid=uid,
+        flavour=flavour,
+        input_schema=rows,
+        key_positions=key_positions,
+        output_schema=output,
+        states=declared.declared,
+        time_mode=time_mode,
+    )
+    vertex = KeyedVertex(uid, inputs)
+    flow.operations[uid] = Operation(vertex, plan(made), packed, declared, event_position)
+    if any(edge.timed for edge in inputs):
+        flow.timed.add(uid)
+    return ContinuousStream(flow, uid, output)
+
+
+def time_of(operation: Operation) -> TimePlan:
+    """As tasks are told it. The watermark comes with the rows: the operator adds no delay to it."""
+    if operation.plan.time_mode != "event":
+        return TimePlan(operation.plan.time_mode)
+    return TimePlan("event", operation.event_time, 0)
+
+
+def _flavour(processor: Any) -> str:
+    for kind, flavour in _RECORDS:
+        if isinstance(processor, kind):
+            return flavour
+    if isinstance(processor, CoProcessor | BroadcastProcessor):
+        raise SettingError(
+            f"{type(processor).__name__} takes two inputs.",
+            todo="Use connect() or connect_broadcast() before process().",
+        )
+    raise SettingError(
+        f"The processor is a {type(processor).__name__}.",
+        todo="Give a KeyedProcessor, an ArrowProcessor or a StatefulProcessor.",
+    )
+
+
+def _record(flavour: str) -> Callable[[Any, str, str], Declarations]:
+    if flavour == "arrow":
+        return lambda copy, uid, mode: record_arrow_states(copy, uid, time_mode=mode)
+    if flavour == "rows":
+        return lambda copy, uid, mode: record_states(copy, uid, time_mode=mode)
+    return lambda copy, uid, mode: record_keyed_states(copy, uid, time_mode=mode, flavour=flavour)
+
+
+def check_event(
+    rows: StructType, time_mode: str, event_time: str | None, timed: bool
+) -> int | None:
+    """Where the event time of an operator's rows is; None: it has none.
+
+    Raises:
+        SettingError, SchemaError: the time mode, or what does not go with it.
+    """
+    if time_mode not in TIME_MODES:
+        raise SettingError(
+            f"The time mode is {time_mode!r}.",
+            todo=f"Give one of {', '.join(map(repr, TIME_MODES))}.",
+        )
+    if time_mode != "event":
+        if event_time is not None:
+            raise SettingError(
+                f"event_time= was given with time_mode={time_mode!r}.",
+                todo="Give time_mode='event', or leave it out.",
+            )
+        return None
+    if not timed:
+        raise SettingError(
+            "The operator runs on event time, and its source makes no watermark.",
+            todo="Give the source event_time= and watermark_delay=.",
+        )
+    if event_time is None:
+        return None
+    known = {field.name: field.dataType for field in rows}
+    if not isinstance(known.get(event_time), TimestampType | TimestampNTZType):
+        raise SchemaError(
+            f"The event time {event_time!r} is no column of timestamps of the rows.",
+            todo=f"Name one of the columns ({', '.join(known)}) that is.",
+        )
+    return rows.names.index(event_time)

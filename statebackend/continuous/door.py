@@ -1,0 +1,125 @@
+"""Where the slots of a run reach its driver: a handler of the driver's service.
+
+Requests come in gRPC's threads. What slots say goes into the loop's queue; what the loop says to
+them waits in a row of commands for each, until they poll.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, Final
+
+from snapshot.messages import (
+    AckReply,
+    AckRequest,
+    BaseDone,
+    BaseRenewal,
+    BaseReply,
+    BeginReply,
+    BeginRequest,
+)
+from statebackend.continuous.messages import (
+    Command,
+    Commands,
+    Poll,
+    Register,
+    Report,
+    Stop,
+    decode,
+    encode,
+)
+from statebackend.errors import ProtocolError, StaleRequestError
+from statebackend.spark.session import RunSession
+
+__all__ = ["Door"]
+
+_WAIT_S: Final = 5.0
+
+
+class Door:
+    """Of one run.
+
+    Args:
+        session: of the run. slots: how many there are.
+        said: what slots say goes there: `Register`, `Poll` (they are there) and `Report`.
+    """
+
+    def __init__(self, session: RunSession, slots: int, said: queue.SimpleQueue[Any]) -> None:
+        self._session, self._said = session, said
+        self._rows: list[list[Command]] = [[] for _ in range(slots)]
+        self._first = [0] * slots  # the number of the first that is kept
+        self._changed = threading.Condition()
+        self._closed = False
+        self.slots: dict[int, Register] = {}
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def tell(self, slot: int | None, command: Command) -> None:
+        """Say something to a slot; None: to all."""
+        with self._changed:
+            for row in self._rows if slot is None else [self._rows[slot]]:
+                row.append(command)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Have every slot end: whatever was said before does not matter any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # --- the service's side --------------------------------------------------------------------
+
+    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
+        """As the session."""
+        return self._session.begin(request)
+
+    def ack(self, request: AckRequest) -> AckReply:
+        """Refused: acks come with a report, and are held until their checkpoint is complete."""
+        raise ProtocolError(
+            f"Operator {request.operator!r} acked past the checkpoint's own account.",
+            todo="Install the same statebackend release on driver and executors.",
+        )
+
+    def base_done(self, request: BaseDone) -> BaseReply:
+        """As the session."""
+        return self._session.base_done(request)
+
+    def base_renewed(self, request: BaseRenewal) -> BaseReply:
+        """As the session."""
+        return self._session.base_renewed(request)
+
+    def call(self, kind: str, body: bytes) -> bytes:
+        """A slot says or asks something.
+
+        Raises:
+            ProtocolError: it is nothing of the kind. StaleRequestError: the run is over.
+        """
+        if kind == "poll":
+            return encode(self._poll(decode(body, Poll)))
+        if self._closed:
+            raise StaleRequestError("The run is over.")
+        if kind == "register":
+            here = decode(body, Register)
+            self.slots[here.slot] = here
+            self._said.put(here)
+        elif kind == "report":
+            self._said.put(decode(body, Report))
+        else:
+            raise ProtocolError(f"The driver knows no {kind!r}.")
+        return b""
+
+    def _poll(self, poll: Poll) -> Commands:
+        if not 0 <= poll.slot < len(self._rows):
+            raise ProtocolError(f"There is no slot {poll.slot}.")
+        self._said.put(poll)
+        with self._changed:
+            row = self._rows[poll.slot]
+            # What it asks for next, it has had everything before of.
+            had = max(0, poll.first - self._first[poll.slot])
+            del row[:had]
+            self._first[poll.slot] += had
+            self._changed.wait_for(lambda: row or self._closed, min(poll.wait_s, _WAIT_S))
+            if self._closed and not any(isinstance(one, Stop) for one in row):
+                return Commands(first=self._first[poll.slot] + len(row), commands=[Stop()])
+            return Commands(first=self._first[poll.slot], commands=list(row))

@@ -1,0 +1,394 @@
+"""One run of a continuous job, as its driver decides it: a state machine over what slots say.
+
+It is told what happens and that time passes, and answers with what is to be done, in order. It
+knows no thread, no clock and no store. A run begins when every slot has registered, takes its first
+checkpoint once every subtask runs, and is over with the checkpoint after which nobody has anything
+to do, or with the first failure; whether the job is then started again is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from snapshot import checkpoints as cp
+from snapshot.checkpoints import Checkpoints, Reason, Subtask
+from snapshot.trigger import Failures, Kind, Request, Trigger
+from statebackend.continuous.graph import Graph
+from statebackend.continuous.messages import (
+    Aborted,
+    Acked,
+    Command,
+    Completed,
+    Declined,
+    Deploy,
+    Grant,
+    Stop,
+)
+from statebackend.continuous.messages import Trigger as Tripped
+from statebackend.continuous.options import RunOptions
+from statebackend.continuous.sources.assigner import SplitAssigner
+from statebackend.continuous.sources.base import Assignment, Discovery
+from statebackend.errors import (
+    CheckpointsFailedError,
+    PeerLostError,
+    ProtocolError,
+    StateBackendError,
+)
+
+__all__ = ["Broken", "Ended", "Out", "Publish", "RunMachine", "Settled", "Tell", "Write"]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Say something to a slot; None: to all."""
+
+    slot: int | None
+    command: Command
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write the records of a checkpoint, then say `written`.
+
+    Attributes:
+        parts: of every subtask.
+        cuts: of every source's splits that nobody had, by vertex.
+    """
+
+    checkpoint: int
+    epoch: int
+    parts: Mapping[Subtask, Acked]
+    cuts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The checkpoint is durable: commit what its sinks have prepared, then say `published`."""
+
+    checkpoint: int
+    epoch: int
+    parts: Mapping[Subtask, Acked]
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A checkpoint is over; ``reason``: why it was given up, None: it is complete."""
+
+    checkpoint: int
+    epoch: int
+    reason: Reason | None
+    took_s: float
+    request: Request | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job is over; every slot was told to stop."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The run has failed: end it."""
+
+    error: StateBackendError
+
+
+Out: TypeAlias = Tell | Write | Publish | Settled | Ended | Broken
+
+
+@dataclass
+class _Attempt:
+    request: Request
+    began_s: float
+    cuts: dict[str, bytes]
+    parts: Mapping[Subtask, Acked] | None = None
+
+
+class RunMachine:
+    """See the module.
+
+    Args:
+        graph: the job. options: of its start.
+        assigners: of the sources, by vertex, restored.
+        epoch: of the last complete checkpoint. before: the highest attempt's number so far.
+        stamp_ms: of the epoch that the run begins with.
+        now_s: of every method: seconds that never go back.
+        wall_ms: of some: milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: RunOptions,
+        assigners: Mapping[str, SplitAssigner],
+        *,
+        epoch: int,
+        before: int,
+        stamp_ms: int,
+        now_s: float,
+    ) -> None:
+        self._graph, self._options = graph, options
+        self._assigners, self._single = assigners, graph.single
+        self._stamp_ms = stamp_ms
+        self._checkpoints: Checkpoints[Acked] = Checkpoints(
+            graph.subtasks, epoch=epoch, before=before, timeout_s=options.timeout_s
+        )
+        self._trigger: Trigger | None = None
+        self._failures = Failures(options.tolerable_failures)
+        self._locations: dict[int, str] = {}
+        self._heard_s: dict[int, float] = {}
+        self._starting = set(graph.subtasks)
+        self._started_s = now_s
+        self._attempts: dict[int, _Attempt] = {}
+        # By source: who has asked for a first split, by which number; gone once all have.
+        self._first: dict[str, dict[int, int]] = {vertex: {} for vertex in assigners}
+        self._asked: list[Kind] = []  # by users, before the run was up
+        self._over = False
+
+    # --- what is seen --------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Of the last complete checkpoint."""
+        return self._checkpoints.epoch
+
+    @property
+    def number(self) -> int:
+        """Of the newest attempt."""
+        return self._checkpoints.number
+
+    @property
+    def running(self) -> bool:
+        """Whether every subtask has its state."""
+        return self._trigger is not None and not self._over
+
+    # --- slots ---------------------------------------------------------------------------------
+
+    def registered(self, slot: int, location: str, now_s: float) -> list[Out]:
+        """A slot is there. A second process for one slot is another attempt of Spark's."""
+        if slot in self._locations and self._locations[slot] != location:
+            return self._break(
+                PeerLostError(f"Slot {slot} was started again by Spark, within its run.")
+            )
+        if not 0 <= slot < self._graph.parallelism:
+            return self._break(ProtocolError(f"There is no slot {slot}."))
+        new = slot not in self._locations
+        self._locations[slot] = location
+        self._heard_s[slot] = now_s
+        if not new or len(self._locations) < self._graph.parallelism:
+            return []
+        locations = [self._locations[slot] for slot in range(self._graph.parallelism)]
+        epoch = self._checkpoints.epoch + 1
+        return [Tell(None, Deploy(locations=locations, epoch=epoch, stamp_ms=self._stamp_ms))]
+
+    def heard(self, slot: int, now_s: float) -> None:
+        """A slot has said something."""
+        self._heard_s[slot] = now_s
+
+    def started(self, subtask: Subtask, now_s: float) -> list[Out]:
+        """A subtask has its state and its channels."""
+        self._starting.discard(subtask)
+        if self._starting or self._trigger is not None or self._over:
+            return []
+        self._trigger = Trigger(self._options.policy, now_s)
+        for kind in self._asked:
+            self._trigger.request(kind, now_s)
+        return []
+
+    def failed(self, error: StateBackendError) -> list[Out]:
+        """A subtask, a slot or something of the driver's has failed."""
+        return self._break(error)
+
+    # --- splits --------------------------------------------------------------------------------
+
+    def discovered(self, vertex: str, found: Discovery) -> list[Out]:
+        """A source has looked for splits."""
+        try:
+            self._assigners[vertex].add(found)
+        except StateBackendError as error:
+            return self._break(error)
+        return []
+
+    def split_asked(self, subtask: Subtask, number: int) -> list[Out]:
+        """A source's subtask wants a split.
+
+        The first ones are handed out when every subtask has asked: each gets its share, and a
+        watermark does not run ahead of a subtask that is only slow to start.
+        """
+        first = self._first.get(subtask.vertex)
+        if first is None:
+            return [self._granted(subtask, number)]
+        first[subtask.index] = number
+        if len(first) < self._graph.parallelism:
+            return []
+        del self._first[subtask.vertex]
+        return [
+            self._granted(Subtask(subtask.vertex, index), first[index]) for index in sorted(first)
+        ]
+
+    def _granted(self, subtask: Subtask, number: int) -> Tell:
+        answer = None
+        if self._may_read(subtask):
+            answer = self._assigners[subtask.vertex].request(subtask.index, number)
+        assignment = answer if isinstance(answer, Assignment) else None
+        grant = Grant(
+            vertex=subtask.vertex,
+            subtask=subtask.index,
+            number=number,
+            assignment=assignment,
+            over=answer is None,
+        )
+        return Tell(subtask.index, grant)
+
+    def _may_read(self, subtask: Subtask) -> bool:
+        return not subtask.index or subtask.vertex not in self._single
+
+    def split_ended(self, subtask: Subtask, split: str) -> None:
+        """A source's subtask has read a split to its end."""
+        self._assigners[subtask.vertex].finished(subtask.index, split)
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def requested(self, kind: Kind, now_s: float) -> bool:
+        """A user wants a checkpoint; False: too many wait already."""
+        if self._trigger is None:
+            self._asked.append(kind)
+            return True
+        return self._trigger.request(kind, now_s) is not None
+
+    def acked(self, acked: Acked, now_s: float) -> list[Out]:
+        """A subtask's part is safe."""
+        subtask = Subtask(acked.vertex, acked.subtask)
+        if acked.vertex in self._assigners and self._may_read(subtask):
+            self._assigners[acked.vertex].passed(acked.subtask, acked.checkpoint)
+        done = self._checkpoints.ack(subtask, acked.checkpoint, acked, ended=acked.ended)
+        return self._follow(done, now_s)
+
+    def declined(self, declined: Declined, now_s: float) -> list[Out]:
+        """A subtask has no part for a checkpoint."""
+        subtask = Subtask(declined.vertex, declined.subtask)
+        reason = Reason.NEWER if declined.newer else Reason.DECLINED
+        return self._follow(self._checkpoints.decline(subtask, declined.checkpoint, reason), now_s)
+
+    def at_end(self, subtask: Subtask) -> None:
+        """A subtask has come to its end."""
+        self._checkpoints.at_end(subtask)
+
+    def written(self, checkpoint: int, now_s: float) -> list[Out]:
+        """The records of a checkpoint are durable."""
+        return self._follow(self._checkpoints.committed(checkpoint), now_s)
+
+    def published(self, done: Publish, now_s: float, wall_ms: int) -> list[Out]:
+        """The output of a checkpoint is committed."""
+        attempt = self._attempts.pop(done.checkpoint)
+        for assigner in self._assigners.values():
+            assigner.complete(done.checkpoint)
+        self._failures.succeeded(done.checkpoint)
+        self._stamp_ms = max(wall_ms, self._stamp_ms + 1)
+        told = Completed(checkpoint=done.checkpoint, epoch=done.epoch, next_stamp_ms=self._stamp_ms)
+        out: list[Out] = [Tell(None, told)]
+        if self._trigger is not None:
+            self._trigger.ended(attempt.request, now_s)
+        took_s = now_s - attempt.began_s
+        out.append(Settled(done.checkpoint, done.epoch, None, took_s, attempt.request))
+        if done.is_last:
+            self._over = True
+            out += [Tell(None, Stop()), Ended()]
+        return out
+
+    @property
+    def stamp_ms(self) -> int:
+        """Of the epoch that the next complete checkpoint will be."""
+        return self._stamp_ms
+
+    def tick(self, now_s: float, wall_ms: int) -> list[Out]:
+        """Time has passed: whoever is silent is lost, and checkpoints begin or expire."""
+        if self._over:
+            return []
+        lost = self._lost(now_s)
+        if lost is not None:
+            return self._break(lost)
+        if self._trigger is None:
+            return []
+        out = self._follow(self._checkpoints.tick(now_s), now_s)
+        if self._over or self._attempts:
+            return out
+        if self._checkpoints.last_is_due and not self._trigger.running:
+            self._trigger.request("checkpoint", now_s)
+        for request in self._trigger.poll(now_s):
+            out += self._begin(request, now_s, wall_ms)
+        return out
+
+    # --- how -----------------------------------------------------------------------------------
+
+    def _lost(self, now_s: float) -> PeerLostError | None:
+        if self._starting and now_s - self._started_s > self._options.start_timeout_s:
+            missing = sorted(set(range(self._graph.parallelism)) - set(self._locations))
+            what = f"slots {missing} are not there" if missing else "subtasks have not got ready"
+            return PeerLostError(
+                f"After {self._options.start_timeout_s:g} s {what}.",
+                todo="A barrier stage needs as many free task slots as the job's parallelism: "
+                "lower it, or give the cluster more cores.",
+            )
+        for slot, heard_s in self._heard_s.items():
+            if now_s - heard_s > self._options.silence_s:
+                return PeerLostError(f"Slot {slot} was not heard of for {now_s - heard_s:.1f} s.")
+        return None
+
+    def _begin(self, request: Request, now_s: float, wall_ms: int) -> list[Out]:
+        # Before any barrier goes out: what is cut here nobody has.
+        number = self._checkpoints.number + 1
+        cuts = {vertex: one.cut(number) for vertex, one in self._assigners.items()}
+        self._attempts[number] = _Attempt(request, now_s, cuts)
+        began = self._checkpoints.begin(now_s, stamp_ms=wall_ms, kind=request.kind)
+        return self._follow(began, now_s)
+
+    def _follow(self, actions: list[cp.Action[Acked]], now_s: float) -> list[Out]:
+        out: list[Out] = []
+        for action in actions:
+            match action:
+                case cp.Inject(barrier=barrier):
+                    out.append(Tell(None, Tripped(barrier=barrier)))
+                case cp.Commit(checkpoint=number, epoch=epoch, parts=parts):
+                    attempt = self._attempts[number]
+                    attempt.parts = parts
+                    out.append(Write(number, epoch, parts, attempt.cuts))
+                case cp.Complete(checkpoint=number, epoch=epoch, is_last=is_last):
+                    found = self._attempts[number].parts
+                    assert found is not None
+                    out.append(Publish(number, epoch, found, is_last))
+                case cp.Aborted():
+                    out += self._aborted(action, now_s)
+        return out
+
+    def _aborted(self, gone: cp.Aborted, now_s: float) -> list[Out]:
+        attempt = self._attempts.pop(gone.checkpoint)
+        for assigner in self._assigners.values():
+            assigner.abort(gone.checkpoint)
+        if self._trigger is not None:
+            self._trigger.ended(attempt.request, now_s)
+        took_s = now_s - attempt.began_s
+        out: list[Out] = [
+            Tell(None, Aborted(checkpoint=gone.checkpoint)),
+            Settled(gone.checkpoint, gone.epoch, gone.reason, took_s, attempt.request),
+        ]
+        if self._failures.failed(gone.checkpoint, gone.reason):
+            by = f", by {gone.by.vertex}/{gone.by.index}" if gone.by else ""
+            out += self._break(
+                CheckpointsFailedError(
+                    f"Checkpoint {gone.checkpoint} was given up ({gone.reason.value}{by}), and "
+                    f"{self._options.tolerable_failures} failures are tolerable.",
+                    todo="See the log for why; raise timeout_s or tolerable_failures if it is "
+                    "only slow.",
+                )
+            )
+        return out
+
+    def _break(self, error: StateBackendError) -> list[Out]:
+        if self._over:
+            return []
+        self._over = True
+        return [Broken(error)]

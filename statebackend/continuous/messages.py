@@ -1,0 +1,244 @@
+"""What a slot and the driver say to each other beside begins: plain structs in MessagePack.
+
+A *slot* is one process with a subtask of every vertex. It registers, then polls for commands, which
+are numbered so that a lost answer is asked for again, and reports what happens in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from snapshot.barrier import Barrier
+from snapshot.messages import AckRequest
+from statebackend.continuous.sources.base import Assignment
+from statebackend.errors import ProtocolError, StateBackendError, error_for_code
+
+__all__ = [
+    "Aborted",
+    "Acked",
+    "AtEnd",
+    "Command",
+    "Commands",
+    "Completed",
+    "Declined",
+    "Deploy",
+    "Event",
+    "Failed",
+    "Grant",
+    "Poll",
+    "Register",
+    "Report",
+    "Running",
+    "SplitAsked",
+    "SplitEnded",
+    "Stop",
+    "Trigger",
+    "decode",
+    "encode",
+]
+
+T = TypeVar("T")
+
+# --- from the driver -----------------------------------------------------------------------------
+
+
+class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy"):
+    """Every slot is there: open the states, connect, run.
+
+    Attributes:
+        locations: of the slots' exchange servers, by slot.
+        epoch: that the run begins with. stamp_ms: its stamp.
+    """
+
+    locations: list[str]
+    epoch: int
+    stamp_ms: int
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, tag="trigger"):
+    """A checkpoint has begun: sources send its barrier."""
+
+    barrier: Barrier
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed"):
+    """A checkpoint is complete and its output is committed; the next epoch has this stamp."""
+
+    checkpoint: int
+    epoch: int
+    next_stamp_ms: int
+
+
+class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag="aborted"):
+    """A checkpoint was given up."""
+
+    checkpoint: int
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
+    """The answer to a request for a split.
+
+    Attributes:
+        number: of the request.
+        assignment: None: none now, or (``over``) none ever again.
+    """
+
+    vertex: str
+    subtask: int
+    number: int
+    assignment: Assignment | None
+    over: bool
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """The run is over: end, and let go of everything."""
+
+
+Command = Deploy | Trigger | Completed | Aborted | Grant | Stop
+
+
+class Commands(msgspec.Struct, frozen=True, kw_only=True):
+    """Commands of these numbers: ``first``, ``first + 1``, ..."""
+
+    first: int
+    commands: list[Command]
+
+
+# --- from a slot ---------------------------------------------------------------------------------
+
+
+class Register(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot is there; ``location`` is that of its exchange server."""
+
+    slot: int
+    location: str
+    host: str
+    executor: str
+    pid: int
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there for the slot from number ``first`` on; waits ``wait_s`` for it."""
+
+    slot: int
+    first: int
+    wait_s: float
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
+    """A subtask has its state and its channels."""
+
+    vertex: str
+    subtask: int
+
+
+class SplitAsked(msgspec.Struct, frozen=True, kw_only=True, tag="split_asked"):
+    """A source's subtask wants a split; see `SplitAssigner.request`."""
+
+    vertex: str
+    subtask: int
+    number: int
+
+
+class SplitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="split_ended"):
+    """A source's subtask has read a split to its end."""
+
+    vertex: str
+    subtask: int
+    split: str
+
+
+class Acked(msgspec.Struct, frozen=True, kw_only=True, tag="acked"):
+    """A subtask's part of a checkpoint is safe.
+
+    Attributes:
+        ended: it was taken after the subtask had come to its end.
+        ack: of a keyed subtask, for its operator's record.
+        positions: of a source's: what it is reading.
+        prepared: by the uid of each sink behind the subtask, all that is not known to be committed.
+        timings_ms: start_delay, alignment, sync and async.
+        figures: counts by name, such as alignment_bytes.
+    """
+
+    vertex: str
+    subtask: int
+    checkpoint: int
+    ended: bool
+    ack: AckRequest | None = None
+    positions: list[Assignment] = []
+    prepared: dict[str, list[bytes]] = {}
+    timings_ms: dict[str, float] = {}
+    figures: dict[str, int] = {}
+
+
+class Declined(msgspec.Struct, frozen=True, kw_only=True, tag="declined"):
+    """A subtask has no part for a checkpoint, and why."""
+
+    vertex: str
+    subtask: int
+    checkpoint: int
+    newer: bool
+    why: str
+
+
+class AtEnd(msgspec.Struct, frozen=True, kw_only=True, tag="at_end"):
+    """A subtask's input has ended, and all that was to be done then is done."""
+
+    vertex: str
+    subtask: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A subtask failed, and its slot with it.
+
+    Attributes:
+        trace: of Python, for people.
+    """
+
+    vertex: str
+    subtask: int
+    code: str
+    what: str
+    todo: str
+    trace: str
+
+    def error(self) -> StateBackendError:
+        """As it was raised."""
+        return error_for_code(self.code, self.what, self.todo)
+
+
+Event = Running | SplitAsked | SplitEnded | Acked | Declined | AtEnd | Failed
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in a slot, in order."""
+
+    slot: int
+    events: list[Event]
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode(message: Any) -> bytes:
+    """As it goes over the wire."""
+    return _ENCODER.encode(message)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """What `encode` made.
+
+    Raises:
+        ProtocolError: it is nothing of the kind.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(
+            f"A malformed {kind.__name__} was refused ({error}).",
+            todo="Install the same statebackend release on driver and executors.",
+        ) from error

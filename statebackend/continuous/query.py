@@ -1,0 +1,412 @@
+"""A continuous job that was started: its handle, and the restarts behind it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import msgspec
+
+from recovery.restarting import Restarts
+from snapshot.checkpoints import Subtask
+from snapshot.messages import RestoreReport
+from snapshot.progress import CheckpointProgress, ProgressBook
+from statebackend import system
+from statebackend.continuous.cluster import Cluster, SparkCluster
+from statebackend.continuous.dataflow import Flow
+from statebackend.continuous.driverlists import DriverLists
+from statebackend.continuous.graph import Graph
+from statebackend.continuous.job import JobRun, Stopped
+from statebackend.continuous.machine import Settled
+from statebackend.continuous.messages import Acked, Register
+from statebackend.continuous.options import RunOptions
+from statebackend.continuous.slot import Run
+from statebackend.continuous.takeover import (
+    QUERY_ID,
+    Taken,
+    groups_of,
+    operators_of,
+    specs_of,
+    take_over,
+)
+from statebackend.errors import (
+    FencedError,
+    JobRunningError,
+    SettingError,
+    StateBackendError,
+    UsageError,
+)
+from statebackend.spark.shipped import ShippedProcessor
+from statebackend.spark.specs import Operator
+from statebackend.spark.taskspec import TaskSpec, task_spec
+
+__all__ = ["ContinuousCheckpoint", "ContinuousQuery", "start"]
+
+_log = logging.getLogger("statebackend.continuous")
+_progress = logging.getLogger("statebackend.progress")
+_KEPT: Final = 200
+
+
+class _Final(Exception):
+    """What would be so again, however often the job is started."""
+
+    def __init__(self, error: StateBackendError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class ContinuousCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="continuous_checkpoint"):
+    """A checkpoint that is over.
+
+    Attributes:
+        checkpoint: the attempt's number. epoch: of the commit log, if it is complete.
+        aborted: why it was given up; "" if it is complete.
+        took_ms: from its trigger to the commit of its output.
+        subtasks: by ``vertex/index``: start_delay, alignment, sync and async in milliseconds, and
+            counts such as alignment_bytes.
+    """
+
+    job: str
+    checkpoint: int
+    epoch: int
+    aborted: str
+    took_ms: float
+    subtasks: dict[str, dict[str, float]]
+
+
+class ContinuousQuery:
+    """A continuous job that runs, and is started again when it fails.
+
+    Made by `ContinuousStream.start`.
+    """
+
+    running_jobs: ClassVar[dict[str, ContinuousQuery]] = {}
+
+    def __init__(
+        self,
+        flow: Flow,
+        graph: Graph,
+        options: RunOptions,
+        operators: Mapping[str, Operator],
+        cluster: Cluster,
+    ) -> None:
+        self._flow, self._graph, self._options = flow, graph, options
+        self._operators, self._cluster = operators, cluster
+        self._backend = flow.backend
+        self._processors: dict[str, ShippedProcessor] = {}
+        self._specs: dict[str, TaskSpec] = {}
+        self._book = ProgressBook(self._backend.job)
+        self._run: JobRun | None = None
+        self._restores: list[RestoreReport] = []
+        self._checkpoints: deque[ContinuousCheckpoint] = deque(maxlen=_KEPT)
+        self._done = threading.Event()
+        self._stop = threading.Event()
+        self._error: StateBackendError | None = None
+        self._epoch: int | None = None
+        self._changed = threading.Condition()
+        self._complete = (-1, -1)  # the newest complete checkpoint: its number, its epoch
+        self._restarts = 0
+        self._thread = threading.Thread(
+            target=self._go, name=f"statebackend-{self._backend.job}", daemon=True
+        )
+
+    # --- for users -----------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs, or is about to be started again."""
+        return not self._done.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every subtask runs now."""
+        run = self._run
+        return self.is_active and run is not None and run.running
+
+    @property
+    def exception(self) -> StateBackendError | None:
+        """Why it has ended for good; None while it runs, or if it came to its end."""
+        return self._error
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the last complete checkpoint of this start; None before the first."""
+        return self._epoch
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again after a failure."""
+        return self._restarts
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end.
+
+        Returns:
+            whether it has ended; False after ``timeout_s``.
+
+        Raises:
+            StateBackendError: it has failed, and the restart strategy gave it up.
+        """
+        ended = self._done.wait(timeout_s)
+        if ended and self._error is not None:
+            raise self._error
+        return ended
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """End it, without another checkpoint: the next start goes on from the last complete one.
+
+        Returns:
+            whether it has ended within ``timeout_s``.
+        """
+        self._stop.set()
+        run = self._run
+        if run is not None:
+            run.stop()
+        return self._done.wait(timeout_s)
+
+    def checkpoint(self, timeout_s: float = 60.0) -> int | None:
+        """Have a checkpoint taken as soon as there is room for one, and wait until it is complete.
+
+        Returns:
+            the epoch of a complete checkpoint that began after the call; None: there was none
+            within ``timeout_s``, or the job has ended.
+        """
+        run = self._run
+        if run is None:
+            return None
+        with self._changed:
+            asked = run.number
+            run.request("checkpoint")
+            self._changed.wait_for(
+                lambda: self._complete[0] > asked or self._done.is_set(), timeout_s
+            )
+            number, epoch = self._complete
+            return epoch if number > asked else None
+
+    def checkpoints(self) -> list[ContinuousCheckpoint]:
+        """The newest checkpoints that are over, complete or not, the oldest first.
+
+        The same go to the logger ``statebackend.progress``, one JSON object each.
+        """
+        return list(self._checkpoints)
+
+    def progress(self) -> CheckpointProgress:
+        """What the newest epochs cost, by operator and subtask, as `StateBackend.progress`."""
+        return self._book.summary(self._epoch)
+
+    def restores(self) -> list[RestoreReport]:
+        """How each keyed subtask got its state back, over all restarts."""
+        return list(self._restores)
+
+    def slots(self) -> list[Register]:
+        """The processes that make up the job now."""
+        run = self._run
+        return [] if run is None else [one for _, one in sorted(run.door.slots.items())]
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Ship the processors, and go."""
+        cluster = self._cluster
+        for uid, one in self._flow.operations.items():
+            self._processors[uid] = cluster.ship(one.packed)
+            self._specs[uid] = task_spec(
+                self._operators[uid],
+                replace(one.plan, timezone=cluster.timezone),
+                self._backend._job,
+                self._backend._settings,
+                local_dir=self._backend._builder.local_dir,
+                keep_stores=cluster.keeps_workers,
+                packed=False,
+            )
+        self._thread.start()
+
+    def forget(self) -> None:
+        """It is not what runs the job (any more)."""
+        running, uri = ContinuousQuery.running_jobs, self._backend._job.store.uri
+        if running.get(uri) is self:
+            del running[uri]
+
+    def _go(self) -> None:
+        restarts = Restarts(self._options.restart)
+        before = 0
+        try:
+            while True:
+                try:
+                    before = self._run_once(before)
+                    return
+                except Stopped:
+                    return
+                except _Final as final:
+                    self._error = final.error
+                    return
+                except FencedError as error:
+                    self._error = error  # somebody else runs the job
+                    return
+                except StateBackendError as error:
+                    restarts, delay_s = restarts.failed(system.monotonic_s(), random.random())
+                    if delay_s is None or self._stop.is_set():
+                        self._error = None if self._stop.is_set() else error
+                        return
+                    _log.warning("job %s starts again in %g s: %s", self.job, delay_s, error)
+                    self._restarts += 1
+                    before = max(before, self._run.number if self._run else 0)
+                    if self._stop.wait(delay_s):
+                        return
+        except BaseException as error:
+            self._error = StateBackendError(
+                f"The driver of job {self.job!r} failed: {type(error).__name__}: {error}.",
+                todo="See the log.",
+            )
+            _log.exception("job %s", self.job)
+        finally:
+            self.forget()
+            self._done.set()
+            with self._changed:
+                self._changed.notify_all()
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._backend.job
+
+    def _run_once(self, before: int) -> int:
+        backend, job = self._backend, self._backend._job
+        name, token = system.new_id(), secrets.token_urlsafe(24)
+        try:
+            taken = take_over(
+                job,
+                self._operators,
+                backend._settings,
+                run=name,
+                progress=self._book,
+                allow_dropped_state=backend._allow_dropped_state,
+            )
+        except UsageError as error:
+            raise _Final(error) from error
+        server = self._cluster.server()
+        background = ThreadPoolExecutor(4, "statebackend-lists")
+        endpoint = server.add(name, token, taken.session)  # replaced by the door's, below
+        try:
+            lists = DriverLists(
+                self._graph,
+                job=self.job,
+                local_name=job.local_name,
+                session=taken.session,
+                endpoint=endpoint,
+                query_id=QUERY_ID,
+                store=job.store,
+                background=background,
+                begin_timeout_s=backend._settings.start_timeout_s + 30.0,
+            )
+            run = JobRun(
+                self._graph,
+                self._options,
+                taken,
+                lists,
+                before=before,
+                on_settled=self._settled,
+            )
+            server.add(name, token, run.door)
+            self._run = run
+            if self._stop.is_set():
+                raise Stopped()
+            run.prepare(self.job)
+            shipped = self._shipped(taken, endpoint.location)
+            run.launch(self._cluster.stage(shipped, token))
+            run.loop()
+            return run.number
+        finally:
+            server.remove(name)
+            self._restores += taken.session.restores
+            background.shutdown(wait=False)
+
+    def _shipped(self, taken: Taken, location: str) -> Run:
+        """What the slots are told."""
+        return Run(
+            job=self.job,
+            run=taken.run,
+            generation=taken.tenure.generation,
+            location=location,
+            session=taken.run,
+            query_id=QUERY_ID,
+            graph=self._graph,
+            options=self._options,
+            specs=self._specs,
+            processors=self._processors,
+        )
+
+    def _settled(self, settled: Settled, parts: Mapping[Subtask, Acked]) -> None:
+        if settled.reason is None:
+            self._epoch = settled.epoch
+        said = ContinuousCheckpoint(
+            job=self.job,
+            checkpoint=settled.checkpoint,
+            epoch=settled.epoch,
+            aborted=settled.reason.value if settled.reason else "",
+            took_ms=round(settled.took_s * 1000, 3),
+            subtasks={
+                f"{one.vertex}/{one.index}": {
+                    **{f"{name}_ms": value for name, value in part.timings_ms.items()},
+                    **part.figures,
+                }
+                for one, part in sorted(parts.items())
+            },
+        )
+        with self._changed:
+            self._checkpoints.append(said)
+            if settled.reason is None:
+                self._complete = settled.checkpoint, settled.epoch
+            self._changed.notify_all()
+        _progress.info("%s", msgspec.json.encode(said).decode())
+
+
+def start(
+    flow: Flow, parallelism: int, options: RunOptions, cluster: Cluster | None = None
+) -> ContinuousQuery:
+    """See `ContinuousStream.start`. ``cluster``: default: the backend's session."""
+    backend = flow.backend
+    if not flow.sinks:
+        raise SettingError(
+            f"Job {backend.job!r} has no sink.", todo="Call sink() on one of its streams."
+        )
+    if not isinstance(parallelism, int) or parallelism < 1:
+        raise SettingError(f"The parallelism is {parallelism!r}.", todo="Give 1 or more.")
+    if options.mode == "at_least_once" and flow.graph(parallelism, parallelism).single:
+        raise SettingError(
+            "With mode='at_least_once' subtasks take rules that go to all of them into different "
+            "checkpoints.",
+            todo="Leave mode= out.",
+        )
+    job = backend._job
+    running = ContinuousQuery.running_jobs.get(job.store.uri)
+    if running is not None and running.is_active:
+        raise JobRunningError(
+            f"Job {job.name!r} in {job.uri} is being run by this driver.",
+            todo="Stop that query first, or give this one another job= name.",
+        )
+    groups = groups_of(job, backend._settings, parallelism)
+    operators = operators_of(flow, parallelism, groups)
+    specs_of(
+        job.name,
+        operators,
+        job.manifests(),
+        allow_dropped_state=backend._allow_dropped_state,
+    )
+    where = cluster or SparkCluster(backend.spark, backend._settings)
+    graph = flow.graph(parallelism, groups)
+    query = ContinuousQuery(flow, graph, options, operators, where)
+    ContinuousQuery.running_jobs[job.store.uri] = query
+    try:
+        query.begin()
+    except BaseException:
+        query.forget()
+        raise
+    return query

@@ -1,0 +1,214 @@
+"""Taking over a continuous job: what its operators are, the claim, the coordinator of a run.
+
+Each start and each restart claims the job anew, so that whatever is left of the run before is
+fenced, and its slots are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import StructType
+
+from recovery.savepoint_state import last_epochs
+from snapshot.bases import BasePolicy
+from snapshot.coordinator import Coordinator
+from snapshot.lineage import OperatorLineage
+from snapshot.log import Tenure
+from snapshot.operators import OperatorSpec, operators_setting
+from snapshot.progress import ProgressBook
+from snapshot.record import Manifest
+from statebackend import system
+from statebackend.continuous.dataflow import Flow, time_of
+from statebackend.continuous.driverlists import sink_states, source_states
+from statebackend.errors import StateMismatchError
+from statebackend.keygroups import check_parallelism, default_max_parallelism
+from statebackend.ops.declared import StateDeclaration
+from statebackend.settings import Settings
+from statebackend.spark.building import key_schema_of
+from statebackend.spark.job import Job, live_lineages
+from statebackend.spark.savepoints import refuse_half_begun
+from statebackend.spark.session import RunSession
+from statebackend.spark.specs import Operator, log_changes, operator_specs
+
+__all__ = ["QUERY_ID", "Taken", "groups_of", "operators_of", "specs_of", "take_over"]
+
+QUERY_ID: Final = "continuous"
+"""In the place of a streaming query's id."""
+
+
+def groups_of(job: Job, settings: Settings, parallelism: int) -> int:
+    """The job's key groups.
+
+    Raises:
+        ParallelismError, MaxParallelismChangedError: it cannot be run so.
+        StorageError: the log cannot be read.
+    """
+    known = next(iter(job.lineages().values()), None)
+    groups = settings.max_parallelism or (
+        known.max_parallelism if known else default_max_parallelism(parallelism)
+    )
+    check_parallelism(parallelism, groups)
+    if known is not None:
+        job.check_parallelism(known, groups)
+    return groups
+
+
+def operators_of(flow: Flow, parallelism: int, max_parallelism: int) -> dict[str, Operator]:
+    """Everything of the job that has a part in the log."""
+
+    def plain(uid: str, states: dict[str, StateDeclaration]) -> Operator:
+        return Operator(uid, 1, max_parallelism, StructType([]), states)
+
+    operators = {uid: plain(uid, source_states()) for uid in flow.sources}
+    operators |= {uid: plain(uid, sink_states()) for uid in flow.sinks}
+    for uid, one in flow.operations.items():
+        names = [one.plan.input_schema.names[i] for i in one.plan.key_positions]
+        operators[uid] = Operator(
+            uid,
+            parallelism,
+            max_parallelism,
+            key_schema_of(one.plan.input_schema, names),
+            one.declared.declared,
+            deleted=tuple(one.declared.dropped),
+            time=time_of(one),
+        )
+    return operators
+
+
+def specs_of(
+    job: str,
+    operators: Mapping[str, Operator],
+    manifests: list[Manifest],
+    *,
+    allow_dropped_state: bool,
+) -> dict[str, OperatorSpec]:
+    """What the coordinator is told of them.
+
+    Raises:
+        MissingUidError, StateMismatchError: the checkpoint has something else.
+    """
+    refuse_half_begun(job, manifests)
+    live = live_lineages(manifests)
+    newest = {m.operator: m for m in manifests if m.operator in live}
+    specs = operator_specs(
+        job, operators, newest, allow_dropped_state=allow_dropped_state, heartbeat=False
+    )
+    log_changes(specs, newest)
+    return specs
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A job that was taken over.
+
+    Attributes:
+        epoch: of its last complete checkpoint; -1 before the first.
+        stamp_ms: for the epoch after it: later than any before.
+    """
+
+    run: str
+    tenure: Tenure
+    session: RunSession
+    epoch: int
+    stamp_ms: int
+
+
+def take_over(
+    job: Job,
+    operators: Mapping[str, Operator],
+    settings: Settings,
+    *,
+    run: str,
+    progress: ProgressBook,
+    allow_dropped_state: bool,
+) -> Taken:
+    """Claim the job and make the session of a run; its gate is open on return.
+
+    Raises:
+        FencedError, CommitUnknownError, StoreUnreachableError: the claim did not succeed.
+        StateMismatchError: another driver changed the job meanwhile.
+    """
+    log = job.log()
+    before = log.manifests()
+    checked = specs_of(job.name, operators, before, allow_dropped_state=allow_dropped_state)
+    epoch = _last_complete(before, operators)
+    known = live_lineages(before)
+    firsts = {uid: known[uid].first_epoch if uid in known else epoch + 1 for uid in operators}
+    tenure = log.claim(query_id=QUERY_ID, run=run, settings=operators_setting(firsts))
+    # Read again: what another driver had committed before the claim is part of the truth.
+    manifests = [m for m in log.manifests(tenure.listed) if m.sequence < tenure.sequence]
+    specs = specs_of(job.name, operators, manifests, allow_dropped_state=allow_dropped_state)
+    for uid, spec in specs.items():
+        if (spec.states, spec.schemas) != (checked[uid].states, checked[uid].schemas):
+            raise StateMismatchError(
+                f"Another driver of job {job.name!r} changed the states of operator {uid!r} while "
+                "this one was started.",
+                todo="Stop the other driver, and start this job again.",
+            )
+    epoch = _last_complete(manifests, operators)
+    lineages = {uid: one for uid, one in live_lineages(manifests).items() if uid in operators}
+    session = RunSession(
+        store=job.store,
+        log=log,
+        gate_timeout_s=settings.start_timeout_s,
+        whole_limit_bytes=settings.base_whole_limit_bytes,
+        progress=progress,
+        clean_every_epochs=settings.clean_every_epochs,
+        clean_min_age_s=settings.clean_min_age_s,
+    )
+    coordinator = _coordinator(job, settings, run, tenure, specs, lineages, first_epoch=epoch + 1)
+    session.open(coordinator, tenure)
+    return Taken(run, tenure, session, epoch, _stamp_after(lineages))
+
+
+def _coordinator(
+    job: Job,
+    settings: Settings,
+    run: str,
+    tenure: Tenure,
+    specs: Mapping[str, OperatorSpec],
+    lineages: Mapping[str, OperatorLineage],
+    *,
+    first_epoch: int,
+) -> Coordinator:
+    """With synchronous commits: what is complete is durable."""
+    return Coordinator(
+        job=job.name,
+        job_id=tenure.job_id,
+        run=run,
+        query_id=QUERY_ID,
+        operators=specs,
+        lineages=lineages,
+        inline_budget_bytes=settings.inline_budget_bytes(
+            max(one.parallelism for one in specs.values())
+        ),
+        bases=_base_policy(settings),
+        now_s=system.monotonic_s,
+        new_id=system.new_id,
+        first_epoch=first_epoch,
+        retain_epochs=settings.retain_epochs,
+    )
+
+
+def _last_complete(manifests: list[Manifest], operators: Mapping[str, Operator]) -> int:
+    """An epoch counts once every vertex of the run that wrote it has its record."""
+    found = {uid: one for uid, one in last_epochs(manifests).items() if uid in operators}
+    return min(found.values(), default=-1)
+
+
+def _stamp_after(lineages: Mapping[str, OperatorLineage]) -> int:
+    stamps = [entry.stamp_ms for one in lineages.values() for entry in one.epochs.values()]
+    return max(system.wall_ms(), max(stamps, default=0) + 1)
+
+
+def _base_policy(settings: Settings) -> BasePolicy:
+    return BasePolicy(
+        every_epochs=settings.base_every_epochs,
+        apart_every_epochs=settings.base_apart_every_epochs,
+        apart_min_bytes=settings.base_apart_min_bytes,
+        apart_ratio=settings.base_apart_ratio,
+        lease_s=settings.base_lease_s,
+    )

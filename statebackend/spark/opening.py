@@ -1,0 +1,97 @@
+"""Between a worker and its store: where copies lie, who opens them, how bases leave."""
+
+from __future__ import annotations
+
+import os
+
+from recovery.keeper import Keeper
+from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.restore import Site
+from recovery.upload import BaseUpload
+from recovery.workspace import Workspace
+from snapshot.messages import BaseGrant
+from snapshot.storage.base import ObjectStore
+from snapshot.storage.counting import CountingStore
+from snapshot.storage.open import open_store
+from snapshot.storage.options import StoreOptions
+from statebackend import system
+from statebackend.keygroups import key_group_range
+from statebackend.spark.reporter import UploadClient, UploadReporter
+from statebackend.spark.taskspec import TaskSpec
+from statebackend.spark.wire import Endpoint
+
+__all__ = ["base_upload", "durable_store", "local_subtask", "site_of"]
+
+_stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
+
+
+def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
+    """This process's connection to an object store."""
+    key = (os.getpid(), uri, options)
+    store = _stores.get(key)
+    if store is None:
+        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options)
+    return store
+
+
+def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask:
+    """A subtask's copies on this host, by way of this process's keeper."""
+    clock = Clock(system.monotonic_s, system.sleep_s)
+    return LocalSubtask(
+        system.expanded(spec.local_dir),
+        job=spec.local_name,
+        operator=spec.uid,
+        key_groups=key_group_range(subtask, spec.parallelism, spec.max_parallelism),
+        new_id=system.new_id,
+        clock=clock,
+        keeper=Keeper.of_process(clock, spec.keeper, work.path),
+        keeper_settings=spec.keeper,
+    )
+
+
+def site_of(spec: TaskSpec, subtask: int) -> Site:
+    """A subtask in this process."""
+    return Site(
+        operator=spec.uid,
+        subtask=subtask,
+        host=system.host_name(),
+        executor=system.executor_name(),
+    )
+
+
+def base_upload(
+    spec: TaskSpec,
+    subtask: int,
+    held: Incarnation,
+    grant: BaseGrant,
+    *,
+    client: UploadClient,
+    endpoint: Endpoint,
+    store: ObjectStore,
+    generation: int,
+) -> BaseUpload:
+    """An upload of the store as it stands, to be started; see :class:`BaseUpload`.
+
+    Args:
+        store: the durable one.
+    """
+    counted = CountingStore(store)
+    reporter = UploadReporter(
+        client,
+        endpoint,
+        job=spec.job,
+        operator=spec.uid,
+        subtask=subtask,
+        grant=grant,
+        counted=counted,
+        timeout_s=spec.begin_timeout_s,
+    )
+    return BaseUpload(
+        held,
+        grant,
+        store=counted,
+        generation=generation,
+        reporter=reporter,
+        now_s=system.monotonic_s,
+        bytes_per_s=spec.base_bytes_per_s,
+    )

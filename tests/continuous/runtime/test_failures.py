@@ -1,0 +1,192 @@
+"""What goes wrong around the operators: sinks, sources, the driver, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recovery.restarting import FixedDelay, NoRestart
+from statebackend import system
+from statebackend.continuous.sinks.base import Committer, SinkWriter
+from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sources.files import FileSource
+from statebackend.errors import CheckpointsFailedError, ConnectorError, StoreUnreachableError
+from statebackend.spark.session import RunSession
+from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
+from tests.continuous.runtime.world import soon
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from snapshot.messages import AckReply, AckRequest
+    from statebackend.continuous.sinks.base import SinkContext
+    from tests.continuous.runtime.world import World
+
+
+class Stubborn(CollectSink):
+    """Its first commits fail, after they have committed a part."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.left = failures
+
+    def committer(self, job: str, uid: str) -> Committer:
+        inner, sink = super().committer(job, uid), self
+
+        class Failing(Committer):
+            def commit(self, committables: Sequence[bytes]) -> None:
+                if committables and sink.left:
+                    sink.left -= 1
+                    inner.commit(committables[:1])
+                    raise ConnectorError("The place is not reached.")
+                inner.commit(committables)
+
+        return Failing()
+
+
+class Unprepared(CollectSink):
+    """Cannot make its rows safe."""
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        class Failing(SinkWriter):
+            def write(self, batch: pa.RecordBatch) -> None:
+                return None
+
+            def prepare(self, checkpoint: int) -> list[bytes]:
+                raise ConnectorError("The place is full.")
+
+        return Failing()
+
+
+def count(world: World, sink: CollectSink, **source: Any) -> CollectSink:
+    numbers = Numbers(source.pop("rows", 2000), rows_per_s=2000, **source)
+    keyed = world.source(numbers).key_by("key")
+    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
+    return sink
+
+
+def test_a_commit_that_fails_is_repeated_after_a_restart(world: World) -> None:
+    sink = Stubborn(2)
+    count(world, sink)
+    query = world.start(2, restart=FixedDelay(4, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 2
+    check_counts(sink.rows(), truth(2000))
+
+
+def test_a_sink_that_cannot_prepare_ends_the_job_with_its_own_error(world: World) -> None:
+    count(world, Unprepared())
+    query = world.start(2, restart=NoRestart())
+    with pytest.raises(ConnectorError, match="full"):
+        query.await_termination(60.0)
+
+
+@pytest.mark.parametrize("tolerable", [0, 2])
+def test_a_store_that_fails_under_a_snapshot_costs_checkpoints_and_then_the_job(
+    world: World, tolerable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statebackend.continuous.subtaskstate import SubtaskState
+
+    failing, persist = [3], SubtaskState.persist
+
+    def fails(self: SubtaskState, frozen: Any) -> Any:
+        ack = persist(self, frozen)
+        if self._subtask == 0 and failing[0]:
+            failing[0] -= 1
+            raise StoreUnreachableError("The store is down.")
+        return ack
+
+    monkeypatch.setattr(SubtaskState, "persist", fails)
+    sink = count(world, CollectSink())
+    query = world.start(2, restart=NoRestart(), tolerable_failures=3 if tolerable else 0)
+    if not tolerable:
+        with pytest.raises(CheckpointsFailedError):
+            query.await_termination(60.0)
+        return
+    assert query.await_termination(60.0)
+    assert [one.aborted for one in query.checkpoints()][:3] == ["declined"] * 3
+    assert query.checkpoints()[3].epoch == 0
+    check_counts(sink.rows(), truth(2000))
+
+
+@pytest.mark.parametrize("cut", ["sink-count", "source"])
+def test_a_checkpoint_whose_records_are_cut_off_never_was(
+    world: World, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of one checkpoint are written one after the other; some are there already."""
+    left, ack = [2], RunSession.ack
+
+    def fails(self: RunSession, request: AckRequest) -> AckReply:
+        if request.operator == cut and request.epoch in (2, 4) and left[0]:
+            left[0] -= 1
+            raise StoreUnreachableError("The store is down.")
+        return ack(self, request)
+
+    monkeypatch.setattr(RunSession, "ack", fails)
+    sink = count(world, CollectSink())
+    query = world.start(2, restart=FixedDelay(3, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 2
+    check_counts(sink.rows(), truth(2000))
+
+
+def test_slots_end_when_their_driver_does_not_answer_any_more(world: World) -> None:
+    count(world, CollectSink(), rows=None)
+    query = world.start(2, silence_s=2.0, restart=NoRestart())
+    soon(lambda: query.is_running)
+    slots = world.cluster.slots
+    world.cluster.server().shutdown()
+    soon(lambda: all(not thread.is_alive() for slot in slots for thread in slot._threads))
+    with pytest.raises(Exception, match=r"heard|stage|failed"):
+        query.await_termination(60.0)
+
+
+def test_files_that_arrive_later_are_read_once_over_a_restart(world: World, tmp_path: Path) -> None:
+    folder, size = tmp_path / "in", 500
+    folder.mkdir()
+    numbers = Numbers(None, splits=1)
+
+    def arrives(number: int) -> None:
+        reader = numbers.open(numbers.discover(None).splits[0], {"rows": number * size})
+        draft = folder / f".{number}"
+        pq.write_table(pa.Table.from_batches([reader.read(size)]), draft)
+        draft.rename(folder / f"{number:03}.parquet")
+
+    sink = CollectSink()
+    arrives(0)
+    source = FileSource(folder, schema=numbers.schema, follow=True)
+    keyed = world.source(source).key_by("key")
+    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
+    query = world.start(2, restart=FixedDelay(1, 0.0), discover_every_s=0.1)
+
+    def read() -> int:
+        newest: dict[int, int] = {}
+        for row in sink.rows():
+            newest[row["key"]] = max(newest.get(row["key"], 0), row["n"])
+        return sum(newest.values())
+
+    soon(lambda: read() == size)
+    arrives(1)
+    soon(lambda: read() == 2 * size)
+    world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
+    arrives(2)
+    soon(lambda: read() == 3 * size)
+    assert query.stop()
+    assert query.restarts == 1
+    check_counts(sink.rows(), truth(3 * size))
+
+
+def test_a_stopped_query_says_so_at_once(world: World) -> None:
+    count(world, CollectSink(), rows=None)
+    query = world.start(2)
+    soon(lambda: query.is_running)
+    began_s = system.monotonic_s()
+    assert query.stop()
+    assert system.monotonic_s() - began_s < 10.0
+    assert not query.is_active
+    assert query.exception is None
+    assert query.await_termination()

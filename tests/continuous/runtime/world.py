@@ -1,0 +1,115 @@
+"""A continuous job in one process: its slots are threads, everything else is what runs on Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from statebackend import system
+from statebackend.continuous.cluster import Stage
+from statebackend.continuous.dataflow import ContinuousStream, Flow, continuous
+from statebackend.continuous.options import RunOptions
+from statebackend.continuous.query import ContinuousQuery, start
+from statebackend.continuous.slot import Run, Slot
+from statebackend.continuous.sources.base import Source
+from statebackend.settings import Settings
+from statebackend.spark.constants import PackedProcessor
+from statebackend.spark.job import Job
+from statebackend.spark.shipped import ShippedProcessor
+from statebackend.spark.wire import Server
+
+
+class ThreadCluster:
+    """Slots as threads of this process."""
+
+    timezone = "UTC"
+    keeps_workers = True
+
+    def __init__(self) -> None:
+        self._server = Server(bind="127.0.0.1", advertised="127.0.0.1")
+        self.slots: list[Slot] = []
+        self.on_slot: Callable[[Slot], None] = lambda slot: None
+
+    def server(self) -> Server:
+        return self._server
+
+    def ship(self, packed: PackedProcessor) -> ShippedProcessor:
+        assert not packed.parts
+        return ShippedProcessor(packed.uid, packed.data, ())
+
+    def stage(self, run: Run, token: str) -> Stage:
+        errors: list[BaseException] = []
+
+        def serve(index: int) -> None:
+            try:
+                slot = Slot(run, index, token, host="127.0.0.1")
+                self.slots.append(slot)
+                self.on_slot(slot)
+                slot.serve()
+            except BaseException as error:
+                errors.append(error)
+
+        def go() -> None:
+            threads = [
+                threading.Thread(target=serve, args=(index,), daemon=True)
+                for index in range(run.graph.parallelism)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if errors:
+                raise RuntimeError(f"SparkException: {errors[0]}")
+
+        return Stage(go, lambda: None)
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+class World:
+    """A job's folder, and starts of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = ThreadCluster()
+        self.queries: list[ContinuousQuery] = []
+        self.backend: Any = None
+        self.renew()
+
+    def renew(self, **settings: Any) -> None:
+        """Another driver's backend: nothing is built yet."""
+        allow_dropped_state = settings.pop("allow_dropped_state", False)
+        self.backend = SimpleNamespace(
+            job="job",
+            _job=Job(f"file://{self.folder}/state", "job"),
+            _settings=Settings.resolve(settings, lambda key: None),
+            _builder=SimpleNamespace(local_dir=str(self.folder / "local")),
+            _allow_dropped_state=allow_dropped_state,
+        )
+
+    def source(self, source: Source, name: str = "source") -> ContinuousStream:
+        return continuous(self.backend, source, name=name)
+
+    def start(self, parallelism: int = 2, **options: Any) -> ContinuousQuery:
+        flow: Flow = self.backend._continuous
+        given = {"checkpoint_interval_s": 0.1, "start_timeout_s": 30.0, **options}
+        query = start(flow, parallelism, RunOptions(**given), self.cluster)
+        self.queries.append(query)
+        return query
+
+    def close(self) -> None:
+        for query in self.queries:
+            query.stop(20.0)
+        self.cluster.close()
+
+
+def soon(true: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Wait until something is so."""
+    until_s = system.monotonic_s() + timeout_s
+    while not true():
+        assert system.monotonic_s() < until_s
+        system.sleep_s(0.02)

@@ -1,0 +1,16 @@
+"""Stores that a test's subtasks left open are closed before their folder goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from recovery.keeper import Keeper
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    yield
+    if Keeper._instance is not None:
+        Keeper._instance[1].close()

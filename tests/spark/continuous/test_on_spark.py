@@ -1,0 +1,140 @@
+"""Continuous jobs in a barrier stage of Spark's: real processes, which are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from recovery.restarting import FixedDelay, NoRestart
+from statebackend.continuous.sinks.files import FileSink
+from statebackend.errors import PeerLostError, ProcessorError
+from tests.continuous.runtime.jobs import (
+    OUTPUT,
+    ArrowCounting,
+    Counting,
+    FailingOnce,
+    Numbers,
+    Windows,
+    check_counts,
+    truth,
+    windows_truth,
+)
+from tests.continuous.runtime.world import soon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.spark.backend import StateBackend
+
+WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
+
+
+@pytest.fixture
+def queries() -> Iterator[list[ContinuousQuery]]:
+    made: list[ContinuousQuery] = []
+    yield made
+    for query in made:
+        query.stop()
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    files = sorted(folder.glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def running_at(query: ContinuousQuery, epoch: int) -> None:
+    soon(lambda: query.is_running and (query.epoch or 0) >= epoch, 120.0)
+
+
+def kill(query: ContinuousQuery, slot: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(query.slots()[slot].pid, signal.SIGKILL)
+
+
+def test_the_smallest_job_from_source_to_files(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend().continuous(Numbers(20_000), name="numbers").key_by("key")
+    counted = keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT)
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval_s=0.2)
+    queries.append(query)
+    assert query.await_termination(120.0)
+    check_counts(rows_of(tmp_path / "out"), truth(20_000))
+    assert {one.operator for one in query.progress().epochs} >= {"numbers", "count"}
+
+
+def test_killed_workers_change_nothing_of_windows_and_counts(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    rows = 12_000
+    source = Numbers(rows, rows_per_s=800, event_time="at", watermark_delay="5 ms")
+    keyed = backend().continuous(source, name="numbers").key_by("key")
+    keyed.process(
+        Windows(500), uid="windows", output_schema=WINDOWS, time_mode="event", event_time="at"
+    ).sink(FileSink(tmp_path / "windows"))
+    counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
+    counted.sink(FileSink(tmp_path / "counts"))
+    query = counted.start(parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0))
+    queries.append(query)
+    for slot, after in ((1, 1), (0, 4)):
+        running_at(query, after)
+        kill(query, slot)
+        soon(lambda: not query.is_running)
+    assert query.await_termination(120.0)
+    assert query.restarts == 2
+    check_counts(rows_of(tmp_path / "counts"), truth(rows))
+    found = [tuple(row.values()) for row in rows_of(tmp_path / "windows")]
+    assert len(found) == len(set(found))
+    assert set(found) == windows_truth(rows, 500)
+    assert "local" in {restore.source for restore in query.restores()}
+
+
+def test_the_users_error_comes_back_from_the_worker(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend().continuous(Numbers(1000), name="numbers").key_by("key")
+    processor = FailingOnce(str(tmp_path / "failed"), 100)
+    counted = keyed.process(processor, uid="count", output_schema=OUTPUT)
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, restart=NoRestart())
+    queries.append(query)
+    with pytest.raises(ProcessorError, match="the row that fails"):
+        query.await_termination(120.0)
+
+
+def test_a_stage_that_does_not_fit_is_given_up_with_what_to_do(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend().continuous(Numbers(1000), name="numbers").key_by("key")
+    counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
+    query = counted.sink(FileSink(tmp_path / "out")).start(
+        parallelism=3, restart=NoRestart(), start_timeout_s=4.0
+    )
+    queries.append(query)
+    with pytest.raises(PeerLostError, match="slots"):
+        query.await_termination(120.0)
+
+
+def test_a_stopped_job_goes_on_at_another_parallelism(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    rows = 6000
+    for parallelism in (2, 1):
+        source = Numbers(rows, splits=3, rows_per_s=500)
+        keyed = backend().continuous(source, name="numbers").key_by("key")
+        counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
+        query = counted.sink(FileSink(tmp_path / "out")).start(
+            parallelism=parallelism, checkpoint_interval_s=0.3
+        )
+        queries.append(query)
+        if parallelism == 2:
+            running_at(query, 1)
+            assert query.stop()
+    assert query.await_termination(120.0)
+    check_counts(rows_of(tmp_path / "out"), truth(rows))
