@@ -18,6 +18,7 @@ from recovery.restarting import Restarts
 from snapshot.checkpoints import Subtask
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
+from snapshot.tenure import Tenure
 from statebackend import system
 from statebackend.continuous.cluster import Cluster, SparkCluster
 from statebackend.continuous.dataflow import Flow
@@ -43,6 +44,7 @@ from statebackend.errors import (
     StateBackendError,
     UsageError,
 )
+from statebackend.spark.job import overtaken
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.specs import Operator
 from statebackend.spark.taskspec import TaskSpec, task_spec
@@ -104,6 +106,7 @@ class ContinuousQuery:
         self._specs: dict[str, TaskSpec] = {}
         self._book = ProgressBook(self._backend.job)
         self._run: JobRun | None = None
+        self._tenure: Tenure | None = None
         self._restores: list[RestoreReport] = []
         self._checkpoints: deque[ContinuousCheckpoint] = deque(maxlen=_KEPT)
         self._done = threading.Event()
@@ -280,6 +283,9 @@ class ContinuousQuery:
     def _run_once(self, before: int) -> int:
         backend, job = self._backend, self._backend._job
         name, token = system.new_id(), secrets.token_urlsafe(24)
+        # Whatever failed: a job that another driver has taken over is never taken back.
+        if self._tenure is not None and (fenced := overtaken(job.log(), self._tenure)):
+            raise fenced
         try:
             taken = take_over(
                 job,
@@ -291,6 +297,7 @@ class ContinuousQuery:
             )
         except UsageError as error:
             raise _Final(error) from error
+        self._tenure = taken.tenure
         server = self._cluster.server()
         background = ThreadPoolExecutor(4, "statebackend-lists")
         endpoint = server.add(name, token, taken.session)  # replaced by the door's, below

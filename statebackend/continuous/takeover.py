@@ -16,19 +16,19 @@ from recovery.savepoint_state import last_epochs
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
-from snapshot.log import Tenure
 from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
+from snapshot.tenure import Tenure
 from statebackend import system
 from statebackend.continuous.dataflow import Flow, time_of
 from statebackend.continuous.driverlists import sink_states, source_states
-from statebackend.errors import StateMismatchError
+from statebackend.errors import SettingError, StateMismatchError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import StateDeclaration
 from statebackend.settings import Settings
 from statebackend.spark.building import key_schema_of
-from statebackend.spark.job import Job, live_lineages
+from statebackend.spark.job import Job, held_before, live_lineages
 from statebackend.spark.savepoints import refuse_half_begun
 from statebackend.spark.session import RunSession
 from statebackend.spark.specs import Operator, log_changes, operator_specs
@@ -130,16 +130,18 @@ def take_over(
     Raises:
         FencedError, CommitUnknownError, StoreUnreachableError: the claim did not succeed.
         StateMismatchError: another driver changed the job meanwhile.
+        SettingError: the job is a streaming query's.
     """
     log = job.log()
     before = log.manifests()
+    _refuse_a_query(job.name, before)
     checked = specs_of(job.name, operators, before, allow_dropped_state=allow_dropped_state)
     epoch = _last_complete(before, operators)
     known = live_lineages(before)
     firsts = {uid: known[uid].first_epoch if uid in known else epoch + 1 for uid in operators}
     tenure = log.claim(query_id=QUERY_ID, run=run, settings=operators_setting(firsts))
     # Read again: what another driver had committed before the claim is part of the truth.
-    manifests = [m for m in log.manifests(tenure.listed) if m.sequence < tenure.sequence]
+    manifests = held_before(log, tenure)
     specs = specs_of(job.name, operators, manifests, allow_dropped_state=allow_dropped_state)
     for uid, spec in specs.items():
         if (spec.states, spec.schemas) != (checked[uid].states, checked[uid].schemas):
@@ -162,6 +164,17 @@ def take_over(
     coordinator = _coordinator(job, settings, run, tenure, specs, lineages, first_epoch=epoch + 1)
     session.open(coordinator, tenure)
     return Taken(run, tenure, session, epoch, _stamp_after(lineages))
+
+
+def _refuse_a_query(job: str, manifests: list[Manifest]) -> None:
+    """Its operators would go on, and the sources begin anew: all would count twice."""
+    written = [m.query_id for m in manifests if m.kind == "checkpoint"]
+    if written and written[-1] != QUERY_ID:
+        raise SettingError(
+            f"Job {job!r} holds the state of the streaming query {written[-1]}: a continuous job "
+            f"cannot go on from it.",
+            todo="Give the continuous job a job= name of its own.",
+        )
 
 
 def _coordinator(

@@ -638,7 +638,7 @@ def test_a_damaged_store_that_cannot_even_be_closed_is_replaced_too(
 def test_stores_that_keep_failing_end_in_an_error_and_not_in_a_loop(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rotten(path: str, settings: RocksSettings | None = None) -> RocksStore:
+    def rotten(path: str, settings: RocksSettings | None = None, **more: bool) -> RocksStore:
         raise LocalCopyError(f"The local store {path} is damaged.")
 
     job.restart()

@@ -8,9 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery.restarting import FixedDelay, NoRestart
+from snapshot.log import CommitLog
+from snapshot.record import Manifest
+from statebackend import system
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.sinks.files import FileSink
-from statebackend.errors import FencedError, JobRunningError, ProcessorError
+from statebackend.errors import FencedError, JobRunningError, ProcessorError, SettingError
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     ArrowCounting,
@@ -189,6 +192,35 @@ def test_windows_of_event_time_come_out_once_and_whole(
     found = [tuple(row.values()) for row in sink.rows()]
     assert len(found) == len(set(found))
     assert set(found) == windows_truth(3000, 100)
+
+
+def test_a_streaming_querys_job_is_refused(world: World) -> None:
+    """Its state would go on, and the sources begin anew: all would count twice."""
+    job = world.backend._job
+    log = CommitLog(job.store, job=job.name, writer="query", new_id=system.new_id)
+    tenure = log.claim(query_id="of a query", run="run")
+    manifest = Manifest(
+        kind="checkpoint",
+        job=job.name,
+        job_id=tenure.job_id,
+        generation=tenure.generation,
+        sequence=0,
+        writer="query",
+        write_id="",
+        oldest_needed=tenure.sequence,
+        operator="count",
+        epoch=0,
+        parallelism=1,
+        max_parallelism=128,
+        first_epoch=0,
+        query_id="of a query",
+        run="run",
+    )
+    log.append(tenure, manifest)
+    counting(world, Numbers(100))
+    with pytest.raises(SettingError, match="streaming query"):
+        world.start(2).await_termination(60.0)
+    assert [one.query_id for one in log.manifests()] == ["of a query"] * 2
 
 
 def test_a_second_driver_fences_the_first(world: World) -> None:
