@@ -222,6 +222,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 # --- bytes ---------------------------------------------------------------------------------------
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+# Made here, once: msgspec looks at a type when it first decodes one, and threads that do so at the
+# same time were seen to end in a segmentation fault.
+_DECODERS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Commands, Poll, Register, Report)
+}
 
 
 def encode(message: Any) -> bytes:
@@ -236,7 +241,8 @@ def decode(body: bytes, kind: type[T]) -> T:
         ProtocolError: it is nothing of the kind.
     """
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        found: T = _DECODERS[kind].decode(body)
+        return found
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(
             f"A malformed {kind.__name__} was refused ({error}).",

@@ -201,6 +201,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         return known[1]
 
 
+# Looked at once, here: threads that decode a type for the first time at the same time were seen to
+# end in a segmentation fault of msgspec.
+_LOOKED_AT: Final = [
+    msgspec.msgpack.Decoder(kind)
+    for kind in (BeginRequest, AckRequest, BaseDone, BaseRenewal, Call)
+] + [msgspec.msgpack.Decoder(kind) for kind in (BeginReply, AckReply, BaseReply, ErrorReply)]
+
+
 def _decode(body: Any, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(memoryview(body) if body is not None else b"", type=kind)
