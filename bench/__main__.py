@@ -33,6 +33,8 @@ _BENCHMARKS = (
     "large",
     "memory",
     "exchange",
+    "continuous",
+    "skew",
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
 _NOISY = 0.15
@@ -84,6 +86,8 @@ def _run(
             progress=_say,
         )
         text = throughput_text(found, layers=arguments.profile)
+    elif name in ("continuous", "skew"):
+        found, text = _run_continuous(name, sizes, work, arguments)
     elif name in _VECTORS:
         found, text = _run_vectors(name, sizes, work, arguments)
     elif name == "epochs":
@@ -112,6 +116,30 @@ def _run(
         found, text = _run_store(name, sizes, work, arguments)
     results[name] = found
     return text
+
+
+def _run_continuous(
+    name: str, sizes: Sizes, work: Path, arguments: argparse.Namespace
+) -> tuple[Any, str]:
+    """The benchmarks of jobs without micro-batches."""
+    from bench.continuous import continuous, continuous_text, plot, skew, skew_text
+
+    folder, quick = work / name, sizes.name == "quick"
+    folder.mkdir()
+    if name == "skew":
+        found = skew(quick=quick, work=folder, progress=_say)
+        if arguments.plot:
+            plot(found, Path(arguments.plot))
+        return found, skew_text(found)
+    found = continuous(
+        quick=quick,
+        rounds=sizes.rounds,
+        sides=arguments.sides,
+        flink=arguments.flink,
+        work=folder,
+        progress=_say,
+    )
+    return found, continuous_text(found)
 
 
 def _run_vectors(
@@ -213,10 +241,12 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=("spark", "ours", "flink"),
         default=["spark", "ours", "flink"],
-        help="of `aggregate` and `growth`",
+        help="of `aggregate`, `growth` and `continuous`",
     )
-    parser.add_argument("--flink", help="`aggregate`: the folder of Flink's jars, or for them")
-    parser.add_argument("--plot", help="`growth`: where the curve goes as a PNG")
+    parser.add_argument(
+        "--flink", help="`aggregate`, `continuous`: the folder of Flink's jars, or for them"
+    )
+    parser.add_argument("--plot", help="`growth`, `skew`: where the curve goes as a PNG")
     parser.add_argument("--s3", action="store_true", help="`throughput`: our store is on S3")
     parser.add_argument("--map-keys", type=int, help="keys of the work with maps, 100 entries each")
     parser.add_argument("--rows", type=int, help="rows of a batch in `throughput`")

@@ -122,6 +122,7 @@ def _send(channels: Any, work: dict[str, Any]) -> dict[str, Any]:
         for _ in range(work["batches"]):
             outbox.emit(batch)
     outbox.send(EndOfInput())
+    outbox.flush()
     cpu_s = time.thread_time() - began_cpu_s
     messages = sum(sender.sent for sender in senders)
     outbox.close()

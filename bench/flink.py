@@ -1,4 +1,4 @@
-"""Flink as a side of `python -m bench aggregate`: a small Java job, compiled on the spot.
+"""Flink as a side of `python -m bench aggregate` and `continuous`: small Java jobs, compiled here.
 
 Its jars come from the package ``apache-flink-libraries`` (330 MB), which is installed into a folder
 of its own when it is not there yet. Without a Java compiler, or without that folder, this side is
@@ -7,7 +7,8 @@ left out, with the reason in the results.
 What Flink is given: a ``KeyedProcessFunction`` with a ``ValueState`` (`FlinkCount.java`), its
 embedded RocksDB with incremental checkpoints every 2 s into a local folder, object reuse, 1 GB of
 managed memory, 4 GB of heap as Spark's driver has, and the same keys in the same order out of a
-file that is mapped into memory.
+file that is mapped into memory. The job of `continuous` is the same, but for its rows, which are
+made as they are due (`FlinkContinuous.java`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ __all__ = ["VERSION", "Flink"]
 
 VERSION = "2.3.0"
 _PACKAGE = f"apache-flink-libraries=={VERSION}"
-_SOURCE = Path(__file__).with_name("FlinkCount.java")
+_SOURCES = Path(__file__).parent
 _TIMEOUT_S = 1800.0
 _LOG_CHARACTERS = 4000
 # What Flink's own launcher opens for it on Java 17.
@@ -51,15 +53,16 @@ _OPENED = (
 
 
 class Flink:
-    """The compiled job.
+    """A compiled job.
 
     Args:
         folder: that holds the jars, or is to hold them; None leaves Flink out.
         work: for classes, input and state.
+        job: the class that is the job, and its file's name.
     """
 
-    def __init__(self, folder: str | None, work: Path) -> None:
-        self._work = work
+    def __init__(self, folder: str | None, work: Path, job: str = "FlinkCount") -> None:
+        self._work, self._job = work, job
         self._keys: dict[Path, dict[str, int]] = {}
         self.skipped = self._prepare(Path(folder).resolve() if folder else None)
 
@@ -79,7 +82,7 @@ class Flink:
         self._classes = self._work / "classes"
         self._classes.mkdir(parents=True)
         command = ["javac", "-nowarn", "-cp", f"{self._jars}/*", "-d", str(self._classes)]
-        code, said = _run([*command, str(_SOURCE)])
+        code, said = _run([*command, str(_SOURCES / f"{self._job}.java")])
         return f"the job does not compile: {said[-300:]}" if code else ""
 
     def run(self, work: Work, shape: Shape, partitions: int) -> dict[str, Any]:
@@ -88,29 +91,41 @@ class Flink:
         Raises:
             SideFailed: it failed, or what it said is wrong.
         """
-        folder = self._work / "run"
-        folder.mkdir()
         path, wanted = self._input(work, shape)
-        result = folder / "result.json"
-        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
-        java = ["java", "-Xmx4g", f"-Djava.io.tmpdir={folder}", *opened]
-        java += ["-cp", f"{self._classes}:{self._jars}/*", "FlinkCount", str(path)]
         rows, warm = shape.full * shape.rows, shape.warm * shape.rows
-        arguments = [str(rows), str(warm), str(partitions), str(folder), str(result)]
         busy = busy_share()
-        code, said = _run([*java, *arguments])
-        if code or not result.exists():
-            raise SideFailed(f"Flink ended with {code}:\n{said[-_LOG_CHARACTERS:]}")
-        found = json.loads(result.read_text(encoding="utf-8"))
-        shutil.rmtree(folder)
-        if wrong := {name: found[name] for name in wanted if found[name] != wanted[name]}:
-            raise SideFailed(f"Flink said {wrong}, not {wanted}")
+        found = self.execute([str(path), rows, warm, partitions], wanted)
         counted_s = found["counted_s"]
         return {
             "rows_per_s": round((rows - warm) / counted_s, 1),
             "total_s": counted_s,
             "busy_before": busy,
         }
+
+    def execute(self, arguments: Sequence[Any], wanted: Mapping[str, int]) -> dict[str, Any]:
+        """Run the job once; what it said.
+
+        Args:
+            arguments: of the job, before its folder and its result's place.
+            wanted: what must be in what it said.
+
+        Raises:
+            SideFailed: it failed, or what it said is wrong.
+        """
+        folder = self._work / "run"
+        folder.mkdir()
+        result = folder / "result.json"
+        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+        java = ["java", "-Xmx4g", f"-Djava.io.tmpdir={folder}", *opened]
+        java += ["-cp", f"{self._classes}:{self._jars}/*", self._job]
+        code, said = _run([*java, *map(str, arguments), str(folder), str(result)])
+        if code or not result.exists():
+            raise SideFailed(f"Flink ended with {code}:\n{said[-_LOG_CHARACTERS:]}")
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        shutil.rmtree(folder)
+        if wrong := {name: found[name] for name in wanted if found[name] != wanted[name]}:
+            raise SideFailed(f"Flink said {wrong}, not {dict(wanted)}")
+        return found
 
     def _input(self, work: Work, shape: Shape) -> tuple[Path, dict[str, int]]:
         """The file of all keys, and what must come out: counts modulo 2**64, as Java adds."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.machine import ROOT, busy_share
 
-__all__ = ["SideFailed", "batch_stats", "check_output", "run_side"]
+__all__ = ["SideFailed", "batch_stats", "check_output", "run_side", "run_task"]
 
 _LOG_LINES = 40
 _STOP_S = 30.0
@@ -47,40 +47,53 @@ def run_side(
     Raises:
         SideFailed: with the end of its log.
     """
-    folder = work / side
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    result, log = folder / "result.json", folder / "log"
     task = {
         "side": side,
         "name": name,
-        "work": str(folder),
-        "store": store or f"file://{folder}/store",
         "input": str(source),
         "partitions": partitions,
         "timeout_s": timeout_s,
         "settings": settings or {},
         "conf": conf or {},
-        "result": str(result),
     }
-    (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
+    if store:
+        task["store"] = store
+    return run_task("bench.side", task, work / side)
+
+
+def run_task(module: str, task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run ``python -m module`` on a task in a new folder, which is removed; what it reports.
+
+    Args:
+        task: has ``side``, ``name``, ``timeout_s``; where its folder, its store (unless it names
+            one) and its result are is added.
+
+    Raises:
+        SideFailed: with the end of its log.
+    """
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    result, log = folder / "result.json", folder / "log"
+    where = {"work": str(folder), "store": f"file://{folder}/store", "result": str(result)}
+    (folder / "task.json").write_text(json.dumps(where | task), encoding="utf-8")
     busy = busy_share()
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "bench.side", str(folder / "task.json")],
+            [sys.executable, "-m", module, str(folder / "task.json")],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            code = child.wait(timeout_s + 120)
+            code = child.wait(task["timeout_s"] + 120)
         finally:
             _end(child)
     if code or not result.exists():
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        raise SideFailed(f"side {side!r}, {name}, ended with {code}:\n" + "\n".join(tail))
+        said = "\n".join(tail)
+        raise SideFailed(f"side {task['side']!r}, {task['name']}, ended with {code}:\n{said}")
     report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     report["busy_before"] = busy
     shutil.rmtree(folder)

@@ -22,6 +22,7 @@ __all__ = ["HOLDER", "Incarnation", "RecentDelta"]
 
 HOLDER: Final = "holder"  # the door of the process that keeps the store open
 _BAD: Final = "BAD"
+_REACHED: Final = "reached"
 _log = logging.getLogger("statebackend.recovery")
 
 
@@ -48,13 +49,15 @@ class RecentDelta:
 class Incarnation:
     """One directory with one store, held by this process until :meth:`release`.
 
+    Without a lease it may be looked at, and nothing else.
+
     Attributes:
         opened_here: whether the store was opened by this acquisition, and not kept open.
         orphaned: whether the process that kept it open before ended without letting it go.
         unflushed_epochs: written to the store since it was last flushed.
     """
 
-    def __init__(self, path: Path, lease: int) -> None:
+    def __init__(self, path: Path, lease: int | None) -> None:
         self.path = path
         self._lease: int | None = lease
         self.store: Store | None = None
@@ -179,6 +182,14 @@ class Incarnation:
                 if epoch.isascii() and epoch.isdigit() and digest:
                     yield int(epoch), digest, path
 
+    @property
+    def newest_epoch(self) -> int:
+        """The newest that something is here of, as far as files say; -1: they say nothing."""
+        epochs = [epoch for epoch, _, _ in self._deltas()]
+        with contextlib.suppress(OSError, ValueError):
+            epochs.append(int((self.path / _REACHED).read_text()))
+        return max(epochs, default=-1)
+
     def delta_path(self, epoch: int, digest: str) -> Path:
         """Where a local delta lies."""
         return self.path / "deltas" / f"{epoch}-{digest}"
@@ -219,9 +230,12 @@ class Incarnation:
 
     def drop_deltas(self, up_to_epoch: int) -> None:
         """Forget the deltas that the store holds on disk."""
-        for epoch, _, path in list(self._deltas()):
-            if epoch <= up_to_epoch:
-                remove(path)
+        held = [path for epoch, _, path in self._deltas() if epoch <= up_to_epoch]
+        if held:
+            with contextlib.suppress(OSError):  # a hint: see `newest_epoch`
+                (self.path / _REACHED).write_text(str(up_to_epoch))
+        for path in held:
+            remove(path)
 
     def release(self) -> None:
         """Close the store and let others have it."""

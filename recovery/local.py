@@ -6,6 +6,7 @@
     ``<incarnation>/db/``    RocksDB: confirmed epochs only
     ``<incarnation>/deltas/<epoch>-<digest>``  deltas that were acked here, confirmed or not
     ``<incarnation>/holder`` the door of the process that keeps it open (see recovery.keeper)
+    ``<incarnation>/reached``  the epoch up to which deltas were forgotten: the store holds them
     ``<incarnation>/uploaded``  index of the base whose files this store shares
     ``<incarnation>/work/``  what an epoch or an upload needs for a while; swept at open
     ``<incarnation>/BAD``    the reason why this copy must not be used again
@@ -33,9 +34,10 @@ from urllib.parse import quote
 from recovery.folders import remove, unusable
 from recovery.incarnation import Incarnation, RecentDelta
 from recovery.keeper import Keeper, KeeperSettings, ask_for
+from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 
-__all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta"]
+__all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta", "copies_seen"]
 
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
@@ -80,9 +82,7 @@ class LocalSubtask:
         keeper: Keeper | None = None,
         keeper_settings: KeeperSettings | None = None,
     ) -> None:
-        # Quoting keeps dots, and "." and ".." would not be folders of their own.
-        folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
-        self.path = Path(local_dir, *folders, _folder(key_groups))
+        self.path = _operator_folder(local_dir, job, operator) / _folder(key_groups)
         self.key_groups = key_groups
         self.gone_bad = False
         self._new_id = new_id
@@ -264,6 +264,34 @@ class LocalSubtask:
             os.close(lease)
             raise FileNotFoundError(path)
         return Incarnation(path, lease)
+
+
+def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRange, int]:
+    """What copies of an operator's state are on this host: a look at names, nothing is opened.
+
+    Returns:
+        by key groups, the newest epoch that something is there of; -1: nothing says.
+    """
+    found: dict[KeyGroupRange, int] = {}
+    with contextlib.suppress(OSError):
+        for folder in _operator_folder(local_dir, job, operator).iterdir():
+            first, _, last = folder.name.partition("-")
+            if not (first.isdecimal() and last.isdecimal()):
+                continue
+            with contextlib.suppress(OSError, LocalDirError):
+                name = _current(folder)
+                if name is None or not (folder / name / "lease").exists():
+                    continue
+                held = Incarnation(folder / name, None)
+                if held.bad is None:
+                    found[KeyGroupRange(int(first), int(last))] = held.newest_epoch
+    return found
+
+
+def _operator_folder(local_dir: str, job: str, operator: str) -> Path:
+    # Quoting keeps dots, and "." and ".." would not be folders of their own.
+    folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
+    return Path(local_dir, *folders)
 
 
 def _folder(key_groups: KeyGroupRange) -> str:

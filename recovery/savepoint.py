@@ -1,8 +1,8 @@
-"""Savepoints: a query's whole state at one epoch, in a folder of its own that nobody cleans.
+"""Savepoints: a job's whole state at one epoch, in a folder of its own that nobody cleans.
 
     savepoint.begun     written first: whose it is going to be; at the end: that it is deleted
     log/ data/ base/    a job's folder with everything that the epoch needs, and no more
-    spark/              of Spark's checkpoint location what the epoch needs
+    spark/              of Spark's checkpoint location what the epoch needs; not of a continuous job
     savepoint.json      written last: without it there is no savepoint
 
 `savepoint.json`, format version 1: JSON with `savepoint` (`Savepoint`), and `digest`, blake3 over
@@ -80,7 +80,11 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
         id: names it. uri: where it lies.
         job, job_id, job_uri: the job that it was taken from.
         query_id, location: of the streaming query, and its checkpoint location.
-        epoch: the batch after which this is the state, and where the sources stood.
+        continuous: it was a job without micro-batches. Where its sources stood, and what its sinks
+            had prepared, is among the operators, and there is no ``location``.
+        epoch: the batch (or checkpoint) after which this is the state, and where the sources stood.
+        uncommitted: of a continuous job: its sinks may hold output of the epoch that nobody has
+            committed. That is the job's own: no other commits it.
         stamp_ms: that batch's own time. watermark_ms: in force in it; None = none.
         created_ms: when it was made, by the clock of the host that made it.
         operators: those that had begun by then.
@@ -104,6 +108,8 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     size_bytes: int
     spark: list[SavepointFile]
+    continuous: bool = False
+    uncommitted: bool = False
 
 
 class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Making a savepoint: beside a running query, or of one that has stopped."""
+"""Making a savepoint: beside a running job, or of one that has stopped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from recovery.savepoint import (
     delete_savepoint,
     encode_savepoint,
 )
+from recovery.savepoint_between import CONTINUOUS, is_continuous, overtaken_in
 from recovery.savepoint_copy import Copied, copy_object, copy_state, scratch_folder
 from recovery.savepoint_spark import Batches, LocationFiles, batches_of, files_of, query_id_of
-from recovery.savepoint_state import StateAt, last_epochs, state_at
+from recovery.savepoint_state import Needed, StateAt, last_epochs, state_at
 from snapshot.log import CommitLog
 from snapshot.operators import operators_setting
-from snapshot.record import Manifest
+from snapshot.record import Manifest, parse_record, record_name
 from snapshot.storage.base import CreateOutcome, ObjectStore
 from statebackend.errors import (
     NotRestorableError,
@@ -35,7 +36,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 
-__all__ = ["Making", "create_savepoint", "epoch_to_save"]
+__all__ = ["Making", "complete_epoch", "create_savepoint", "epoch_to_save"]
 
 _ATTEMPTS: Final = 3
 _AT_A_TIME: Final = 4
@@ -62,13 +63,38 @@ def epoch_to_save(manifests: list[Manifest], batches: Batches) -> int:
     return epoch
 
 
+def complete_epoch(manifests: list[Manifest]) -> int:
+    """The newest complete checkpoint of a continuous job: all its vertices have their records.
+
+    Raises:
+        NotRestorableError: there is none.
+        SettingError: it is a streaming query's job.
+    """
+    epochs = last_epochs(manifests)
+    epoch = min(epochs.values(), default=-1)
+    if epoch >= 0 and not is_continuous(manifests):
+        raise SettingError(
+            "The job is a streaming query's: where its sources stand is in Spark's checkpoint "
+            "location.",
+            todo="Say where that is (--checkpoint-location).",
+        )
+    if epoch < 0:
+        raise NotRestorableError(
+            "There is nothing to save yet: no checkpoint of the job is complete.",
+            todo="Let the job complete one first.",
+        )
+    return epoch
+
+
 @dataclass(frozen=True, kw_only=True)
 class Making:
     """What making a savepoint takes.
 
     Attributes:
         store: the job's folder. job: its name.
-        location: the query's checkpoint location.
+        location: the query's checkpoint location; None: it is a continuous job.
+        epoch: of a continuous job: the checkpoint, complete in ``manifests``; None: the newest.
+        uncommitted: see `Savepoint`.
         manifests: reads the job's log as it is now.
         open_target: the folder that a savepoint of this id goes to.
         new_id, now_ms, writer: ids, the clock, and who this is, for people.
@@ -78,7 +104,7 @@ class Making:
 
     store: ObjectStore
     job: str
-    location: LocationFiles
+    location: LocationFiles | None
     manifests: Callable[[], list[Manifest]]
     open_target: Callable[[str], ObjectStore]
     new_id: Callable[[], str]
@@ -86,6 +112,8 @@ class Making:
     writer: str
     tick: Callable[[int], None] = lambda size_bytes: None
     cleaning: Callable[[], AbstractContextManager[None]] = nullcontext
+    epoch: int | None = None
+    uncommitted: bool = False
 
 
 def create_savepoint(making: Making) -> Savepoint:
@@ -97,12 +125,12 @@ def create_savepoint(making: Making) -> Savepoint:
     Raises:
         NotRestorableError: there is no epoch to save.
         UnsupportedQueryError: Spark keeps state of its own.
-        SettingError: the folder is not empty.
+        SettingError: the folder is not empty; or the job is of another kind.
         CorruptionError: something that is needed is damaged; there is no savepoint then.
     """
     for attempt in range(_ATTEMPTS):
         manifests = making.manifests()  # before the location, see epoch_to_save()
-        epoch = epoch_to_save(manifests, batches_of(making.location))
+        epoch = _epoch(making, manifests)
         if _newest_of(making.manifests(), epoch) != _newest_of(manifests, epoch):
             # Evaluated once more between the two looks: Spark may have committed that one.
             if attempt == _ATTEMPTS - 1:
@@ -112,7 +140,9 @@ def create_savepoint(making: Making) -> Savepoint:
                 )
             continue
         state = state_at(manifests, epoch)
-        names = files_of(making.location, epoch)
+        if making.location is None:
+            _refuse_unaligned(making, state)
+        names = files_of(making.location, epoch) if making.location is not None else []
         found = f"{epoch:010d}-{making.new_id()[-12:]}"
         target = making.open_target(found)
         begun = _begin(making, found, target)
@@ -126,6 +156,37 @@ def create_savepoint(making: Making) -> Savepoint:
             if not isinstance(error, ObjectNotFoundError) or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError
+
+
+def _epoch(making: Making, manifests: list[Manifest]) -> int:
+    if making.epoch is not None:
+        return making.epoch
+    if making.location is None:
+        return complete_epoch(manifests)
+    if is_continuous(manifests):
+        raise SettingError(
+            f"Job {making.job!r} is a continuous one: it has no checkpoint location of Spark's.",
+            todo="Leave it out (--checkpoint-location).",
+        )
+    return epoch_to_save(manifests, batches_of(making.location))
+
+
+def _refuse_unaligned(making: Making, state: StateAt) -> None:
+    """Rows in flight belong to channels, which are those of one job at one parallelism."""
+
+    def read(one: Needed) -> bytes:
+        if one.entry.object is not None:
+            return making.store.get(one.entry.object)
+        name = record_name(one.sequence)
+        return parse_record(making.store.get(name), name).slice(one.entry)
+
+    found = overtaken_in(state, read)
+    if found:
+        raise NotRestorableError(
+            f"The last checkpoint of job {making.job!r} is unaligned: it holds rows in flight at "
+            f"{', '.join(map(repr, found))}, which a savepoint cannot hold.",
+            todo="Start the job once more, and end it with query.stop_with_savepoint().",
+        )
 
 
 def _newest_of(manifests: list[Manifest], epoch: int) -> dict[str, int]:
@@ -151,7 +212,7 @@ def _made(
     making: Making, state: StateAt, names: list[str], begun: Begun, target: ObjectStore
 ) -> Savepoint:
     tip = state.records[-1].manifest
-    query_id = query_id_of(making.location)
+    query_id = CONTINUOUS if making.location is None else query_id_of(making.location)
     log = CommitLog(target, job=making.job, writer=making.writer, new_id=making.new_id)
     firsts = {uid: one.first_epoch for uid, one in state.lineages.items()}
     tenure = log.claim(
@@ -174,7 +235,7 @@ def _made(
             scratch=scratch,
             tick=making.tick,
         )
-        files = _copy_files(making, ["metadata", *names], target, scratch)
+        files = [] if making.location is None else _copy_files(making, names, target, scratch)
     savepoint = _described(making, state, copied, files, begun, query_id, target)
     if target.get(BEGUN_NAME) != msgspec.json.encode(begun):  # deleted while it was made
         raise NotRestorableError(f"The savepoint in {target.uri} was replaced while it was made.")
@@ -185,22 +246,25 @@ def _made(
 def _copy_files(
     making: Making, names: list[str], target: ObjectStore, scratch: Path
 ) -> list[SavepointFile]:
+    location = making.location
+    assert location is not None
+
     def copy(name: str) -> SavepointFile:
         size_bytes, digest = copy_object(
-            making.location.chunks,
+            location.chunks,
             name,
             target,
             f"{SPARK_FOLDER}{name}",
             size_bytes=None,
             digest="",
             scratch=scratch,
-            where=making.location.path,
+            where=location.path,
         )
         return SavepointFile(name=name, size_bytes=size_bytes, digest=digest)
 
     files = []
     with ThreadPoolExecutor(_AT_A_TIME, "statebackend-savepoint") as pool:
-        for file in pool.map(copy, names):
+        for file in pool.map(copy, ["metadata", *names]):
             making.tick(file.size_bytes)
             files.append(file)
     return files
@@ -237,7 +301,9 @@ def _described(
         job_id=tip.job_id,
         job_uri=making.store.uri,
         query_id=query_id,
-        location=making.location.path,
+        location=making.location.path if making.location is not None else "",
+        continuous=making.location is None,
+        uncommitted=making.uncommitted,
         epoch=state.epoch,
         stamp_ms=max((one.stamp_ms for one in last), default=-1),
         watermark_ms=max(marks, default=None),

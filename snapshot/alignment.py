@@ -31,6 +31,7 @@ source is a subtask without channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -104,12 +105,16 @@ class Alignment:
 
     Args:
         channels: numbered from 0; 0 of them for a source.
+        in_order: channels that no barrier overtakes in: the snapshot waits for theirs.
         now_s (of every method): the subtask's clock in seconds since 1970. Only the start delay
             compares it with another machine's.
     """
 
-    def __init__(self, channels: int, *, mode: Mode = "exactly_once") -> None:
+    def __init__(
+        self, channels: int, *, mode: Mode = "exactly_once", in_order: Iterable[int] = ()
+    ) -> None:
         self._exactly_once = mode == "exactly_once"
+        self._in_order = frozenset(in_order)
         self._live = set(range(channels))  # have not ended
         self._ending: set[int] = set()  # the end has arrived, and is not taken out
         self._blocked: set[int] = set()
@@ -143,6 +148,8 @@ class Alignment:
         attempt = next(iter(self._aligning.values()))
         timeout_ms = attempt.barrier.alignment_timeout_ms
         if timeout_ms is None or attempt.barrier.kind != "checkpoint":
+            return None
+        if not self._in_order.isdisjoint(attempt.missing):
             return None
         return attempt.first_s + timeout_ms / 1000
 

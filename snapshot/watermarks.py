@@ -77,7 +77,8 @@ class Watermarks:
         if not idle:
             held = [at_ms for channel, at_ms in self._of.items() if channel not in self._idle]
             lowest_ms = min(held, default=END_MS)
-            if lowest_ms > self._at_ms:
+            # The end of time is when all have ended: one that is idle may have rows yet.
+            if lowest_ms > self._at_ms and (lowest_ms < END_MS or not self._of):
                 self._at_ms = lowest_ms
                 out.append(Watermark(at_ms=lowest_ms))
         if idle and not self._said_idle:

@@ -39,6 +39,7 @@ __all__ = [
     "NullKeyError",
     "ObjectNotFoundError",
     "OutputLostError",
+    "OverdueError",
     "ParallelismError",
     "PeerLostError",
     "ProcessorError",
@@ -255,6 +256,12 @@ class OutputLostError(StorageError):
     """Output that a checkpoint holds is gone, and nobody knows that it became visible."""
 
     code = "SB2005"
+
+
+class OverdueError(ConnectorError):
+    """A sink's commit, or a source's look for splits, did not come to its end in time."""
+
+    code = "SB2006"
 
 
 # --- 3: formats ------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ class Drill:
         faults = _listed(asked.get("faults"))
         if faults:
             asked["faults"] = faults
-        self._refuse_impossible(faults, asked, lenient=lenient)
+        self._refuse_impossible(job, faults, asked, lenient=lenient)
         replayed = self._item.config.getoption("drill_seed")
         seed = replayed if replayed is not None else asked.pop("seed", None)
         asked["seed"] = drawn_seed() if seed is None else seed
@@ -188,14 +188,14 @@ class Drill:
         self._item.add_report_section("call", "drill", text)
 
     def _refuse_impossible(
-        self, faults: list[Any], asked: dict[str, Any], *, lenient: bool
+        self, job: Any, faults: list[Any], asked: dict[str, Any], *, lenient: bool
     ) -> None:
         """Not after minutes, but before the drill."""
         __tracebackhide__ = True
-        from recovery.drill.naming import impossible
+        from recovery.drill.naming import impossible, kind_of
 
         options = {name: asked[name] for name in ("cluster", "store", "commit") if name in asked}
-        reasons = impossible(faults, **options)
+        reasons = impossible(faults, kind=kind_of(job), **options)
         text = _because(reasons)
         if reasons and not lenient:
             pytest.fail(text, pytrace=False)

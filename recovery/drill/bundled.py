@@ -20,9 +20,10 @@ from recovery.drill.scenario import DrillJob
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from statebackend.continuous.dataflow import ContinuousStream
     from statebackend.spark.backend import StateBackend
 
-__all__ = ["BUNDLED", "ROWS", "feed_rows", "feed_timed_rows"]
+__all__ = ["BUNDLED", "ROWS", "feed_ordered_rows", "feed_rows", "feed_timed_rows"]
 
 ROWS: Final = 300  # of an input file
 KEYS: Final = 40
@@ -31,6 +32,12 @@ DELAY_MS: Final = 30_000
 FILE_MS: Final = 7_000  # from one input file to the next, in event time
 _BASE_MS: Final = 1_767_225_600_000
 _FIRST_LATE: Final = 4  # the first input with late rows: by then there is a watermark for sure
+# Of the continuous job. Subtasks read files side by side: the delay is as much as there may be
+# between the file of one that stands still and the newest.
+STEP_MS: Final = 2_000
+SPAN_MS: Final = 4_000
+SLIDE_MS: Final = 5_000
+PATIENCE_MS: Final = 30_000
 _SCHEMA: Final = "k bigint, seq bigint, v bigint, file int"
 
 
@@ -68,6 +75,17 @@ def feed_timed_rows(folder: Path, number: int, seed: int) -> None:
         moment = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
         row = {"k": rng.randrange(KEYS), "v": rng.randrange(1000), "at_ms": at_ms, "late": late}
         rows.append(row | {"at": moment.strftime("%Y-%m-%d %H:%M:%S")})
+    _write(folder, number, rows)
+
+
+def feed_ordered_rows(folder: Path, number: int, seed: int) -> None:
+    """Rows with event times: out of order, and none so late that a watermark may leave it out."""
+    rng = random.Random(f"{seed}:{number}")
+    rows = []
+    for _ in range(ROWS):
+        at_ms = _BASE_MS + number * STEP_MS + rng.randrange(SPAN_MS)
+        at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat()
+        rows.append({"k": rng.randrange(KEYS), "v": rng.randrange(1000), "at_ms": at_ms, "at": at})
     _write(folder, number, rows)
 
 
@@ -166,6 +184,48 @@ def vectorised_truth(folder: Path) -> Iterable[tuple[int, ...]]:
         yield k, len(of_key), sum(of_key), max(of_key)
 
 
+# --- continuous windows: without micro-batches ----------------------------------------------------
+
+
+def continuous_windows(
+    spark: SparkSession, backend: StateBackend, folder: Path
+) -> ContinuousStream:
+    """For each key and window of five seconds its count and sum, in a continuous job."""
+    from recovery.drill.processors import Windows
+    from statebackend.continuous.sources.files import FileSource
+
+    rows = FileSource(
+        folder / "in",
+        schema="k bigint, v bigint, at timestamp",
+        format="json",
+        follow=True,
+        event_time="at",
+        watermark_delay=f"{PATIENCE_MS} milliseconds",
+    )
+    stream: ContinuousStream = (
+        backend.continuous(rows, name="rows")
+        .key_by("k")
+        .process(
+            Windows(SLIDE_MS),
+            uid="windows",
+            output_schema="k bigint, end_ms bigint, n bigint, total bigint",
+            time_mode="event",
+            event_time="at",
+        )
+    )
+    return stream
+
+
+def continuous_windows_truth(folder: Path) -> Iterable[tuple[int, ...]]:
+    """Every window: the end of the input is the end of time."""
+    windows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in _rows(folder):
+        end_ms = row["at_ms"] // SLIDE_MS * SLIDE_MS + SLIDE_MS
+        windows[row["k"], end_ms].append(row["v"])
+    for (k, end_ms), values in windows.items():
+        yield k, end_ms, len(values), sum(values)
+
+
 BUNDLED: Final[dict[str, DrillJob]] = {
     job.name: job
     for job in (
@@ -190,6 +250,15 @@ BUNDLED: Final[dict[str, DrillJob]] = {
             truth=vectorised_truth,
             feed=feed_rows,
             keys=("k",),
+        ),
+        DrillJob(
+            name="continuous-windows",
+            summary="windows in event time in a job without micro-batches, from files as they come",
+            build=continuous_windows,
+            truth=continuous_windows_truth,
+            feed=feed_ordered_rows,
+            inputs=24,
+            kind="continuous",
         ),
     )
 }

@@ -48,6 +48,7 @@ class Driver:
         self.error = ""
         self.idle_s: float | None = None  # since when it waits for input
         self.recoveries: list[Recovery] = []
+        self.restarts = self.restarts_seen = 0  # of the job, in this driver
         self._now_s = now_s
         self._events = Path(told.events)
         self._read_bytes = 0
@@ -80,6 +81,7 @@ class Driver:
             ended_s=self.ended_s,
             ending=self.ending,
             error=self.error,
+            restarts=self.restarts,
         )
 
     @property
@@ -150,6 +152,8 @@ class Driver:
             self.recoveries.append(
                 Recovery(at_s=self._now_s(), driver=self.number, report=event.restore)
             )
+        elif event.kind == "restarted":
+            self.restarts += 1
         elif event.kind in ("idle", "busy"):
             self.idle_s = self._now_s() if event.kind == "idle" else None
         elif event.kind == "failed":

@@ -36,7 +36,7 @@ class Setup:
 
     Attributes:
         told: what every driver is told, but for its file of events.
-        environment: of drivers, beside the cluster's.
+        subtasks_max: what the parallelism may be raised to.
         limit_s: when the whole drill is given up.
     """
 
@@ -47,6 +47,7 @@ class Setup:
     proxy: FaultProxy | None
     shim: Path | None
     seed: int
+    subtasks_max: int
     limit_s: float
     say: Callable[[str], None]
 
@@ -199,6 +200,11 @@ class LiveStage:
         """Another parallelism, for all drivers that are started from now on."""
         self.parallelism = parallelism
 
+    @property
+    def subtasks_max(self) -> int:
+        """The most that the parallelism may be."""
+        return self._setup.subtasks_max
+
     def rebalance(self, executors: int) -> None:
         """Have the running driver place its subtasks anew, on so many executors at least.
 
@@ -259,9 +265,17 @@ class LiveStage:
         running = self.running()
         for driver in running:
             driver.look()
+            self._look_for_restarts(driver)
         for driver in running:
             if not driver.running:
                 self._ended(driver)
+
+    def _look_for_restarts(self, driver: Driver) -> None:
+        while driver.restarts_seen < driver.restarts:
+            driver.restarts_seen += 1
+            self.say(f"the job starts again in driver {driver.number}")
+            if not self.struck:
+                self.warnings.append("The job failed and started again before any fault.")
 
     def _ended(self, driver: Driver) -> None:
         first_line = driver.error.partition("\n")[0][:300]

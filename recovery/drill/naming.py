@@ -15,7 +15,7 @@ from statebackend.errors import SettingError
 if TYPE_CHECKING:
     from recovery.drill.scenario import DrillFault, Strike
 
-__all__ = ["check_name", "drawn_seed", "impossible", "load"]
+__all__ = ["check_name", "drawn_seed", "impossible", "kind_of", "load"]
 
 
 def drawn_seed() -> int:
@@ -45,6 +45,7 @@ def impossible(
     cluster: str = "",
     store: str = "file",
     commit: str = "sync",
+    kind: str = "batches",
 ) -> dict[str, str]:
     """The faults that cannot be made in a drill with these options, each with the reason.
 
@@ -57,7 +58,7 @@ def impossible(
     from recovery.drill.needs import Given, missing
     from recovery.drill.scenario import Strike
 
-    given = Given(cluster=cluster, s3=store != "file", commit=commit, compiler=True)
+    given = Given(cluster=cluster, s3=store != "file", commit=commit, compiler=True, kind=kind)
     reasons: dict[str, str] = {}
     for one in faults:
         if isinstance(one, str):
@@ -68,6 +69,13 @@ def impossible(
         if reason := missing(fault, given):
             reasons[fault.name] = reason
     return reasons
+
+
+def kind_of(job: Any) -> str:
+    """The kind of what `run_drill` takes as its job."""
+    from recovery.drill.bundled import BUNDLED
+
+    return str(getattr(BUNDLED.get(job, job) if isinstance(job, str) else job, "kind", "batches"))
 
 
 def load(place: str, *, home: str = "") -> Any:

@@ -25,6 +25,7 @@ class Given:
     commit: str
     compiler: bool
     timers: bool | None = None
+    kind: str = "batches"
 
 
 _CHECKS: dict[Need, tuple[Callable[[Given], bool], str]] = {
@@ -32,6 +33,7 @@ _CHECKS: dict[Need, tuple[Callable[[Given], bool], str]] = {
     "s3": (lambda given: given.s3, "it needs store='s3'"),
     "async": (lambda given: given.commit == "async", "it needs commit='async'"),
     "sync": (lambda given: given.commit == "sync", "it needs commit='sync'"),
+    "batches": (lambda given: given.kind == "batches", "it needs a job of micro-batches"),
     "compiler": (lambda given: given.compiler, "it needs a C compiler, and there is none"),
     "root": (lambda given: os.geteuid() == 0, "it needs root"),
     "timers": (lambda given: given.timers is not False, "it needs a job with timers"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from recovery.drill.kinds import KINDS, Kind
 from recovery.drill.scenario import DrillFault, DrillJob, Strike
 from recovery.drill.told import address_of
 from statebackend.errors import SettingError
@@ -68,7 +69,7 @@ class Order:
     cluster: str
     commit: Literal["sync", "async"]
     store: str
-    parallelism: int
+    subtasks: int | None
     say: Callable[[str], None]
 
     @property
@@ -76,9 +77,20 @@ class Order:
         """Whether the store is one."""
         return self.store == "s3" or self.store.startswith("s3://")
 
+    @property
+    def kind(self) -> Kind:
+        """Of the job."""
+        return KINDS[self.job.kind]
+
+    @property
+    def parallelism(self) -> int:
+        """As it was given, or as many subtasks as a job of this kind has if nobody says."""
+        return self.kind.subtasks(self.cluster) if self.subtasks is None else self.subtasks
+
     def check(self) -> None:
         """Refuse what cannot mean anything, before anything is started."""
         address_of(self.job.build)
+        self._check_kind()
         if self.store != "file" and not self.s3:
             raise SettingError(
                 f"The store is {self.store!r}.", todo="Give file, s3 or an s3:// URI."
@@ -95,6 +107,24 @@ class Order:
             raise SettingError(
                 f"The job {self.job.name!r} has no feed: it would run out of input.",
                 todo="Give a DrillJob with feed=, or leave duration_s out.",
+            )
+
+    def _check_kind(self) -> None:
+        if self.job.kind not in KINDS:
+            raise SettingError(
+                f"The job's kind is {self.job.kind!r}.", todo=f"Give one of {', '.join(KINDS)}."
+            )
+        if self.commit not in self.kind.commits:
+            raise SettingError(
+                f"A {self.job.kind} job has no commit={self.commit!r}.",
+                todo=f"Give {' or '.join(sorted(self.kind.commits))}.",
+            )
+        most = self.kind.subtasks_max(self.cluster)
+        if self.kind.in_slots and not 0 < self.parallelism <= most:
+            raise SettingError(
+                f"The parallelism is {self.parallelism}, and {self.cluster} has {most} task slots: "
+                "each subtask of a continuous job takes one.",
+                todo="Lower it, or name another cluster, such as local[4].",
             )
 
     def upstream_given(self) -> str:
@@ -121,4 +151,4 @@ def has_timers(job: DrillJob) -> bool | None:
     """Whether a job sets timers; None: nobody knows."""
     from recovery.drill.bundled import BUNDLED
 
-    return job.name == "timers" if job.name in BUNDLED else None
+    return "windows" in job.name or job.name == "timers" if job.name in BUNDLED else None

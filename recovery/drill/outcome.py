@@ -47,6 +47,7 @@ class DriverLife(msgspec.Struct, frozen=True, kw_only=True):
         ended_s: when it was gone.
         ending: why: `finished`, `killed` (by the drill), or `failed` with the error's first line.
         error: the error's text, shortened; empty if there was none.
+        restarts: how often a continuous job failed and started again in it.
     """
 
     number: int
@@ -55,6 +56,7 @@ class DriverLife(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float | None
     ending: Literal["finished", "killed", "failed", "running"]
     error: str = ""
+    restarts: int = 0
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):

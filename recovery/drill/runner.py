@@ -51,7 +51,7 @@ def run_drill(
     cluster: str = "local-cluster[2,1,1024]",
     commit: Literal["sync", "async"] = "sync",
     store: str = "file",
-    parallelism: int = 4,
+    parallelism: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> DrillReport:
@@ -67,7 +67,8 @@ def run_drill(
             and strike, each after the recovery from the one before, until the time is over.
         seed: of all that is drawn: inputs, epochs, faults, targets. None: one is drawn.
         cluster: `two-hosts`, or a Spark master that needs no servers of its own.
-        commit, parallelism: as `StateBackend` has them.
+        commit: as `StateBackend` has it.
+        parallelism: subtasks. None: 4, or as many as a continuous job has task slots here.
         store: `file`; `s3`, a server on loopback; or an `s3://` URI, with `s3_endpoint` (plain
             HTTP) in the job's settings.
         folder: of all files; it is kept. None: a temporary one, removed if the results are exact.
@@ -90,7 +91,7 @@ def run_drill(
         cluster=cluster,
         commit=commit,
         store=store,
-        parallelism=parallelism,
+        subtasks=parallelism,
         say=on_progress or (lambda line: None),
     )
     order.check()
@@ -184,6 +185,7 @@ class _Drill:
             commit=order.commit,
             compiler=library is not None,
             timers=has_timers(order.job),
+            kind=order.job.kind,
         )
         store = self._store(stack, token)
         environment = store.environment | {"PYTHONPATH": self._python_path()}
@@ -201,6 +203,7 @@ class _Drill:
             proxy=store.proxy,
             shim=control,
             seed=order.seed,
+            subtasks_max=order.kind.subtasks_max(order.cluster),
             limit_s=START_S
             + _STRIKE_S * (len(order.faults) or 1)
             + (order.duration_s or 0.0)
@@ -232,6 +235,8 @@ class _Drill:
             commit=order.commit,
             settings=settings,
             conf=conf,
+            kind=order.job.kind,
+            start=dict(order.job.start),
         )
 
     def _store(self, stack: contextlib.ExitStack, token: str) -> _Store:
@@ -287,8 +292,8 @@ class _Drill:
 
     def _verdict(self, stage: LiveStage) -> Verdict:
         last = stage.committed()
-        rows = (row for _, row in sink.rows_in(self.root / "out", last))
         job = self.order.job
+        rows = (row for _, row in self.order.kind.rows(self.root / "out", last))
         try:
             truth = list(job.truth(self.root))
         except Exception:

@@ -6,12 +6,15 @@ import random as random_numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+from recovery.drill.kinds import KindName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from recovery.drill.stage import Stage
+    from statebackend.continuous.dataflow import ContinuousStream
     from statebackend.spark.backend import StateBackend
 
 __all__ = [
@@ -25,8 +28,8 @@ __all__ = [
     "target_rng",
 ]
 
-Need = Literal["two-hosts", "s3", "async", "sync", "compiler", "root", "timers"]
-Build = Callable[["SparkSession", "StateBackend", Path], "DataFrame"]
+Need = Literal["two-hosts", "s3", "async", "sync", "batches", "compiler", "root", "timers"]
+Build = Callable[["SparkSession", "StateBackend", Path], Union["DataFrame", "ContinuousStream"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class DrillJob:
         summary: one sentence.
         build: `build(spark, backend, folder)` gives the streaming frame whose rows are checked. It
             reads what `feed` wrote below `folder` (one file a trigger, so that epochs are many).
+            Of a continuous job it gives the `ContinuousStream`, which the drill starts.
         truth: `truth(folder)` gives the rows that the job must have put out when all input has been
             read, as tuples in the order of the frame's columns; made without Spark.
         feed: `feed(folder, number, seed)` writes input number 0, 1, 2, ... below `folder`, whole at
@@ -50,6 +54,9 @@ class DrillJob:
             Given: only the newest row of each key counts (a job that puts out updates).
         conf: Spark settings of the job.
         settings: the backend's settings.
+        kind: `batches`, or `continuous`: a job without micro-batches.
+        start: arguments of a continuous job's `start`, plain data; a drill's own are a checkpoint
+            each second, and restarts while there are at most 15 in two minutes.
     """
 
     name: str
@@ -61,6 +68,8 @@ class DrillJob:
     summary: str = ""
     conf: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    kind: KindName = "batches"
+    start: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

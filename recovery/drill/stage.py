@@ -98,6 +98,10 @@ class Stage(Protocol):
     def rescale(self, parallelism: int) -> None:
         """Another parallelism, for all drivers that are started from now on."""
 
+    @property
+    def subtasks_max(self) -> int:
+        """The most that the parallelism may be."""
+
     def rebalance(self, executors: int) -> None:
         """Have the running driver place its subtasks anew, on so many executors at least.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import os
@@ -23,10 +24,12 @@ __all__ = [
     "SAVEPOINT",
     "SAVEPOINT_ANSWER",
     "Event",
+    "Events",
     "FunctionAddress",
     "Taken",
     "Told",
     "address_of",
+    "function_at",
 ]
 
 JOB: Final = "drill"
@@ -52,7 +55,9 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     read: every user of a machine can read the arguments of a process.
 
     Attributes:
+        kind: of the job: see `recovery.drill.kinds`.
         build: the job's function as `module:name`.
+        start: arguments of a continuous job's start.
         job: its name in the store.
         savepoint: the URI of what it begins with; empty: with nothing.
     """
@@ -70,6 +75,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     settings: dict[str, Any] = {}
     conf: dict[str, str] = {}
+    kind: str = "batches"
+    start: dict[str, Any] = {}
     job: str = JOB
     savepoint: str = ""
 
@@ -85,12 +92,26 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a driver's events."""
+    """One line of a driver's events.
 
-    kind: Literal["ready", "restore", "epoch", "idle", "busy", "finished", "failed"]
+    `restarted`: the job failed, and started again in the same driver.
+    """
+
+    kind: Literal["ready", "restore", "epoch", "restarted", "idle", "busy", "finished", "failed"]
     restore: RestoreReport | None = None
     epoch: int = -1
     error: str = ""
+
+
+class Events:
+    """A driver's file of events; each is there as soon as it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def tell(self, event: Event) -> None:
+        """Write one more."""
+        self._file.write(msgspec.json.encode(event) + b"\n")
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +163,15 @@ def address_of(function: Callable[..., Any]) -> FunctionAddress:
         return FunctionAddress(f"{module.__name__}:{name}")
     path = Path(file).resolve()
     return FunctionAddress(f"{path.stem}:{name}", str(path.parent))
+
+
+def function_at(name: str) -> Any:
+    """What `module:name` names, of the modules that can be imported here."""
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _finds(module: str, file: str) -> bool:

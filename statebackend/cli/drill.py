@@ -26,7 +26,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from recovery.drill import report as reports
-from recovery.drill.naming import check_name, drawn_seed, impossible, load
+from recovery.drill.naming import check_name, drawn_seed, impossible, kind_of, load
 from statebackend.cli.output import console, guarded, say_json
 from statebackend.errors import SettingError
 
@@ -77,7 +77,7 @@ Store = Annotated[
     str, typer.Option("--store", help="Of the durable copies: file, s3 (a server here), s3://URI.")
 ]
 Committing = Annotated[Commit, typer.Option("--commit", help="The query's commit=.")]
-Parallelism = Annotated[int, typer.Option("--parallelism", min=1, help="Subtasks.")]
+Parallelism = Annotated[int | None, typer.Option("--parallelism", min=1, help="Subtasks.")]
 ReportDir = Annotated[
     Path | None,
     typer.Option("--report", help="Write report.html and report.json into this folder."),
@@ -135,7 +135,7 @@ def run_one(
     cluster: Cluster = DEFAULT_CLUSTER,
     store: Store = "file",
     commit: Committing = Commit.SYNC,
-    parallelism: Parallelism = 4,
+    parallelism: Parallelism = None,
     report: ReportDir = None,
     keep: Keep = None,
     lenient: Lenient = False,
@@ -153,8 +153,8 @@ def run_one(
         "commit": commit.value,
         "parallelism": parallelism,
     }
-    _refuse_impossible(names, told, lenient=lenient)
     found = _job(job, truth)
+    _refuse_impossible(names, told, kind=kind_of(found[0]), lenient=lenient)
     if report is not None:
         reports.check_page()  # now: a drill is too long to lose at its end
         report.mkdir(parents=True, exist_ok=True)
@@ -182,10 +182,12 @@ def _fault_names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for one in given or () for name in one.split(",") if name.strip())
 
 
-def _refuse_impossible(names: tuple[str, ...], told: dict[str, Any], *, lenient: bool) -> None:
+def _refuse_impossible(
+    names: tuple[str, ...], told: dict[str, Any], *, kind: str, lenient: bool
+) -> None:
     """Not after minutes, but before the drill. Raises `SettingError`."""
     options = {name: told[name] for name in ("cluster", "store", "commit")}
-    for name, reason in impossible(names, **options).items():
+    for name, reason in impossible(names, kind=kind, **options).items():
         if not lenient:
             raise SettingError(
                 f"The fault {name} cannot be made in this drill: {reason}.",
@@ -234,7 +236,7 @@ def _replay(
         "--cluster": told["cluster"] if told["cluster"] != DEFAULT_CLUSTER else None,
         "--store": told["store"] if told["store"] != "file" else None,
         "--commit": told["commit"] if told["commit"] != Commit.SYNC.value else None,
-        "--parallelism": told["parallelism"] if told["parallelism"] != 4 else None,
+        "--parallelism": told["parallelism"],
     }
     for option, value in options.items():
         if value not in (None, ""):

@@ -38,7 +38,7 @@ __all__ = ["app"]
 FOUND = 1
 
 app = typer.Typer(
-    help="A query's whole state in a folder of its own: for clones, changed code, another place.",
+    help="A job's whole state in a folder of its own: for clones, changed code, another place.",
     no_args_is_help=True,
 )
 
@@ -57,10 +57,14 @@ Region = Annotated[
 @guarded
 def create_one(
     uri: Uri,
-    checkpoint_location: Annotated[
-        str, typer.Option("--checkpoint-location", help="Of the query: a folder, or its URL.")
-    ],
     job: Annotated[str, typer.Option("--job", help="The job's name.")] = "default",
+    checkpoint_location: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-location",
+            help="Of the query: a folder, or its URL. Left out for a continuous job.",
+        ),
+    ] = "",
     to: Annotated[
         str, typer.Option("--to", help="The savepoint's folder, empty; default: under URI.")
     ] = "",
@@ -68,11 +72,14 @@ def create_one(
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
-    """Copy the newest epoch of a query that has stopped. A running one makes its own."""
+    """Copy the newest epoch of a job that has stopped. A running one makes its own."""
     store = _place(uri, s3_endpoint, s3_region).job(job)
-    location = checkpoint_location
-    if ":" not in location.partition("/")[0]:
-        location = os.path.abspath(location)
+    location: StoreLocation | None = None
+    if checkpoint_location:
+        where = checkpoint_location
+        if ":" not in where.partition("/")[0]:
+            where = os.path.abspath(where)
+        location = StoreLocation(_at(where, s3_endpoint, s3_region))
 
     def open_target(savepoint_id: str) -> ObjectStore:
         target = _at(to or default_folder(uri, job, savepoint_id), s3_endpoint, s3_region)
@@ -91,7 +98,7 @@ def create_one(
             Making(
                 store=store,
                 job=job,
-                location=StoreLocation(_at(location, s3_endpoint, s3_region)),
+                location=location,
                 manifests=lambda: CommitLog(
                     store, job=job, writer=system.process_name(), new_id=system.new_id
                 ).manifests(),
@@ -100,6 +107,7 @@ def create_one(
                 now_ms=system.wall_ms,
                 writer=system.process_name(),
                 tick=tick,
+                uncommitted=location is None,  # only its driver knows
             )
         )
     if as_json:
@@ -214,10 +222,11 @@ def _at(uri: str, endpoint: str, region: str) -> ObjectStore:
 
 def _show(out: Console, one: Savepoint) -> None:
     out.print(f"[bold]{escape(one.id)}[/]  {escape(one.uri)}")
-    out.print(
-        f"  job {escape(one.job)} in {escape(one.job_uri)}, query {escape(one.query_id)} at "
-        f"{escape(one.location)}"
-    )
+    query = f"query {escape(one.query_id)} at {escape(one.location)}"
+    what = "a continuous job" if one.continuous else query
+    out.print(f"  job {escape(one.job)} in {escape(one.job_uri)}, {what}")
+    if one.uncommitted:
+        out.print("  output of this epoch that is not committed is committed by that job alone")
     out.print(f"  after epoch {one.epoch}, made {when(one.created_ms)}, {size(one.size_bytes)}")
     made = table("operator", "parallelism#", "of at most#", "first epoch#", "size#")
     for operator in one.operators:

@@ -75,6 +75,7 @@ class Flow:
     operations: dict[str, Operation] = field(default_factory=dict)
     sinks: dict[str, SinkNode] = field(default_factory=dict)
     timed: set[str] = field(default_factory=set)  # vertices whose rows come with a watermark
+    query: ContinuousQuery | None = None  # the last one that was started
 
     def check_new(self, uid: Any, what: str) -> None:
         """Refuse a name that is none, or taken.
@@ -187,6 +188,7 @@ class ContinuousStream:
         checkpoint_interval_s: float | None = 10.0,
         min_pause_s: float = 0.0,
         timeout_s: float = 600.0,
+        alignment_timeout_s: float | None = None,
         mode: Mode = "exactly_once",
         tolerable_failures: int = 0,
         restart: Strategy = RESTART,
@@ -201,6 +203,8 @@ class ContinuousStream:
             parallelism: subtasks of each vertex; the cluster needs as many free task slots.
             checkpoint_interval_s: from one checkpoint to the next; None: only at the end.
             min_pause_s: between checkpoints. timeout_s: after so long one is given up.
+            alignment_timeout_s: after so long a barrier overtakes the rows that it waits for, and
+                they become a part of the checkpoint; None: never.
             mode: ``exactly_once``, or ``at_least_once`` (no channel waits for another's barrier).
             tolerable_failures: of checkpoints in a row, before the job fails.
             restart: what happens when the job fails.
@@ -217,6 +221,7 @@ class ContinuousStream:
                 checkpoint_interval_s=checkpoint_interval_s,
                 min_pause_s=min_pause_s,
                 timeout_s=timeout_s,
+                alignment_timeout_s=alignment_timeout_s,
                 mode=mode,
                 tolerable_failures=tolerable_failures,
                 restart=restart,

@@ -37,6 +37,24 @@ __all__ = ["Door"]
 _WAIT_S: Final = 5.0
 
 
+class _Taken:
+    """The numbers of the reports that a slot's driver has."""
+
+    def __init__(self) -> None:
+        self._all_before = 0
+        self._beyond: set[int] = set()
+
+    def take(self, number: int) -> bool:
+        """Whether it is a new one."""
+        if number < self._all_before or number in self._beyond:
+            return False
+        self._beyond.add(number)
+        while self._all_before in self._beyond:
+            self._beyond.remove(self._all_before)
+            self._all_before += 1
+        return True
+
+
 class Door:
     """Of one run.
 
@@ -51,6 +69,7 @@ class Door:
         self._first = [0] * slots  # the number of the first that is kept
         self._changed = threading.Condition()
         self._closed = False
+        self._taken = [_Taken() for _ in range(slots)]
         self.slots: dict[int, Register] = {}
 
     # --- the loop's side -----------------------------------------------------------------------
@@ -104,10 +123,21 @@ class Door:
             self.slots[here.slot] = here
             self._said.put(here)
         elif kind == "report":
-            self._said.put(decode(body, Report))
+            self._report(decode(body, Report))
         else:
             raise ProtocolError(f"The driver knows no {kind!r}.")
         return b""
+
+    def _report(self, report: Report) -> None:
+        """Each once, however often it is sent.
+
+        Those of one thread come in their order: it sends one when the one before was answered.
+        """
+        if not 0 <= report.slot < len(self._taken):
+            raise ProtocolError(f"There is no slot {report.slot}.")
+        with self._changed:
+            if self._taken[report.slot].take(report.number):
+                self._said.put(report)
 
     def _poll(self, poll: Poll) -> Commands:
         if not 0 <= poll.slot < len(self._rows):

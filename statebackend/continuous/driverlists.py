@@ -8,7 +8,7 @@ an operator of the log with one subtask, in the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,11 +23,11 @@ from snapshot.messages import (
 )
 from snapshot.storage.base import ObjectStore
 from statebackend.continuous.graph import Graph, reads_together
+from statebackend.continuous.inflight import decode
 from statebackend.continuous.messages import Acked
 from statebackend.continuous.plainstate import PlainState
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.base import (
-    Assignment,
     decode_assignment,
     encode_assignment,
 )
@@ -40,6 +40,7 @@ __all__ = ["DriverLists", "sink_states", "source_states"]
 
 SPLITS: Final = "splits"
 ASSIGNER: Final = "assigner"
+IN_FLIGHT: Final = "in_flight"
 PREPARED: Final = "prepared"
 
 
@@ -48,6 +49,7 @@ def source_states() -> dict[str, StateDeclaration]:
     return {
         SPLITS: _declared(SPLITS, "id STRING, state STRING"),
         ASSIGNER: _declared(ASSIGNER, "state BINARY"),
+        IN_FLIGHT: _declared(IN_FLIGHT, "element BINARY"),
     }
 
 
@@ -152,6 +154,21 @@ class DriverLists:
             found[uid] = assigner
         return found
 
+    def in_flight(self) -> dict[int, dict[str, list[bytes]]]:
+        """What lay in the outputs of sources in the restored checkpoint, by slot and source.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: it does not read.
+            RescaleError: there is some, and the parallelism was another.
+        """
+        found: dict[int, dict[str, list[bytes]]] = {}
+        for uid, state in self._sources.items():
+            elements = [bytes(row[0]) for row in state.lists[IN_FLIGHT].get()]
+            overtaken = decode(uid, elements, self._graph.parallelism)
+            for one, element in zip(overtaken, elements, strict=True):
+                found.setdefault(one.subtask, {}).setdefault(uid, []).append(element)
+        return found
+
     def committables(self) -> dict[str, list[bytes]]:
         """What every sink had prepared in the restored checkpoint."""
         return {
@@ -169,9 +186,11 @@ class DriverLists:
         """
         acks = []
         for uid, state in self._sources.items():
-            reading = _positions(parts[one] for one in sorted(parts) if one.vertex == uid)
+            own = [parts[one] for one in sorted(parts) if one.vertex == uid]
+            reading = [position for part in own for position in part.positions]
             state.lists[SPLITS].update([encode_assignment(one) for one in reading])
             state.lists[ASSIGNER].update([(cuts[uid],)])
+            state.lists[IN_FLIGHT].update([(one,) for part in own for one in part.in_flight])
             acks.append(_persisted(state, checkpoint))
         prepared = prepared_by(parts)
         for uid, state in self._sinks.items():
@@ -197,10 +216,6 @@ def prepared_by(parts: Mapping[Subtask, Acked]) -> dict[str, list[bytes]]:
         for uid, prepared in parts[one].prepared.items():
             found.setdefault(uid, []).extend(prepared)
     return found
-
-
-def _positions(parts: Iterable[Acked]) -> list[Assignment]:
-    return [position for part in parts for position in part.positions]
 
 
 def _persisted(state: PlainState, checkpoint: int) -> AckRequest:

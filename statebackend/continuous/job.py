@@ -2,7 +2,8 @@
 
 A loop in one thread takes in what slots say, what was written and what time it is, and does what
 the machine answers. Records are written and sinks committed in a second thread, one after the
-other; Spark's job runs in a third.
+other; Spark's job runs in a third; sources are looked at in threads of their own. What does not
+come to an end there holds nobody up for longer than a checkpoint may take (see `apart`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,15 @@ from pyspark import InheritableThread
 from snapshot.checkpoints import Subtask
 from snapshot.trigger import Kind
 from statebackend import system
+from statebackend.continuous.apart import (
+    Failure,
+    Found,
+    Looks,
+    Row,
+    Stopped,
+    awaited,
+    failure_of,
+)
 from statebackend.continuous.cluster import Stage
 from statebackend.continuous.door import Door
 from statebackend.continuous.driverlists import DriverLists, prepared_by
@@ -49,22 +59,18 @@ from statebackend.continuous.messages import (
     SplitEnded,
 )
 from statebackend.continuous.options import RunOptions
-from statebackend.continuous.sinks.base import Committer
+from statebackend.continuous.sinks.base import Committer, run_name
 from statebackend.continuous.sources.assigner import SplitAssigner
-from statebackend.continuous.sources.base import Discovery
 from statebackend.continuous.takeover import Taken
 from statebackend.errors import PeerLostError, StateBackendError
 
-__all__ = ["JobRun", "StageEnded", "Stopped"]
+__all__ = ["JobRun", "StageEnded"]
 
 _log = logging.getLogger("statebackend.continuous")
 _TICK_S: Final = 0.02
 _STOP_S: Final = 5.0  # for slots to end by themselves
 _CANCEL_S: Final = 30.0
-
-
-class Stopped(Exception):
-    """The user ended the job."""
+_WORK_S: Final = 10.0  # for what is being written or committed to come to its end
 
 
 @dataclass(frozen=True)
@@ -77,17 +83,6 @@ class StageEnded:
 @dataclass(frozen=True)
 class _Written:
     checkpoint: int
-
-
-@dataclass(frozen=True)
-class _Found:
-    vertex: str
-    found: Discovery
-
-
-@dataclass(frozen=True)
-class _Failed:
-    error: StateBackendError
 
 
 class JobRun:
@@ -119,11 +114,18 @@ class JobRun:
         self._committers: dict[str, Committer] = {}
         self._before = before
         self._machine: RunMachine | None = None
-        self._worker = ThreadPoolExecutor(1, "statebackend-checkpoints")
+        self._row = Row("statebackend-checkpoints")
+        self._work_s = _WORK_S
+        self._over = threading.Event()
         self._stage: InheritableThread | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._assigners: dict[str, SplitAssigner] = {}
-        self._looked_s: dict[str, float] = {}
+        self._looks = Looks(
+            {uid: node.source for uid, node in graph.sources.items()},
+            every_s=options.discover_every_s,
+            warn_s=options.timeout_s,
+            said=self._said.put,
+        )
         self._parts: Mapping[Subtask, Acked] = {}
         self._error: StateBackendError | None = None
         self._ended = False
@@ -143,6 +145,7 @@ class JobRun:
 
     def stop(self) -> None:
         """The user ends the job."""
+        self._over.set()
         self._said.put(Stopped())
 
     def request(self, kind: Kind) -> None:
@@ -155,21 +158,23 @@ class JobRun:
         """Commit what the restored checkpoint holds, sweep what earlier runs left, find splits.
 
         Raises:
-            StateBackendError: that cannot be done.
+            StateBackendError: that cannot be done. Stopped: the user ended it.
+            Exception: what a source or a committer raised.
         """
-        taken = self._taken
-        self._lists.open(taken.epoch + 1, taken.stamp_ms)
+        taken, timeout_s = self._taken, self._options.timeout_s
+        what = "Restoring the lists of sources and sinks"
+        lists = self._row.put(what, lambda: self._lists.open(taken.epoch + 1, taken.stamp_ms))
+        awaited(lists, what, timeout_s, self._over)
+        in_flight = self._lists.in_flight()
         prepared = self._lists.committables()
-        for uid, node in self._graph.sinks.items():
-            committer = self._committers[uid] = node.sink.committer(job, uid)
-            committer.commit(prepared[uid])
-            committer.sweep(taken.run)
+        for uid in self._graph.sinks:
+            what = f"The commit of what sink {uid!r} had prepared"
+            work = functools.partial(self._commit_again, job, uid, prepared[uid])
+            awaited(self._row.put(what, work), what, timeout_s, self._over)
         assigners = self._lists.assigners()
         for uid, assigner in assigners.items():
             if not assigner.done:
-                found = self._graph.sources[uid].source.discover(assigner.discovery_state)
-                assigner.add(found)
-                self._looked_s[uid] = system.monotonic_s()
+                self._looks.first(uid, assigner, timeout_s, self._over)
         self._assigners = assigners
         self._machine = RunMachine(
             self._graph,
@@ -179,7 +184,16 @@ class JobRun:
             before=self._before,
             stamp_ms=taken.stamp_ms,
             now_s=system.monotonic_s(),
+            watermarks_ms=taken.watermarks_ms,
+            in_flight=in_flight,
         )
+
+    def _commit_again(self, job: str, uid: str, prepared: list[bytes]) -> None:
+        taken = self._taken
+        committer = self._committers[uid] = self._graph.sinks[uid].sink.committer(job, uid)
+        committer.commit(prepared)
+        self._row.goes_on(f"The sweep of sink {uid!r}")  # not once a later run may be there
+        committer.sweep(run_name(taken.tenure.generation, taken.run))
 
     def launch(self, stage: Stage) -> None:
         """Start the slots."""
@@ -204,14 +218,15 @@ class JobRun:
             StateBackendError: why it failed. Stopped: the user ended it.
         """
         assert self._machine is not None
-        try:
-            while not self._ended and self._error is None and not self._stopping:
-                self._take_in()
-                now_s = system.monotonic_s()
-                self._do(self._machine.tick(now_s, system.wall_ms()))
-                self._look(now_s)
-        finally:
-            self._end()
+        while not self._ended and self._error is None and not self._stopping:
+            self._take_in()
+            now_s = system.monotonic_s()
+            self._do(self._machine.tick(now_s, system.wall_ms()))
+            late = self._row.overdue(self._options.timeout_s, now_s)
+            if late is not None:
+                self._work_s = 0.0  # it has had its time
+                self._do(self._machine.failed(late))
+            self._looks.go_on(self._assigners, now_s)
         if self._error is not None:
             raise self._error
         if self._stopping:
@@ -234,8 +249,8 @@ class JobRun:
         match said:
             case Poll(slot=slot):
                 machine.heard(slot, now_s)
-            case Register(slot=slot, location=location):
-                return machine.registered(slot, location, now_s)
+            case Register(slot=slot, location=location, copies=copies):
+                return machine.registered(slot, location, now_s, copies)
             case Report(slot=slot, events=events):
                 machine.heard(slot, now_s)
                 return [out for event in events for out in self._event(machine, event, now_s)]
@@ -247,15 +262,17 @@ class JobRun:
                 if not said.is_last:
                     self._lists.confirmed(said.checkpoint, machine.stamp_ms)
                 return out
-            case _Found(vertex=vertex, found=found):
-                return machine.discovered(vertex, found)
-            case _Failed(error=error):
+            case Found(vertex=vertex, found=found):
+                out = machine.discovered(vertex, found)
+                self._looks.found(vertex, now_s)
+                return out
+            case Failure(error=error):
                 return machine.failed(error)
             case StageEnded(error=error):
                 return machine.failed(_stage_error(error))
             case Stopped():
                 self._stopping = True
-            case "checkpoint" | "savepoint":
+            case "checkpoint" | "savepoint" | "last":
                 machine.requested(said, now_s)
         return []
 
@@ -285,9 +302,11 @@ class JobRun:
                 case Tell(slot=slot, command=command):
                     self.door.tell(slot, command)
                 case Write():
-                    self._in_worker(functools.partial(self._write, out))
+                    what = f"The records of checkpoint {out.checkpoint}"
+                    self._in_row(what, functools.partial(self._write, out))
                 case Publish():
-                    self._in_worker(functools.partial(self._publish, out))
+                    what = f"The output of checkpoint {out.checkpoint}"
+                    self._in_row(what, functools.partial(self._publish, out))
                 case Settled():
                     self._on_settled(out, self._parts if out.reason is None else {})
                 case Ended():
@@ -297,19 +316,16 @@ class JobRun:
 
     # --- in the second thread ------------------------------------------------------------------
 
-    def _in_worker(self, work: Callable[[], Any]) -> None:
-        def guarded() -> None:
+    def _in_row(self, what: str, work: Callable[[], Any]) -> None:
+        def guarded() -> Any:
             try:
-                said = work()
-            except StateBackendError as error:
-                said = _Failed(error)
+                return work()
+            except Stopped:
+                return None  # nobody waits for it any more
             except Exception as error:
-                what = f"The driver failed: {type(error).__name__}: {error}."
-                said = _Failed(StateBackendError(what, todo="See the log."))
-                _log.exception("a checkpoint")
-            self._said.put(said)
+                return Failure(failure_of(error, what))
 
-        self._worker.submit(guarded)
+        self._row.put(what, guarded).add_done_callback(lambda done: self._said.put(done.result()))
 
     def _write(self, write: Write) -> _Written:
         acks = [part.ack for part in write.parts.values() if part.ack is not None]
@@ -321,36 +337,23 @@ class JobRun:
 
     def _publish(self, publish: Publish) -> Publish:
         for uid, prepared in prepared_by(publish.parts).items():
+            self._row.goes_on(f"The commit of checkpoint {publish.checkpoint} by sink {uid!r}")
             self._committers[uid].commit(prepared)
         return publish
 
-    def _look(self, now_s: float) -> None:
-        """Have sources looked at that may have more splits."""
-        for uid, looked_s in self._looked_s.items():
-            assigner = self._assigners[uid]
-            if assigner.done or now_s - looked_s < self._options.discover_every_s:
-                continue
-            self._looked_s[uid] = float("inf")  # until it is found
-            source, state = self._graph.sources[uid].source, assigner.discovery_state
-
-            def look(uid: str = uid, source: Any = source, state: Any = state) -> _Found:
-                found = _Found(uid, source.discover(state))
-                self._looked_s[uid] = system.monotonic_s()
-                return found
-
-            self._in_worker(look)
-
     # --- the end -------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the slots, and whatever else was begun; waits for none of it without a limit."""
+        self._over.set()
         self.door.close()
         if self._stage is not None:
             self._stage.join(_STOP_S)
             if self._stage.is_alive():
                 self._cancel()
                 self._stage.join(_CANCEL_S)
-        self._worker.shutdown(wait=True)
-        self._lists.close()
+        if self._row.close(self._work_s):  # else they are in use
+            self._lists.close()
 
 
 def _stage_error(error: Exception | None) -> StateBackendError:

@@ -8,19 +8,30 @@ to do, or with the first failure; whether the job is then started again is not d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final
+
+import msgspec
 
 from snapshot import checkpoints as cp
 from snapshot.checkpoints import Checkpoints, Reason, Subtask
 from snapshot.trigger import Failures, Kind, Request, Trigger
-from statebackend.continuous.graph import Graph
+from statebackend.continuous.decisions import (
+    Broken,
+    Ended,
+    Out,
+    Publish,
+    Settled,
+    Tell,
+    Write,
+)
+from statebackend.continuous.graph import Graph, reads_together
 from statebackend.continuous.messages import (
     Aborted,
     Acked,
-    Command,
     Completed,
+    Copy,
     Declined,
     Deploy,
     Grant,
@@ -28,6 +39,7 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.messages import Trigger as Tripped
 from statebackend.continuous.options import RunOptions
+from statebackend.continuous.placing import placed
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.base import Assignment, Discovery
 from statebackend.errors import (
@@ -39,64 +51,7 @@ from statebackend.errors import (
 
 __all__ = ["Broken", "Ended", "Out", "Publish", "RunMachine", "Settled", "Tell", "Write"]
 
-
-@dataclass(frozen=True)
-class Tell:
-    """Say something to a slot; None: to all."""
-
-    slot: int | None
-    command: Command
-
-
-@dataclass(frozen=True)
-class Write:
-    """Write the records of a checkpoint, then say `written`.
-
-    Attributes:
-        parts: of every subtask.
-        cuts: of every source's splits that nobody had, by vertex.
-    """
-
-    checkpoint: int
-    epoch: int
-    parts: Mapping[Subtask, Acked]
-    cuts: Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class Publish:
-    """The checkpoint is durable: commit what its sinks have prepared, then say `published`."""
-
-    checkpoint: int
-    epoch: int
-    parts: Mapping[Subtask, Acked]
-    is_last: bool
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A checkpoint is over; ``reason``: why it was given up, None: it is complete."""
-
-    checkpoint: int
-    epoch: int
-    reason: Reason | None
-    took_s: float
-    request: Request | None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The job is over; every slot was told to stop."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The run has failed: end it."""
-
-    error: StateBackendError
-
-
-Out: TypeAlias = Tell | Write | Publish | Settled | Ended | Broken
+_NAMED: Final = 10
 
 
 @dataclass
@@ -105,6 +60,7 @@ class _Attempt:
     began_s: float
     cuts: dict[str, bytes]
     parts: Mapping[Subtask, Acked] | None = None
+    waiting: frozenset[Subtask] = frozenset()  # when it was given up
 
 
 class RunMachine:
@@ -114,7 +70,8 @@ class RunMachine:
         graph: the job. options: of its start.
         assigners: of the sources, by vertex, restored.
         epoch: of the last complete checkpoint. before: the highest attempt's number so far.
-        stamp_ms: of the epoch that the run begins with.
+        stamp_ms: of the epoch that the run begins with. watermarks_ms: see `Deploy`.
+        in_flight: by subtask: see `Deploy`.
         now_s: of every method: seconds that never go back.
         wall_ms: of some: milliseconds since 1970.
     """
@@ -129,17 +86,23 @@ class RunMachine:
         before: int,
         stamp_ms: int,
         now_s: float,
+        watermarks_ms: Mapping[str, int] | None = None,
+        in_flight: Mapping[int, dict[str, list[bytes]]] | None = None,
     ) -> None:
         self._graph, self._options = graph, options
         self._assigners, self._single = assigners, graph.single
         self._stamp_ms = stamp_ms
+        self._watermarks_ms = dict(watermarks_ms or {})
+        self._in_flight = in_flight or {}
         self._checkpoints: Checkpoints[Acked] = Checkpoints(
             graph.subtasks, epoch=epoch, before=before, timeout_s=options.timeout_s
         )
         self._trigger: Trigger | None = None
         self._failures = Failures(options.tolerable_failures)
-        self._locations: dict[int, str] = {}
+        self._locations: dict[int, str] = {}  # by slot, as the next two
+        self._copies: dict[int, Sequence[Copy]] = {}
         self._heard_s: dict[int, float] = {}
+        self._slot_of: dict[int, int] = {}  # by subtask
         self._starting = set(graph.subtasks)
         self._started_s = now_s
         self._attempts: dict[int, _Attempt] = {}
@@ -167,7 +130,9 @@ class RunMachine:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def registered(self, slot: int, location: str, now_s: float) -> list[Out]:
+    def registered(
+        self, slot: int, location: str, now_s: float, copies: Sequence[Copy] = ()
+    ) -> list[Out]:
         """A slot is there. A second process for one slot is another attempt of Spark's."""
         if slot in self._locations and self._locations[slot] != location:
             return self._break(
@@ -177,12 +142,29 @@ class RunMachine:
             return self._break(ProtocolError(f"There is no slot {slot}."))
         new = slot not in self._locations
         self._locations[slot] = location
+        self._copies[slot] = copies
         self._heard_s[slot] = now_s
         if not new or len(self._locations) < self._graph.parallelism:
             return []
-        locations = [self._locations[slot] for slot in range(self._graph.parallelism)]
-        epoch = self._checkpoints.epoch + 1
-        return [Tell(None, Deploy(locations=locations, epoch=epoch, stamp_ms=self._stamp_ms))]
+        return self._deployed()
+
+    def _deployed(self) -> list[Out]:
+        """Every slot is there: each is told which subtasks it has."""
+        graph = self._graph
+        given = placed(self._copies, graph.parallelism, graph.max_parallelism)
+        self._slot_of = {subtask: slot for slot, subtask in given.items()}
+        deploy = Deploy(
+            subtask=-1,
+            locations=[self._locations[self._slot_of[i]] for i in range(graph.parallelism)],
+            epoch=self._checkpoints.epoch + 1,
+            stamp_ms=self._stamp_ms,
+            watermarks_ms=self._watermarks_ms,
+        )
+        return [
+            Tell(slot, msgspec.structs.replace(deploy, subtask=subtask, in_flight=in_flight))
+            for slot, subtask in sorted(given.items())
+            for in_flight in [self._in_flight.get(subtask, {})]
+        ]
 
     def heard(self, slot: int, now_s: float) -> None:
         """A slot has said something."""
@@ -240,8 +222,13 @@ class RunMachine:
             number=number,
             assignment=assignment,
             over=answer is None,
+            held_back=answer is not None and self._held_back(subtask.vertex),
         )
-        return Tell(subtask.index, grant)
+        return Tell(self._slot_of[subtask.index], grant)
+
+    def _held_back(self, vertex: str) -> bool:
+        source = self._graph.sources[vertex].source
+        return reads_together(source) and bool(self._assigners[vertex].pending)
 
     def _may_read(self, subtask: Subtask) -> bool:
         return not subtask.index or subtask.vertex not in self._single
@@ -271,6 +258,7 @@ class RunMachine:
         """A subtask has no part for a checkpoint."""
         subtask = Subtask(declined.vertex, declined.subtask)
         reason = Reason.NEWER if declined.newer else Reason.DECLINED
+        self._note_missing()
         return self._follow(self._checkpoints.decline(subtask, declined.checkpoint, reason), now_s)
 
     def at_end(self, subtask: Subtask) -> None:
@@ -313,6 +301,9 @@ class RunMachine:
             return self._break(lost)
         if self._trigger is None:
             return []
+        deadline_s = self._checkpoints.next_deadline_s
+        if deadline_s is not None and deadline_s <= now_s:
+            self._note_missing()
         out = self._follow(self._checkpoints.tick(now_s), now_s)
         if self._over or self._attempts:
             return out
@@ -343,8 +334,16 @@ class RunMachine:
         number = self._checkpoints.number + 1
         cuts = {vertex: one.cut(number) for vertex, one in self._assigners.items()}
         self._attempts[number] = _Attempt(request, now_s, cuts)
-        began = self._checkpoints.begin(now_s, stamp_ms=wall_ms, kind=request.kind)
+        timeout_ms = self._options.alignment_timeout_ms
+        began = self._checkpoints.begin(
+            now_s, stamp_ms=wall_ms, kind=request.kind, alignment_timeout_ms=timeout_ms
+        )
         return self._follow(began, now_s)
+
+    def _note_missing(self) -> None:
+        """Before an attempt may be given up: afterwards nobody knows who had not acked."""
+        for number in self._checkpoints.pending:
+            self._attempts[number].waiting = self._checkpoints.waiting_for(number)
 
     def _follow(self, actions: list[cp.Action[Acked]], now_s: float) -> list[Out]:
         out: list[Out] = []
@@ -373,10 +372,14 @@ class RunMachine:
         took_s = now_s - attempt.began_s
         out: list[Out] = [
             Tell(None, Aborted(checkpoint=gone.checkpoint)),
-            Settled(gone.checkpoint, gone.epoch, gone.reason, took_s, attempt.request),
+            Settled(
+                gone.checkpoint, gone.epoch, gone.reason, took_s, attempt.request, attempt.waiting
+            ),
         ]
         if self._failures.failed(gone.checkpoint, gone.reason):
             by = f", by {gone.by.vertex}/{gone.by.index}" if gone.by else ""
+            if gone.reason is Reason.EXPIRED:
+                by = f"; it waited for {_named(attempt.waiting)}"
             out += self._break(
                 CheckpointsFailedError(
                     f"Checkpoint {gone.checkpoint} was given up ({gone.reason.value}{by}), and "
@@ -392,3 +395,10 @@ class RunMachine:
             return []
         self._over = True
         return [Broken(error)]
+
+
+def _named(subtasks: frozenset[Subtask]) -> str:
+    """Some of them, for people."""
+    names = [f"{one.vertex}/{one.index}" for one in sorted(subtasks)]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -22,6 +22,7 @@ __all__ = [
     "Command",
     "Commands",
     "Completed",
+    "Copy",
     "Declined",
     "Deploy",
     "Event",
@@ -48,13 +49,21 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy"):
     """Every slot is there: open the states, connect, run.
 
     Attributes:
-        locations: of the slots' exchange servers, by slot.
+        subtask: the index of the subtasks that the slot has, one of every vertex.
+        locations: of the slots' exchange servers, by subtask.
         epoch: that the run begins with. stamp_ms: its stamp.
+        watermarks_ms: of keyed vertices, where they stood in the restored checkpoint; one that is
+            not there begins without.
+        in_flight: by source, what lay in the output of its subtask in this slot in the restored
+            checkpoint (see `Overtaken`).
     """
 
+    subtask: int
     locations: list[str]
     epoch: int
     stamp_ms: int
+    watermarks_ms: dict[str, int] = {}
+    in_flight: dict[str, list[bytes]] = {}
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, tag="trigger"):
@@ -83,6 +92,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     Attributes:
         number: of the request.
         assignment: None: none now, or (``over``) none ever again.
+        held_back: of a source whose splits are read by turns: there are some that nobody reads yet,
+            and no watermark may run ahead of them.
     """
 
     vertex: str
@@ -90,6 +101,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     number: int
     assignment: Assignment | None
     over: bool
+    held_back: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -109,14 +121,34 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
 # --- from a slot ---------------------------------------------------------------------------------
 
 
+class Copy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A copy of a subtask's state on a host.
+
+    Attributes:
+        epoch: the newest of which something is there, as far as a look from outside says; -1: that
+            says nothing.
+    """
+
+    operator: str
+    key_group_start: int
+    key_group_end: int
+    epoch: int
+
+
 class Register(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot is there; ``location`` is that of its exchange server."""
+    """A slot is there.
+
+    Attributes:
+        slot: its number among Spark's tasks, by which the driver knows it.
+        location: of its exchange server. copies: what it sees on its host.
+    """
 
     slot: int
     location: str
     host: str
     executor: str
     pid: int
+    copies: list[Copy] = []
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +189,7 @@ class Acked(msgspec.Struct, frozen=True, kw_only=True, tag="acked"):
         ended: it was taken after the subtask had come to its end.
         ack: of a keyed subtask, for its operator's record.
         positions: of a source's: what it is reading.
+        in_flight: of a source's: rows in its output that the barrier has overtaken.
         prepared: by the uid of each sink behind the subtask, all that is not known to be committed.
         timings_ms: start_delay, alignment, sync and async.
         figures: counts by name, such as alignment_bytes.
@@ -168,6 +201,7 @@ class Acked(msgspec.Struct, frozen=True, kw_only=True, tag="acked"):
     ended: bool
     ack: AckRequest | None = None
     positions: list[Assignment] = []
+    in_flight: list[bytes] = []
     prepared: dict[str, list[bytes]] = {}
     timings_ms: dict[str, float] = {}
     figures: dict[str, int] = {}
@@ -213,9 +247,14 @@ Event = Running | SplitAsked | SplitEnded | Acked | Declined | AtEnd | Failed
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in a slot, in order."""
+    """What happened in a slot, in order.
+
+    Attributes:
+        number: of the report, by slot from 0 on. One whose answer was lost is sent again.
+    """
 
     slot: int
+    number: int
     events: list[Event]
 
 

@@ -24,6 +24,8 @@ class RunOptions:
         checkpoint_interval_s, min_pause_s: see `TriggerPolicy`; None: only at the end, or when
             somebody asks.
         timeout_s: a checkpoint that takes longer is given up.
+        alignment_timeout_s: a barrier that waits for longer in a subtask overtakes the rows that it
+            waits for: they become a part of the checkpoint. None: never.
         mode: ``exactly_once``, or ``at_least_once``: no channel waits for another's barrier.
         tolerable_failures: so many checkpoints in a row may fail before the job does.
         restart: what happens when the job fails.
@@ -39,6 +41,7 @@ class RunOptions:
     checkpoint_interval_s: float | None = 10.0
     min_pause_s: float = 0.0
     timeout_s: float = 600.0
+    alignment_timeout_s: float | None = None
     mode: Mode = "exactly_once"
     tolerable_failures: int = 0
     restart: Strategy = RESTART
@@ -61,6 +64,18 @@ class RunOptions:
             raise SettingError(
                 f"The mode is {self.mode!r}.", todo="Give 'exactly_once' or 'at_least_once'."
             )
+        if self.alignment_timeout_s is not None:
+            if not self.alignment_timeout_s >= 0:
+                raise SettingError(
+                    f"alignment_timeout_s is {self.alignment_timeout_s}.",
+                    todo="Give 0 or more, or None.",
+                )
+            if self.mode != "exactly_once":
+                raise SettingError(
+                    "With mode='at_least_once' no channel waits for another's barrier, and there "
+                    "is nothing to overtake.",
+                    todo="Leave alignment_timeout_s= out.",
+                )
         times = ("timeout_s", "silence_s", "start_timeout_s", "discover_every_s")
         for name in (*times, "buffer_bytes", "channel_bytes", "batch_rows"):
             if not getattr(self, name) > 0:
@@ -68,6 +83,12 @@ class RunOptions:
         for name in ("buffer_timeout_s", "tolerable_failures"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} is {getattr(self, name)}.", todo="Give 0 or more.")
+
+    @property
+    def alignment_timeout_ms(self) -> int | None:
+        """As barriers have it."""
+        timeout_s = self.alignment_timeout_s
+        return None if timeout_s is None else round(timeout_s * 1000)
 
     @property
     def policy(self) -> TriggerPolicy:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import secrets
 import threading
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import ClassVar, Final
-
-import msgspec
+from typing import ClassVar
 
 from recovery.restarting import Restarts
-from snapshot.checkpoints import Subtask
+from recovery.savepoint import Savepoint
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
 from snapshot.tenure import Tenure
 from statebackend import system
+from statebackend.continuous.apart import Stopped, failure_of
+from statebackend.continuous.beginning import begin_with
+from statebackend.continuous.checkpointbook import CheckpointBook, ContinuousCheckpoint
 from statebackend.continuous.cluster import Cluster, SparkCluster
 from statebackend.continuous.dataflow import Flow
 from statebackend.continuous.driverlists import DriverLists
 from statebackend.continuous.graph import Graph
-from statebackend.continuous.job import JobRun, Stopped
-from statebackend.continuous.machine import Settled
-from statebackend.continuous.messages import Acked, Register
+from statebackend.continuous.job import JobRun
+from statebackend.continuous.messages import Register
 from statebackend.continuous.options import RunOptions
+from statebackend.continuous.saving import Savings
 from statebackend.continuous.slot import Run
 from statebackend.continuous.takeover import (
     QUERY_ID,
@@ -40,11 +41,14 @@ from statebackend.continuous.takeover import (
 from statebackend.errors import (
     FencedError,
     JobRunningError,
+    RescaleError,
     SettingError,
     StateBackendError,
+    StateMismatchError,
     UsageError,
 )
 from statebackend.spark.job import overtaken
+from statebackend.spark.session import RunSession
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.specs import Operator
 from statebackend.spark.taskspec import TaskSpec, task_spec
@@ -52,8 +56,6 @@ from statebackend.spark.taskspec import TaskSpec, task_spec
 __all__ = ["ContinuousCheckpoint", "ContinuousQuery", "start"]
 
 _log = logging.getLogger("statebackend.continuous")
-_progress = logging.getLogger("statebackend.progress")
-_KEPT: Final = 200
 
 
 class _Final(Exception):
@@ -62,25 +64,6 @@ class _Final(Exception):
     def __init__(self, error: StateBackendError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class ContinuousCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="continuous_checkpoint"):
-    """A checkpoint that is over.
-
-    Attributes:
-        checkpoint: the attempt's number. epoch: of the commit log, if it is complete.
-        aborted: why it was given up; "" if it is complete.
-        took_ms: from its trigger to the commit of its output.
-        subtasks: by ``vertex/index``: start_delay, alignment, sync and async in milliseconds, and
-            counts such as alignment_bytes.
-    """
-
-    job: str
-    checkpoint: int
-    epoch: int
-    aborted: str
-    took_ms: float
-    subtasks: dict[str, dict[str, float]]
 
 
 class ContinuousQuery:
@@ -107,14 +90,14 @@ class ContinuousQuery:
         self._book = ProgressBook(self._backend.job)
         self._run: JobRun | None = None
         self._tenure: Tenure | None = None
-        self._restores: list[RestoreReport] = []
-        self._checkpoints: deque[ContinuousCheckpoint] = deque(maxlen=_KEPT)
+        self._session: RunSession | None = None  # of the run that runs
+        self._restores: list[RestoreReport] = []  # of those before
+        self._checkpoints = CheckpointBook(self._backend.job)
+        self._savings = Savings(self._backend._job, self._checkpoints)
         self._done = threading.Event()
         self._stop = threading.Event()
         self._error: StateBackendError | None = None
-        self._epoch: int | None = None
-        self._changed = threading.Condition()
-        self._complete = (-1, -1)  # the newest complete checkpoint: its number, its epoch
+        self._begun = False  # a run had everything that it begins with
         self._restarts = 0
         self._thread = threading.Thread(
             target=self._go, name=f"statebackend-{self._backend.job}", daemon=True
@@ -141,7 +124,7 @@ class ContinuousQuery:
     @property
     def epoch(self) -> int | None:
         """Of the last complete checkpoint of this start; None before the first."""
-        return self._epoch
+        return self._checkpoints.epoch
 
     @property
     def restarts(self) -> int:
@@ -177,36 +160,59 @@ class ContinuousQuery:
     def checkpoint(self, timeout_s: float = 60.0) -> int | None:
         """Have a checkpoint taken as soon as there is room for one, and wait until it is complete.
 
+        While the job starts, or starts again, that is waited for as well.
+
         Returns:
             the epoch of a complete checkpoint that began after the call; None: there was none
             within ``timeout_s``, or the job has ended.
         """
-        run = self._run
-        if run is None:
-            return None
-        with self._changed:
-            asked = run.number
-            run.request("checkpoint")
-            self._changed.wait_for(
-                lambda: self._complete[0] > asked or self._done.is_set(), timeout_s
-            )
-            number, epoch = self._complete
-            return epoch if number > asked else None
+        return self._checkpoints.ask("checkpoint", timeout_s)
+
+    def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+        """Have a checkpoint taken and copied into a folder of its own; the job goes on meanwhile.
+
+        Of a job that has ended its last complete checkpoint is copied.
+
+        Args:
+            to: the savepoint's folder, which must be empty; also in another store. Default: one of
+                its own under ``<uri>/.savepoints/<job>/``.
+            timeout_s: after so long it is given up, and what was copied goes.
+
+        Raises:
+            SettingError: something lies in ``to`` already.
+            NotRestorableError: the job has ended, and completed no checkpoint.
+            StoreUnreachableError: it took too long, or a store cannot be reached.
+            StateBackendError: why the job failed for good meanwhile.
+        """
+        return self._savings.take(to, timeout_s)
+
+    def stop_with_savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+        """As `savepoint`, and the job ends with that checkpoint: no row after it is committed.
+
+        Where its checkpoint is given up, the job goes on. Where it takes longer than ``timeout_s``,
+        the job ends as soon as it is complete; then, and where it cannot be copied, `savepoint`
+        copies it.
+        """
+        made = self._savings.take(to, timeout_s, last=True)
+        self._done.wait(timeout_s)
+        return made
 
     def checkpoints(self) -> list[ContinuousCheckpoint]:
         """The newest checkpoints that are over, complete or not, the oldest first.
 
         The same go to the logger ``statebackend.progress``, one JSON object each.
         """
-        return list(self._checkpoints)
+        return list(self._checkpoints.newest)
 
     def progress(self) -> CheckpointProgress:
         """What the newest epochs cost, by operator and subtask, as `StateBackend.progress`."""
-        return self._book.summary(self._epoch)
+        return self._book.summary(self.epoch)
 
     def restores(self) -> list[RestoreReport]:
         """How each keyed subtask got its state back, over all restarts."""
-        return list(self._restores)
+        before = list(self._restores)  # first: of a run that ends meanwhile nothing comes twice
+        session = self._session
+        return [*before, *(session.restores if session is not None else [])]
 
     def slots(self) -> list[Register]:
         """The processes that make up the job now."""
@@ -250,15 +256,19 @@ class ContinuousQuery:
                 except _Final as final:
                     self._error = final.error
                     return
-                except FencedError as error:
-                    self._error = error  # somebody else runs the job
+                except (FencedError, RescaleError, StateMismatchError) as error:
+                    self._error = error  # somebody else runs the job; or it would be so again
                     return
-                except StateBackendError as error:
+                except Exception as caught:
+                    known = failure_of(caught, f"The driver of job {self.job!r} failed")
+                    if not self._begun and not isinstance(caught, StateBackendError | OSError):
+                        self._error = known  # a mistake in the code is not one of the moment
+                        return
                     restarts, delay_s = restarts.failed(system.monotonic_s(), random.random())
                     if delay_s is None or self._stop.is_set():
-                        self._error = None if self._stop.is_set() else error
+                        self._error = None if self._stop.is_set() else known
                         return
-                    _log.warning("job %s starts again in %g s: %s", self.job, delay_s, error)
+                    _log.warning("job %s starts again in %g s: %s", self.job, delay_s, known)
                     self._restarts += 1
                     before = max(before, self._run.number if self._run else 0)
                     if self._stop.wait(delay_s):
@@ -272,8 +282,8 @@ class ContinuousQuery:
         finally:
             self.forget()
             self._done.set()
-            with self._changed:
-                self._changed.notify_all()
+            self._checkpoints.job_ended()
+            self._savings.job_ended(self._error)
 
     @property
     def job(self) -> str:
@@ -297,7 +307,7 @@ class ContinuousQuery:
             )
         except UsageError as error:
             raise _Final(error) from error
-        self._tenure = taken.tenure
+        self._tenure, self._session = taken.tenure, taken.session
         server = self._cluster.server()
         background = ThreadPoolExecutor(4, "statebackend-lists")
         endpoint = server.add(name, token, taken.session)  # replaced by the door's, below
@@ -319,20 +329,26 @@ class ContinuousQuery:
                 taken,
                 lists,
                 before=before,
-                on_settled=self._settled,
+                on_settled=self._savings.settled,
             )
             server.add(name, token, run.door)
             self._run = run
-            if self._stop.is_set():
-                raise Stopped()
-            run.prepare(self.job)
-            shipped = self._shipped(taken, endpoint.location)
-            run.launch(self._cluster.stage(shipped, token))
-            run.loop()
+            self._checkpoints.run_begins(run)
+            self._savings.run_begins(run, taken)
+            try:
+                if self._stop.is_set():
+                    raise Stopped()
+                run.prepare(self.job)
+                self._begun = True
+                shipped = self._shipped(taken, endpoint.location)
+                run.launch(self._cluster.stage(shipped, token))
+                run.loop()
+            finally:
+                run.close()
             return run.number
         finally:
             server.remove(name)
-            self._restores += taken.session.restores
+            self._session, self._restores = None, self._restores + taken.session.restores
             background.shutdown(wait=False)
 
     def _shipped(self, taken: Taken, location: str) -> Run:
@@ -349,30 +365,6 @@ class ContinuousQuery:
             specs=self._specs,
             processors=self._processors,
         )
-
-    def _settled(self, settled: Settled, parts: Mapping[Subtask, Acked]) -> None:
-        if settled.reason is None:
-            self._epoch = settled.epoch
-        said = ContinuousCheckpoint(
-            job=self.job,
-            checkpoint=settled.checkpoint,
-            epoch=settled.epoch,
-            aborted=settled.reason.value if settled.reason else "",
-            took_ms=round(settled.took_s * 1000, 3),
-            subtasks={
-                f"{one.vertex}/{one.index}": {
-                    **{f"{name}_ms": value for name, value in part.timings_ms.items()},
-                    **part.figures,
-                }
-                for one, part in sorted(parts.items())
-            },
-        )
-        with self._changed:
-            self._checkpoints.append(said)
-            if settled.reason is None:
-                self._complete = settled.checkpoint, settled.epoch
-            self._changed.notify_all()
-        _progress.info("%s", msgspec.json.encode(said).decode())
 
 
 def start(
@@ -401,16 +393,15 @@ def start(
         )
     groups = groups_of(job, backend._settings, parallelism)
     operators = operators_of(flow, parallelism, groups)
-    specs_of(
-        job.name,
-        operators,
-        job.manifests(),
-        allow_dropped_state=backend._allow_dropped_state,
-    )
+    dropped = backend._allow_dropped_state
+    check = functools.partial(specs_of, job.name, operators, allow_dropped_state=dropped)
+    if backend._savepoint is not None:
+        begin_with(backend._savepoint, job, check)
+    check(job.manifests())
     where = cluster or SparkCluster(backend.spark, backend._settings)
     graph = flow.graph(parallelism, groups)
     query = ContinuousQuery(flow, graph, options, operators, where)
-    ContinuousQuery.running_jobs[job.store.uri] = query
+    ContinuousQuery.running_jobs[job.store.uri] = flow.query = query
     try:
         query.begin()
     except BaseException:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from typing import Any, Final
 
 from pyspark import BarrierTaskContext, Broadcast
 
+from recovery.local import copies_seen
 from recovery.workspace import Workspace
-from snapshot.messages import PROTOCOL
 from statebackend import system
+from statebackend.continuous.basetask import Subtask
+from statebackend.continuous.driverlink import RETRY_S, DriverLink
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.inbox import Inbox
@@ -29,42 +30,37 @@ from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partition import Partitioner, broadcast, by_key_group
 from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.continuous.graph import Edge, Graph
+from statebackend.continuous.inflight import Place
 from statebackend.continuous.messages import (
     Commands,
+    Copy,
     Deploy,
-    Event,
-    Failed,
     Grant,
     Poll,
     Register,
-    Report,
     Stop,
     decode,
-    encode,
 )
 from statebackend.continuous.options import RunOptions
-from statebackend.continuous.output import Output
-from statebackend.continuous.sinks.base import SinkContext
+from statebackend.continuous.output import Output, Route
+from statebackend.continuous.sinks.base import SinkContext, run_name
 from statebackend.continuous.sourcetask import SourceSubtask
-from statebackend.continuous.subtask import KeyedSubtask, Subtask
+from statebackend.continuous.subtask import KeyedSubtask
 from statebackend.continuous.subtaskstate import SubtaskState
 from statebackend.continuous.vertexstate import Membership
 from statebackend.errors import (
     CoordinatorUnreachableError,
-    ProcessorError,
     StaleRequestError,
-    StateBackendError,
 )
 from statebackend.spark.opening import durable_store
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.wire import Call, Client, Endpoint, client_for
+from statebackend.spark.wire import Endpoint, client_for
 
 __all__ = ["Run", "Slot", "SlotTask"]
 
 _log = logging.getLogger("statebackend.continuous")
 _POLL_S: Final = 1.0
-_RETRY_S: Final = 0.2
 _END_S: Final = 10.0
 
 
@@ -100,62 +96,20 @@ class SlotTask:
         context = BarrierTaskContext.get()
         slot = context.partitionId()
         host = context.getTaskInfos()[slot].address.rsplit(":", 1)[0]
-        Slot(self.run, slot, self.token.value, host=host).serve()
+        system.keep_loaded("slot")
+        with system.quick_turns():
+            Slot(self.run, slot, self.token.value, host=host).serve()
         return ()
 
 
-class _Link:
-    """How the subtasks of a slot reach the driver."""
-
-    def __init__(self, run: Run, slot: int, endpoint: Endpoint, client: Client) -> None:
-        self._run, self._slot = run, slot
-        self._endpoint, self._client = endpoint, client
-        self._lock = threading.Lock()
-        self.failure: BaseException | None = None
-        self.broke = threading.Event()
-
-    def call(self, kind: str, message: Any, timeout_s: float) -> bytes:
-        request = Call(
-            protocol=PROTOCOL,
-            job=self._run.job,
-            session=self._endpoint.session,
-            kind=kind,
-            body=encode(message),
-        )
-        return self._client.call(self._endpoint, request, timeout_s=timeout_s)
-
-    def report(self, *events: Event) -> None:
-        """Say what happened."""
-        report = Report(slot=self._slot, events=list(events))
-        self.call("report", report, self._run.options.silence_s)
-
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
-        """The first failure is told, and ends the slot."""
-        with self._lock:
-            if self.failure is not None:
-                return
-            self.failure = error
-        known = error if isinstance(error, StateBackendError) else _unknown(vertex, error)
-        failed = Failed(
-            vertex=vertex,
-            subtask=subtask,
-            code=known.code,
-            what=known.what,
-            todo=known.todo,
-            trace="".join(traceback.format_exception(error))[-20_000:],
-        )
-        try:
-            self.report(failed)
-        except StateBackendError as unreachable:
-            _log.warning("%s", unreachable)
-        self.broke.set()
-
-
-def _unknown(vertex: str, error: BaseException) -> StateBackendError:
-    return ProcessorError(
-        f"A subtask of {vertex!r} failed: {type(error).__name__}: {error}.",
-        todo="See the traceback.",
-    )
+def _seen(spec: TaskSpec) -> list[Copy]:
+    """The copies of an operator's state on this host."""
+    folder = system.expanded(spec.local_dir)
+    found = copies_seen(folder, job=spec.local_name, operator=spec.uid)
+    return [
+        Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
+        for of, epoch in sorted(found.items())
+    ]
 
 
 class Slot:
@@ -171,13 +125,19 @@ class Slot:
         graph = run.graph
         self._endpoint = Endpoint(location=run.location, session=run.session, token=token)
         self._client = client_for(run.location)
-        self._link = _Link(run, slot, self._endpoint, self._client)
+        self._link = DriverLink(
+            self._client,
+            self._endpoint,
+            job=run.job,
+            slot=slot,
+            silence_s=run.options.silence_s,
+        )
         identity = Identity(job=run.job, run=run.run, generation=run.generation, token=token)
-        self._server = ExchangeServer(identity, host=host)
-        self._exchange = ExchangeClient(identity)
+        start_s = run.options.start_timeout_s  # others may be told earlier, or later, who they are
+        self._server = ExchangeServer(identity, host=host, expect_s=start_s)
+        self._exchange = ExchangeClient(identity, welcome_s=start_s)
         self._inboxes: dict[str, Inbox] = {}
-        for vertex in graph.keyed:
-            self._inboxes[vertex] = self._inbox(vertex)
+        self._index = -1  # of its subtasks; the driver says it
         self._host = host
         self._subtasks: dict[str, Subtask] = {}
         self._threads: list[threading.Thread] = []
@@ -186,15 +146,15 @@ class Slot:
         self._background = ThreadPoolExecutor(2 * count, "statebackend-background")
 
     def _inbox(self, vertex: str) -> Inbox:
-        """With its channels from other slots expected: whoever is quicker finds them."""
+        """With its channels from other slots expected; whoever is quicker waits for that."""
         graph = self._run.graph
         channels = graph.channels(vertex)
         inbox = Inbox(channels, capacity_bytes=self._run.options.channel_bytes)
         for edge in range(len(graph.inputs(vertex))):
             for other in range(graph.parallelism):
                 channel = graph.channel(edge, other)
-                if other != self._slot:
-                    address = Address(vertex=vertex, subtask=self._slot, channel=channel)
+                if other != self._index:
+                    address = Address(vertex=vertex, subtask=self._index, channel=channel)
                     self._server.expect(address, inbox, channel)
         return inbox
 
@@ -213,8 +173,9 @@ class Slot:
                 host=system.host_name(),
                 executor=system.executor_name(),
                 pid=os.getpid(),
+                copies=[copy for spec in self._run.specs.values() for copy in _seen(spec)],
             )
-            self._link.call("register", here, self._run.options.start_timeout_s)
+            self._link.repeated("register", here, self._run.options.start_timeout_s)
             self._obey()
         except StaleRequestError:
             pass  # the run is over, and nobody told this slot
@@ -229,11 +190,11 @@ class Slot:
         while not self._link.broke.is_set():
             poll = Poll(slot=self._slot, first=first, wait_s=_POLL_S)
             try:
-                answer = self._link.call("poll", poll, _POLL_S + self._run.options.silence_s)
+                answer = self._link.call("poll", poll, _POLL_S + self._link.try_s)
             except CoordinatorUnreachableError:
                 if system.monotonic_s() - heard_s > self._run.options.silence_s:
                     raise
-                system.sleep_s(_RETRY_S)
+                system.sleep_s(RETRY_S)
                 continue
             heard_s = system.monotonic_s()
             found = decode(answer, Commands)
@@ -252,10 +213,12 @@ class Slot:
                         subtask.mailbox.put(command)
 
     def _end(self) -> None:
+        self._link.over.set()
         for subtask in self._subtasks.values():
             subtask.stop()
+        until_s = system.monotonic_s() + _END_S
         for thread in self._threads:
-            thread.join(_END_S)
+            thread.join(max(0.0, until_s - system.monotonic_s()))
         self._persisting.shutdown(wait=False)
         self._background.shutdown(wait=False)
         for inbox in self._inboxes.values():
@@ -266,38 +229,41 @@ class Slot:
     # --- deployment ----------------------------------------------------------------------------
 
     def _deploy(self, deploy: Deploy) -> None:
-        run, slot = self._run, self._slot
+        run, index = self._run, deploy.subtask
+        self._index = index
+        for uid in run.graph.keyed:
+            self._inboxes[uid] = self._inbox(uid)
         for uid, vertex in run.graph.sources.items():
             self._subtasks[uid] = SourceSubtask(
-                uid,
-                slot,
+                self._place(uid),
                 self._connecting(uid, deploy),
                 self._link,
                 source=vertex.source,
                 batch_rows=run.options.batch_rows,
+                in_flight=deploy.in_flight.get(uid, ()),
             )
         for uid in run.graph.keyed:
             self._subtasks[uid] = self._keyed(uid, deploy)
         for uid, subtask in self._subtasks.items():
-            thread = threading.Thread(target=subtask.run, name=f"{uid}/{slot}", daemon=True)
+            thread = threading.Thread(target=subtask.run, name=f"{uid}/{index}", daemon=True)
             self._threads.append(thread)
         for thread in self._threads:
             thread.start()
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
-        run, slot, spec = self._run, self._slot, self._run.specs[uid]
-        member = Membership(self._client, self._endpoint, run.query_id)
+        run, spec = self._run, self._run.specs[uid]
+        member = Membership(self._link.patient, self._endpoint, run.query_id)
         state = SubtaskState(
             spec,
-            slot,
+            self._index,
             member,
             store=durable_store(spec.uri, spec.store_options),
             work=Workspace.of_process(system.expanded(spec.local_dir), system.new_id),
             background=self._background,
+            watermark_ms=deploy.watermarks_ms.get(uid, 0),
         )
         return KeyedSubtask(
-            uid,
-            slot,
+            self._place(uid),
             self._connecting(uid, deploy),
             self._link,
             state=state,
@@ -305,29 +271,42 @@ class Slot:
             inbox=self._inboxes[uid],
             inputs=[edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)],
             mode=run.options.mode,
+            overtakes=run.options.alignment_timeout_s is not None,
             time_mode=spec.plan.time_mode,
             epoch=deploy.epoch,
             stamp_ms=deploy.stamp_ms,
             persisting=self._persisting,
         )
 
+    def _place(self, uid: str) -> Place:
+        run = self._run
+        schemas = {name: one.source.schema.json() for name, one in run.graph.sources.items()}
+        schemas |= {name: spec.plan.output_schema.json() for name, spec in run.specs.items()}
+        return Place(uid, self._index, run.graph.parallelism, schemas)
+
     def _connecting(self, uid: str, deploy: Deploy) -> Any:
         return lambda: self._connect(uid, deploy)
 
     def _connect(self, uid: str, deploy: Deploy) -> Output:
         """The output of a subtask, in its thread."""
-        run, slot = self._run, self._slot
-        boxes = [
-            self._outbox(to, number, edge, deploy.locations)
+        run = self._run
+        name = run_name(run.generation, run.run)
+        routes = [
+            Route(
+                to,
+                number,
+                self._outbox(to, number, edge, deploy.locations),
+                in_order=not edge.key_positions,
+            )
             for to, number, edge in run.graph.outputs(uid)
         ]
         writers = {
             sink.uid: sink.sink.open(
-                SinkContext(run.job, sink.uid, run.run, slot, run.graph.parallelism)
+                SinkContext(run.job, sink.uid, name, self._index, run.graph.parallelism)
             )
             for sink in run.graph.sinks_of(uid)
         }
-        return Output(boxes, writers)
+        return Output(routes, writers)
 
     def _partitioner(self, edge: Edge) -> Partitioner:
         graph = self._run.graph
@@ -337,10 +316,10 @@ class Slot:
 
     def _outbox(self, to: str, number: int, edge: Edge, locations: list[str]) -> Outbox:
         run, graph = self._run, self._run.graph
-        channel = graph.channel(number, self._slot)
+        channel = graph.channel(number, self._index)
         senders: list[ChannelSender] = []
         for other in range(graph.parallelism):
-            if other == self._slot:
+            if other == self._index:
                 senders.append(LocalChannel(self._inboxes[to], channel))
                 continue
             address = Address(vertex=to, subtask=other, channel=channel)

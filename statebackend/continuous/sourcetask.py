@@ -1,21 +1,26 @@
 """A subtask of a source: asks for splits, reads them, sends the barriers that the driver triggers.
 
 A barrier is not sent while a request for a split is unanswered: the split would be in neither the
-assigner's part of the checkpoint nor this subtask's.
+assigner's part of the checkpoint nor this subtask's. Nothing is read while the output has no room.
+A barrier with an alignment timeout waits so long for what lies in the output to go before it, and
+then overtakes it; what it overtook is a part of the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from snapshot.barrier import Barrier, Idle, Watermark
 from statebackend import system
+from statebackend.continuous.basetask import NAP_S, Link, Subtask
 from statebackend.continuous.graph import reads_together
+from statebackend.continuous.inflight import Flight, Place, decode
 from statebackend.continuous.messages import (
     Aborted,
     Command,
@@ -27,12 +32,14 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.output import Output
 from statebackend.continuous.sources.base import Assignment, Source, SplitReader
-from statebackend.continuous.subtask import Link, Subtask
 
 __all__ = ["SourceSubtask", "SourceTimes"]
 
 _NAP_S: Final = 0.002  # between two looks at splits that have nothing now
+_ROOM_S: Final = 0.01  # between two looks at the mailbox while there is no room
 _ASK_AGAIN_S: Final = 0.1
+# More than that is not overtaken: it would go through the driver.
+_FLIGHT_BYTES: Final = 16 << 20
 
 
 class SourceTimes:
@@ -126,19 +133,21 @@ class SourceSubtask(Subtask):
 
     Args:
         source: the job's. batch_rows: read at once, at most.
+        in_flight: what lay in the output when the restored checkpoint was taken.
     """
 
     def __init__(
         self,
-        vertex: str,
-        index: int,
+        place: Place,
         output: Callable[[], Output],
         link: Link,
         *,
         source: Source,
         batch_rows: int,
+        in_flight: Iterable[bytes] = (),
     ) -> None:
-        super().__init__(vertex, index, output, link)
+        super().__init__(place, output, link)
+        self._in_flight = list(in_flight)
         self._source, self._batch_rows = source, batch_rows
         self._together = reads_together(source)
         position = None
@@ -151,12 +160,23 @@ class SourceSubtask(Subtask):
         self._has_none = False  # told that there is no split for it now
         self._ask_at_s = 0.0  # not before; a request that was answered with none is repeated
         self._over = False
-        self._due: Barrier | None = None  # waits for an answer
+        self._due: Barrier | None = None  # waits for an answer, or for room
+        self._due_s = 0.0  # it came
+        self._halted = -1  # the checkpoint with which the job ends: nothing is read after it
+        # There are splits that nobody reads yet, whose rows may be older than what is read here.
+        self._held_back = self._together
 
     def _open(self) -> None:
         """Nothing: the driver has the state, and hands it out split by split."""
 
-    def _close(self, error: BaseException | None) -> None:
+    def _put_back(self) -> None:
+        overtaken = decode(self.vertex, self._in_flight, self._place.parallelism)
+        self._in_flight = []
+        self._check_overtaken(overtaken, self.output.lanes())
+        self._overtaken = overtaken
+        super()._put_back()
+
+    def _close(self, error: BaseException | None, *, stopped: bool) -> None:
         for one in self._open_splits:
             one.reader.close()
 
@@ -166,15 +186,24 @@ class SourceSubtask(Subtask):
         self._mail()
         now_s = system.monotonic_s()
         self.output.flush_if_due(now_s)
-        if self._at_end:
-            self._mail(0.1)
+        if self._at_end or self._halted >= 0:
+            if self.output.ready(NAP_S):
+                self._mail(0.1)
             return
-        self._ask(now_s)
+        self._snapshot_if_due()
+        if self._due is None:
+            self._ask(now_s)
+        if not self.output.ready(_ROOM_S):
+            return
         got = False
         for one in list(self._open_splits):
+            if not self.output.ready():
+                break
+            self._open_splits.remove(one)  # to the end: the next one goes first the next time
+            self._open_splits.append(one)
             got |= self._read(one, now_s)
         # Who has not been told yet whether there is a split for it holds the watermark.
-        if self._open_splits or self._has_none:
+        if (self._open_splits or self._has_none) and not self._held_back:
             for onward in self._times.onward(now_s):
                 self.output.send(onward)
         if self._over and not self._open_splits and not self._unanswered:
@@ -200,7 +229,8 @@ class SourceSubtask(Subtask):
             one.reader.close()
             self._open_splits.remove(one)
             for onward in self._times.ended(one.id):
-                self.output.send(onward)
+                if not self._held_back:
+                    self.output.send(onward)
             self._link.report(SplitEnded(vertex=self.vertex, subtask=self.index, split=one.id))
         return batch is not None
 
@@ -209,11 +239,13 @@ class SourceSubtask(Subtask):
     def _told(self, command: Command) -> None:
         match command:
             case Trigger(barrier=barrier):
-                self._due = barrier
+                self._due, self._due_s = barrier, system.monotonic_s()
                 self._snapshot_if_due()
             case Aborted(checkpoint=number):
                 if self._due is not None and self._due.checkpoint == number:
                     self._due = None
+                if self._halted == number:
+                    self._halted = -1
             case Completed(checkpoint=number):
                 self.output.completed(number)
             case Grant():
@@ -225,6 +257,7 @@ class SourceSubtask(Subtask):
         if grant.number != self._number or not self._unanswered:
             return
         self._unanswered = False
+        self._held_back = grant.held_back
         now_s = system.monotonic_s()
         if grant.over:
             self._over = True
@@ -240,19 +273,47 @@ class SourceSubtask(Subtask):
         self._snapshot_if_due()
 
     def _snapshot_if_due(self) -> None:
-        if self._due is None or self._unanswered:
+        barrier = self._due
+        if barrier is None or self._unanswered:
             return
-        barrier, self._due = self._due, None
+        waited_s = system.monotonic_s() - self._due_s
+        overtakes = barrier.kind == "checkpoint" and barrier.alignment_timeout_ms is not None
+        unaligned = overtakes and not self._at_end and not self.output.try_flush()
+        if unaligned:
+            assert barrier.alignment_timeout_ms is not None
+            too_soon = waited_s * 1000 < barrier.alignment_timeout_ms
+            if too_soon or self.output.pending_bytes > _FLIGHT_BYTES:
+                return  # nothing is read meanwhile: the output has no room
+        self._due = None
         started_s = system.monotonic_s()
         positions = [one.position() for one in self._open_splits]
         prepared = self.output.prepare(barrier.checkpoint)
-        self.output.forward(barrier)
-        delay_ms = max(0, system.wall_ms() - barrier.stamp_ms)
+        flight = Flight()
+        if unaligned:
+            onward = msgspec.structs.replace(barrier, alignment_timeout_ms=0)
+            for lane, rows in self.output.overtake(onward):
+                flight.add(lane, rows)
+        else:
+            self.output.forward(barrier)
+        if barrier.kind == "last":
+            self._halted = barrier.checkpoint
+        in_flight = flight.elements(self._place)
+        delay_ms = max(0, system.wall_ms() - barrier.stamp_ms - round(waited_s * 1000))
         sync_ms = round((system.monotonic_s() - started_s) * 1000, 3)
         self._acked(
             barrier.checkpoint,
             positions=positions,
             prepared=prepared,
-            timings_ms={"start_delay": float(delay_ms), "alignment": 0.0, "sync": sync_ms},
-            figures={"rows": self.output.rows},
+            in_flight=in_flight,
+            timings_ms={
+                "start_delay": float(delay_ms),
+                "alignment": round(waited_s * 1000, 3) if overtakes else 0.0,
+                "sync": sync_ms,
+            },
+            figures={
+                "rows": self.output.rows,
+                "alignment_bytes": 0,
+                "inflight_bytes": flight.size_bytes,
+                "unaligned": int(unaligned),
+            },
         )

@@ -1,175 +1,76 @@
 """A subtask of a keyed vertex: reads its channels, runs its operator, takes its snapshots.
 
 One thread does all of it, in this order over and over: what the driver says (the mailbox), rows
-that have waited long enough, timers, then the next element of the channels. Snapshots are frozen in
-this thread and made durable in another.
+that have waited long enough, barriers that have, timers, then the next element of the channels.
+While its output has no room it takes no element and fires no timer, and goes on with the rest.
+Snapshots are frozen in this thread and made durable in another.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
-from snapshot.actions import Abort, Action, Block, Forward, Snapshot, Unblock, Why
+from snapshot.actions import (
+    Abort,
+    Action,
+    Block,
+    Captured,
+    Figures,
+    Forward,
+    Keep,
+    Overtake,
+    Snapshot,
+    Unblock,
+    Why,
+)
 from snapshot.alignment import Alignment, Mode
 from snapshot.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
 from snapshot.watermarks import END_MS, Watermarks
 from statebackend import system
+from statebackend.continuous.basetask import NAP_S, Link, Subtask, stopped
 from statebackend.continuous.exchange.inbox import Inbox
+from statebackend.continuous.gathering import Gathering
 from statebackend.continuous.graph import Edge
-from statebackend.continuous.messages import (
-    Aborted,
-    Acked,
-    AtEnd,
-    Command,
-    Completed,
-    Declined,
-    Running,
-    Trigger,
+from statebackend.continuous.inflight import (
+    Flight,
+    Lane,
+    Place,
+    batches_of,
+    watermark,
+    with_elements,
 )
-from statebackend.continuous.messages import Event as Happened
+from statebackend.continuous.messages import Aborted, Command, Completed, Trigger
 from statebackend.continuous.output import Output
-from statebackend.continuous.subtaskstate import SubtaskState
-from statebackend.continuous.vertexstate import Background, Frozen
-from statebackend.errors import PeerLostError, StateBackendError, StorageError
+from statebackend.continuous.subtaskstate import KeyedFrozen, SubtaskState
+from statebackend.continuous.vertexstate import Background
+from statebackend.errors import StateBackendError, StorageError
 
-__all__ = ["KeyedSubtask", "Link", "Subtask", "stopped"]
+__all__ = ["KeyedSubtask"]
 
 _log = logging.getLogger("statebackend.continuous")
-# How long the mailbox waits at most while nothing arrives in the channels.
-_NAP_S: Final = 0.02
 _ROUNDS: Final = 1_000
 
 
-class Link(Protocol):
-    """How a subtask reaches its driver, and whom it tells that it cannot go on."""
+@dataclass
+class _Part:
+    """A snapshot on its way.
 
-    def report(self, *events: Happened) -> None:
-        """Say what happened; raises if the driver cannot be reached."""
-
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
-        """The subtask has failed."""
-
-
-def stopped() -> StateBackendError:
-    """What wakes a thread that is to end; nobody is told of it."""
-    return PeerLostError("The run is over.")
-
-
-class Subtask(ABC):
-    """What all subtasks have: a mailbox, an output, a thread that runs them.
-
-    Args:
-        vertex, index: which it is. output: connects it to where its rows go. link: to the driver.
+    Attributes:
+        has_overtaken: whether its barrier may have overtaken rows, here or elsewhere.
+        flight: those, as far as they were kept here.
     """
 
-    def __init__(self, vertex: str, index: int, output: Callable[[], Output], link: Link) -> None:
-        self.vertex, self.index = vertex, index
-        self._connect, self._link = output, link
-        self._output: Output | None = None
-        self.mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._stopping = False
-        self._last: int | None = None  # the attempt that is the job's last
-        self._at_end = False
-
-    def run(self) -> None:
-        """In a thread of its own: to the end of the run; failures are told, not raised."""
-        error: BaseException | None = None
-        try:
-            self._open()
-            self._output = self._connect()
-            self._link.report(Running(vertex=self.vertex, subtask=self.index))
-            while not self._stopping:
-                self._step()
-        except BaseException as caught:
-            error = caught
-            if not self._stopping:
-                self._link.broken(self.vertex, self.index, caught)
-        finally:
-            self._stopping = True
-            self._finish(error)
-
-    def stop(self) -> None:
-        """From any thread: end soon."""
-        self._stopping = True
-        output = self._output
-        if output is not None:
-            output.fail(stopped())
-
-    @property
-    def output(self) -> Output:
-        """Where the rows go, once it is connected."""
-        assert self._output is not None
-        return self._output
-
-    def _finish(self, error: BaseException | None) -> None:
-        """Let go of everything; what fails here changes nothing any more."""
-        for close in (lambda: self._close(error), self._output.close if self._output else None):
-            try:
-                if close is not None:
-                    close()
-            except Exception as failed:
-                _log.warning("%s/%d was not closed in order: %s", self.vertex, self.index, failed)
-
-    def _mail(self, wait_s: float = 0.0) -> bool:
-        """Do what the driver said; whether it said anything."""
-        found = False
-        while not self._stopping:
-            try:
-                command = self.mailbox.get(timeout=wait_s) if wait_s else self.mailbox.get_nowait()
-            except queue.Empty:
-                return found
-            found, wait_s = True, 0.0
-            if isinstance(command, Trigger) and command.barrier.kind == "last":
-                self._last = command.barrier.checkpoint
-            self._told(command)
-        return found
-
-    def _ended(self) -> None:
-        """The input has ended: so do the channels."""
-        self.output.send(Watermark(at_ms=END_MS))
-        self.output.send(EndOfInput())
-        self._at_end = True
-        self._link.report(AtEnd(vertex=self.vertex, subtask=self.index))
-
-    def _acked(self, checkpoint: int, **parts: Any) -> None:
-        ended = self._at_end and checkpoint == self._last
-        self._link.report(
-            Acked(
-                vertex=self.vertex,
-                subtask=self.index,
-                checkpoint=checkpoint,
-                ended=ended,
-                **parts,
-            )
-        )
-
-    def _declined(self, checkpoint: int, why: str, *, newer: bool = False) -> None:
-        declined = Declined(
-            vertex=self.vertex, subtask=self.index, checkpoint=checkpoint, newer=newer, why=why
-        )
-        self._link.report(declined)
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Get the state, before anything else."""
-
-    @abstractmethod
-    def _step(self) -> None:
-        """Do a little, or wait a little."""
-
-    @abstractmethod
-    def _told(self, command: Command) -> None:
-        """Do what the driver said."""
-
-    @abstractmethod
-    def _close(self, error: BaseException | None) -> None:
-        """Let go of what was opened."""
+    frozen: KeyedFrozen
+    has_overtaken: bool
+    unaligned: bool
+    acked: dict[str, Any]
+    sync_ms: float
+    flight: Flight = field(default_factory=Flight)
 
 
 class KeyedSubtask(Subtask):
@@ -177,15 +78,15 @@ class KeyedSubtask(Subtask):
 
     Args:
         state: of the subtask, not open. processor: makes the user's.
-        inbox: its channels. inputs: the edge of each of them. mode: of barriers.
+        inbox: its channels. inputs: the edge of each of them, upstream subtask by upstream subtask.
+        mode: of barriers. overtakes: whether they may come with an alignment timeout.
         epoch, stamp_ms: of the run's first epoch.
         persisting: where snapshots are made durable.
     """
 
     def __init__(
         self,
-        vertex: str,
-        index: int,
+        place: Place,
         output: Callable[[], Output],
         link: Link,
         *,
@@ -194,16 +95,30 @@ class KeyedSubtask(Subtask):
         inbox: Inbox,
         inputs: Sequence[Edge],
         mode: Mode,
+        overtakes: bool = False,
         time_mode: str,
         epoch: int,
         stamp_ms: int,
         persisting: Background,
     ) -> None:
-        super().__init__(vertex, index, output, link)
+        super().__init__(place, output, link)
         self._state, self._processor = state, processor
         self._inbox = inbox
         self._inputs = tuple(inputs)
-        self._alignment = Alignment(len(inputs), mode=mode)
+        parallelism = place.parallelism
+        self._lanes = [
+            Lane("in", edge.upstream, channel // parallelism, channel % parallelism)
+            for channel, edge in enumerate(self._inputs)
+        ]
+        in_order = [c for c, edge in enumerate(self._inputs) if not edge.key_positions]
+        self._alignment = Alignment(len(inputs), mode=mode, in_order=in_order)
+        self._overtakes = overtakes
+        if overtakes:
+            inbox.on_arrival = self._announced
+        self._noticed_s: float | None = None  # that a barrier has arrived, while rows are emitted
+        self._capturing: dict[int, _Part] = {}
+        self._current: pa.RecordBatch | None = None  # taken, and not given to the operator yet
+        self._gathering = Gathering()
         self._by_clock = time_mode == "processing"
         self._begins = epoch, stamp_ms
         self._persisting = persisting
@@ -220,16 +135,30 @@ class KeyedSubtask(Subtask):
                 if not edge.timed:  # it says nothing of time, and holds nobody back
                     self._watermarks.take(channel, Idle(idle=True))
 
+    def _put_back(self) -> None:
+        overtaken, self._state.overtaken = self._state.overtaken, []
+        self._check_overtaken(overtaken, [*self._lanes, *self.output.lanes()])
+        for one in overtaken:
+            if one.direction == "in":
+                channel = self._lanes.index(one.lane)
+                self._inbox.preload(channel, batches_of(self.vertex, one))
+        self._overtaken = [one for one in overtaken if one.direction == "out"]
+        super()._put_back()
+        if self._overtakes:
+            self.output.call_back(self._is_urgent)
+
     def stop(self) -> None:
         """As in `Subtask`."""
         super().stop()
         self._inbox.fail(stopped())
 
-    def _close(self, error: BaseException | None) -> None:
+    def _close(self, error: BaseException | None, *, stopped: bool) -> None:
         self._inbox.close()
-        if hasattr(self, "_operator") and error is None:
-            self._operator.close()
-        self._state.close(error)
+        try:
+            if hasattr(self, "_operator") and stopped:
+                self._operator.close()
+        finally:
+            self._state.close(error)
 
     # --- what comes ----------------------------------------------------------------------------
 
@@ -241,31 +170,57 @@ class KeyedSubtask(Subtask):
         now_s = system.monotonic_s()
         output.flush_if_due(now_s)
         if self._at_end:  # timers of processing time that are left stay in the state
-            self._mail(_NAP_S)
+            if output.ready(NAP_S):
+                self._mail(NAP_S)
             return
-        if self._by_clock:
+        self._do(self._alignment.tick(self._now_s()))
+        wait_s = self._wait_s(now_s)
+        if self._by_clock and output.ready():
             self._state.times.processing_time_ms = system.wall_ms()
             self._emit(self._operator.fire())
-        wait_s = _NAP_S
-        if output.next_flush_s is not None:
-            wait_s = min(wait_s, max(0.0, output.next_flush_s - now_s))
+        if not output.ready(wait_s):
+            self._inbox.announce()
+            return
         got = self._inbox.poll(wait_s)
         if got is None:
             return
         channel, element = got
         if isinstance(element, pa.RecordBatch):
-            self._do(self._alignment.data(channel, element.nbytes, self._now_s()))
-            self._state.times.processing_time_ms = system.wall_ms()
-            edge = self._inputs[channel]
-            if not edge.key_positions:
-                self._operator.broadcast(element)
-            else:
-                rows = element if edge.side is None else edge.side.shown(element)
-                self._emit(self._operator.process(rows))
-            if self._by_clock:
-                self._emit(self._operator.fire())
+            self._rows(channel, element)
         else:
             self._event(channel, element)
+
+    def _wait_s(self, now_s: float) -> float:
+        """How long nothing else is to be done."""
+        wait_s = NAP_S
+        if self.output.next_flush_s is not None:
+            wait_s = min(wait_s, self.output.next_flush_s - now_s)
+        if self._alignment.next_deadline_s is not None:
+            wait_s = min(wait_s, self._alignment.next_deadline_s - self._now_s())
+        return max(0.0, wait_s)
+
+    def _rows(self, channel: int, rows: pa.RecordBatch) -> None:
+        edge, first = self._inputs[channel], channel - channel % self._place.parallelism
+        taken = [(channel, rows)]
+        if edge.key_positions:
+            beside = range(first, first + self._place.parallelism)  # of the same input
+            taken += self._inbox.more(beside, self._gathering.more_bytes(rows.nbytes))
+        for one, batch in taken:
+            self._current = batch
+            self._do(self._alignment.data(one, batch.nbytes, self._now_s()))
+        self._current = None
+        self._state.times.processing_time_ms = system.wall_ms()
+        if not edge.key_positions:
+            self._operator.broadcast(rows)
+        else:
+            began_s = system.monotonic_s()
+            if len(taken) > 1:
+                rows = pa.concat_batches([batch for _, batch in taken])
+            shown = rows if edge.side is None else edge.side.shown(rows)
+            self._emit(self._operator.process(shown))
+            self._gathering.took(rows.nbytes, system.monotonic_s() - began_s)
+        if self._by_clock:
+            self._emit(self._operator.fire())
 
     def _event(self, channel: int, event: Event) -> None:
         told = isinstance(event, Watermark | Idle) and self._inputs[channel].timed
@@ -317,6 +272,24 @@ class KeyedSubtask(Subtask):
             case _:
                 pass
 
+    def _announced(self, channel: int, event: Barrier | EndOfInput, ahead: int, size: int) -> None:
+        """A barrier, or the end, lies in a channel."""
+        now_s, self._noticed_s = self._noticed_s or self._now_s(), None
+        self._do(self._alignment.announced(channel, event, ahead, now_s, ahead_bytes=size))
+
+    def _is_urgent(self) -> bool:
+        """While rows are emitted: whether a barrier is to overtake them as soon as may be."""
+        now_s = self._now_s()
+        deadline_s = self._alignment.next_deadline_s
+        if deadline_s is not None and deadline_s <= now_s:
+            return True
+        arrived = self._inbox.unannounced
+        if arrived is None or arrived.alignment_timeout_ms is None or arrived.kind != "checkpoint":
+            return False
+        if self._noticed_s is None:
+            self._noticed_s = now_s
+        return now_s - self._noticed_s >= arrived.alignment_timeout_ms / 1000
+
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
@@ -327,47 +300,86 @@ class KeyedSubtask(Subtask):
                 case Snapshot():
                     self._snapshot(action)
                 case Forward(event=event):
-                    self.output.forward(event)
+                    self._forward(event)
+                case Keep(checkpoint=number, channel=channel):
+                    assert self._current is not None
+                    self._capturing[number].flight.add(self._lanes[channel], [self._current])
+                case Overtake(checkpoint=number, channels=channels):
+                    for channel in channels:
+                        rows = self._inbox.ahead_of(channel, number)
+                        self._capturing[number].flight.add(self._lanes[channel], rows)
+                case Captured(checkpoint=number, figures=figures):
+                    self._submit(self._capturing.pop(number), figures)
                 case Abort(checkpoint=number, why=why):
+                    self._capturing.pop(number, None)
                     if why is Why.NEWER:
                         self._declined(number, "a newer barrier came first", newer=True)
-                case _:
-                    raise AssertionError(f"{action} without an alignment timeout")
+
+    def _forward(self, event: Barrier | Cancel) -> None:
+        part = self._capturing.get(event.checkpoint)
+        if part is None or isinstance(event, Cancel):
+            self.output.forward(event)
+            return
+        for lane, rows in self.output.overtake(event):
+            part.flight.add(lane, rows)
 
     def _snapshot(self, taken: Snapshot) -> None:
         started_s = system.monotonic_s()
         self._state.times.processing_time_ms = system.wall_ms()
         self._operator.clean()
-        frozen = self._state.freeze(taken.checkpoint)
-        prepared = self.output.prepare(taken.checkpoint)
-        sync_ms = round((system.monotonic_s() - started_s) * 1000, 3)
-        figures = taken.figures
-        timings_ms = {
+        barrier = taken.barrier
+        part = _Part(
+            self._state.freeze(taken.checkpoint),
+            barrier.alignment_timeout_ms is not None and barrier.kind == "checkpoint",
+            taken.unaligned,
+            {"prepared": self.output.prepare(taken.checkpoint)},
+            round((system.monotonic_s() - started_s) * 1000, 3),
+        )
+        if taken.unaligned:
+            self._capturing[taken.checkpoint] = part
+        else:
+            self._submit(part, taken.figures)
+
+    def _submit(self, part: _Part, figures: Figures) -> None:
+        """All of it is there: make it durable."""
+        part.acked["timings_ms"] = {
             "start_delay": round(figures.start_delay_s * 1000, 3),
             "alignment": round(figures.duration_s * 1000, 3),
-            "sync": sync_ms,
+            "sync": part.sync_ms,
         }
-        counts = {
+        part.acked["figures"] = {
             "alignment_bytes": figures.bytes_processed,
+            "inflight_bytes": part.flight.size_bytes,
+            "unaligned": int(part.unaligned),
             "blocked_ms": round(self.output.blocked_s * 1000),
         }
-        parts = {"prepared": prepared, "timings_ms": timings_ms, "figures": counts}
-        self._persisting.submit(lambda: self._persist(frozen, parts))
+        self._persisting.submit(lambda: self._persist(part))
 
-    def _persist(self, frozen: Frozen, parts: dict[str, Any]) -> None:
+    def _persist(self, part: _Part) -> None:
         """In another thread."""
+        attempt = part.frozen.attempt
         try:
-            ack = self._state.persist(frozen)
+            ack = self._state.persist(self._with_flight(part))
             if ack is None:
                 return
-            parts["timings_ms"]["async"] = ack.timings_ms.get("async", 0.0)
-            self._acked(frozen.attempt, ack=ack, **parts)
+            part.acked["timings_ms"]["async"] = ack.timings_ms.get("async", 0.0)
+            self._acked(attempt, ack=ack, **part.acked)
         except StorageError as error:
             if not self._stopping:
-                self._try_to_decline(frozen.attempt, str(error))
+                self._try_to_decline(attempt, str(error))
         except BaseException as error:
             if not self._stopping:
                 self._link.broken(self.vertex, self.index, error)
+
+    def _with_flight(self, part: _Part) -> KeyedFrozen:
+        elements = part.flight.elements(self._place)
+        at_ms = part.frozen.watermark_ms
+        if part.has_overtaken and at_ms is not None and at_ms != END_MS:  # 0: none has come yet
+            elements.append(watermark(self._place, at_ms))
+        if not elements:
+            return part.frozen
+        stored = with_elements(part.frozen.operator_state, elements)
+        return replace(part.frozen, operator_state=stored)
 
     def _try_to_decline(self, checkpoint: int, why: str) -> None:
         try:

@@ -19,12 +19,13 @@ from recovery.local import LocalSubtask
 from recovery.restore import OpenSubtask, Restorer
 from recovery.workspace import Workspace
 from snapshot.delta import chain as chain_after
-from snapshot.delta_stream import encode_frozen
+from snapshot.delta_stream import EncodedDelta, encode_frozen
 from snapshot.messages import BeginReply, SlicePart
 from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
 from snapshot.watermarks import END_MS
 from statebackend import system
+from statebackend.continuous.inflight import Overtaken, decode, taken_out
 from statebackend.continuous.vertexstate import (
     Background,
     Frozen,
@@ -74,10 +75,12 @@ class SubtaskState(VertexState):
     Args:
         spec: of the operator. subtask, member, store, background: as for `VertexState`.
         work: where the process puts what it needs for a while.
+        watermark_ms: of this operator in the restored checkpoint; None: the job's.
 
     Attributes:
         table: the state, once :meth:`open` was called; one for the whole life.
         times: what the operator goes by; the caller moves them.
+        overtaken: rows that the restored snapshot holds beside the state; the caller's, once open.
     """
 
     table: StateTable
@@ -92,13 +95,16 @@ class SubtaskState(VertexState):
         store: ObjectStore,
         work: Workspace,
         background: Background,
+        watermark_ms: int | None = None,
     ) -> None:
         super().__init__(spec, subtask, member, store=store, background=background)
+        self._watermark_ms = watermark_ms
         self._spec, self._durable, self._work = spec, store, work
         self._spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
         self._local: LocalSubtask | None = None
         self._opened: OpenSubtask | None = None
         self.times = StreamTimes()
+        self.overtaken: list[Overtaken] = []
         self._told: dict[str, int] = {}  # the operator's figures at the last barrier
         self._layers: list[tuple[int, FrozenOverlay]] = []  # as in the table, by attempt
         self._persisted: dict[int, _Persisted] = {}
@@ -135,15 +141,25 @@ class SubtaskState(VertexState):
                 raise StaleRequestError("A stream begins where everything is durable.")
             self._upload_base(reply)
             self.table = StateTable(opened.store, spill=self._spill, small_writes=True)
-            self._operator_state: StoredOperatorState = self.operator_state_io.read(reply)
+            stored, elements = taken_out(self.operator_state_io.read(reply))
+            self._operator_state: StoredOperatorState = stored
+            own_ms = self._restored(decode(spec.uid, elements, spec.parallelism), reply)
         except BaseException as error:
             self.close(error)
             raise
         self._begun = Once.of(reply)
         self.times.epoch = epoch
-        self.times.watermark_ms = self.times.late_watermark_ms = reply.watermark_ms
+        self.times.watermark_ms = self.times.late_watermark_ms = own_ms
         self.times.processing_time_ms = stamp_ms
         return reply
+
+    def _restored(self, overtaken: list[Overtaken], reply: BeginReply) -> int:
+        """Keep rows that were in flight; the watermark to begin with."""
+        self.overtaken = [one for one in overtaken if one.direction != "at"]
+        for one in overtaken:
+            if one.direction == "at":  # this subtask's own: rows that were in time still are
+                return one.at_ms
+        return reply.watermark_ms if self._watermark_ms is None else self._watermark_ms
 
     def make_operator(self, processor: Any) -> StreamOperator:
         """The operator over this state, opened; what a changed processor dropped is deleted."""
@@ -181,6 +197,7 @@ class SubtaskState(VertexState):
         self._layers.append((attempt, layer))
         figures = operator.counted.since(self._told)
         self._told = dict(vars(operator.counted))
+        self.times.epoch = self._next_epoch
         timed = self._spec.time.mode == "event"
         return KeyedFrozen(
             attempt,
@@ -195,12 +212,13 @@ class SubtaskState(VertexState):
     def confirmed(self, attempt: int, next_stamp_ms: int) -> None:
         """As :meth:`VertexState.confirmed`; the rows are written to the store meanwhile."""
         super().confirmed(attempt, next_stamp_ms)
-        self.times.epoch = self.epoch
+        self.times.epoch = self._next_epoch
         self.tidy()
 
     def aborted(self, attempt: int) -> None:
         """As :meth:`VertexState.aborted`."""
         super().aborted(attempt)
+        self.times.epoch = self._next_epoch
         made = self._persisted.pop(attempt, None)
         if made is None or self._opened is None:
             return
@@ -253,6 +271,21 @@ class SubtaskState(VertexState):
         own = [layer for number, layer in frozen.layers if number > self._confirmed_attempt]
         rows = joined(own)
         delta = encode_frozen(rows, self._work.path)
+        try:
+            return self._made(frozen, reply, epoch, rows, delta)
+        finally:
+            if delta.path is not None:  # unless it was taken over, nobody wants it any more
+                delta.path.unlink(missing_ok=True)
+
+    def _made(
+        self,
+        frozen: KeyedFrozen,
+        reply: BeginReply,
+        epoch: int,
+        rows: FrozenOverlay,
+        delta: EncodedDelta,
+    ) -> Made | None:
+        assert self._opened is not None
         digest = delta.digest.hex()
         if not self._wanted(frozen.attempt):
             return None

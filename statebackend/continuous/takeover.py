@@ -7,15 +7,17 @@ fenced, and its slots are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql.types import StructType
 
+from recovery.savepoint_between import CONTINUOUS, is_continuous
 from recovery.savepoint_state import last_epochs
 from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
+from snapshot.log import CommitLog
 from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
@@ -23,6 +25,7 @@ from snapshot.tenure import Tenure
 from statebackend import system
 from statebackend.continuous.dataflow import Flow, time_of
 from statebackend.continuous.driverlists import sink_states, source_states
+from statebackend.continuous.restoredtimes import restored_watermarks
 from statebackend.errors import SettingError, StateMismatchError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import StateDeclaration
@@ -35,18 +38,18 @@ from statebackend.spark.specs import Operator, log_changes, operator_specs
 
 __all__ = ["QUERY_ID", "Taken", "groups_of", "operators_of", "specs_of", "take_over"]
 
-QUERY_ID: Final = "continuous"
+QUERY_ID: Final = CONTINUOUS
 """In the place of a streaming query's id."""
 
 
 def groups_of(job: Job, settings: Settings, parallelism: int) -> int:
-    """The job's key groups.
+    """The job's key groups, or those of the savepoint that it is to begin with.
 
     Raises:
         ParallelismError, MaxParallelismChangedError: it cannot be run so.
         StorageError: the log cannot be read.
     """
-    known = next(iter(job.lineages().values()), None)
+    known = next(iter((job.lineages() or job.begins()).values()), None)
     groups = settings.max_parallelism or (
         known.max_parallelism if known else default_max_parallelism(parallelism)
     )
@@ -107,6 +110,8 @@ class Taken:
     Attributes:
         epoch: of its last complete checkpoint; -1 before the first.
         stamp_ms: for the epoch after it: later than any before.
+        watermarks_ms: at its end, by operator (see `restored_watermarks`).
+        log: that the session writes.
     """
 
     run: str
@@ -114,6 +119,8 @@ class Taken:
     session: RunSession
     epoch: int
     stamp_ms: int
+    watermarks_ms: Mapping[str, int] = field(default_factory=dict)
+    log: CommitLog = field(kw_only=True)
 
 
 def take_over(
@@ -163,17 +170,20 @@ def take_over(
     )
     coordinator = _coordinator(job, settings, run, tenure, specs, lineages, first_epoch=epoch + 1)
     session.open(coordinator, tenure)
-    return Taken(run, tenure, session, epoch, _stamp_after(lineages))
+    watermarks_ms = restored_watermarks(specs, lineages, epoch)
+    stamp_ms = _stamp_after(lineages)
+    return Taken(run, tenure, session, epoch, stamp_ms, watermarks_ms, log=log)
 
 
 def _refuse_a_query(job: str, manifests: list[Manifest]) -> None:
     """Its operators would go on, and the sources begin anew: all would count twice."""
     written = [m.query_id for m in manifests if m.kind == "checkpoint"]
-    if written and written[-1] != QUERY_ID:
+    if written and not is_continuous(manifests):
         raise SettingError(
             f"Job {job!r} holds the state of the streaming query {written[-1]}: a continuous job "
             f"cannot go on from it.",
-            todo="Give the continuous job a job= name of its own.",
+            todo="Give the continuous job a job= name of its own; with savepoint= it begins with "
+            "the query's state, and its sources anew.",
         )
 
 

@@ -205,6 +205,11 @@ class VertexState(ABC):
             self._newest_attempt = attempt
             self._frozen_attempts.append(attempt)
 
+    @property
+    def _next_epoch(self) -> int:
+        """The epoch that will hold what comes now, as far as is known: see `StreamTimes.epoch`."""
+        return self.epoch + len(self._frozen_attempts)
+
     def confirmed(self, attempt: int, next_stamp_ms: int) -> None:
         """The checkpoint is complete, durable in all vertices: its epoch is over.
 

@@ -298,7 +298,8 @@ class StateBackend(FrameMaker):
     def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
         """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
 
-        Beside a running query, which goes on meanwhile, or after it has stopped.
+        Beside a running query, which goes on meanwhile, or after it has stopped. Of a continuous
+        job: as `ContinuousQuery.savepoint`.
 
         Args:
             to: the savepoint's folder, which must be empty; also in another store. Default: one of
@@ -311,6 +312,10 @@ class StateBackend(FrameMaker):
             UnsupportedQueryError: operators of Spark's own keep state in the checkpoint location.
             StoreUnreachableError: it took too long, or a store cannot be reached.
         """
+        continuous = getattr(self._continuous, "query", None)
+        if continuous is not None:
+            made: Savepoint = continuous.savepoint(to, timeout_s=timeout_s)
+            return made
         return take_savepoint(self._spark, self._job, self._launch, to, timeout_s)
 
     def savepoints(self) -> list[SavepointInfo]:

@@ -54,13 +54,16 @@ def store_options(settings: Settings) -> StoreOptions:
     )
 
 
-def held_before(log: CommitLog, tenure: Tenure) -> list[Manifest]:
+def held_before(log: CommitLog, tenure: Tenure, *, anew: bool = False) -> list[Manifest]:
     """What a job's log held when it was claimed.
+
+    Args:
+        anew: look who has claimed it by now, and not only until that claim had succeeded.
 
     Raises:
         FencedError: another driver has claimed it since: what it needs no more may be deleted.
     """
-    manifests = log.manifests(tenure.listed)
+    manifests = log.manifests(None if anew else tenure.listed)
     if manifests and manifests[-1].generation > tenure.generation:
         newer = manifests[-1]
         raise FencedError(

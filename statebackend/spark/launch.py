@@ -58,17 +58,14 @@ from statebackend.spark.savepoints import (
 )
 from statebackend.spark.session import RunSession
 from statebackend.spark.sinklog import sink_log
-from statebackend.spark.sources import check_sink
+from statebackend.spark.sources import check_sink, sources_in
 from statebackend.spark.specs import Operator, log_changes, operator_specs
 from statebackend.spark.wire import Server
 
 __all__ = ["Launch", "Operator", "driver_server"]
 
 _log = logging.getLogger("statebackend.spark")
-_ASYNC_PROGRESS = (
-    "asyncprogresstrackingenabled",
-    "_asyncprogresstrackingoverridesinksupportcheck",
-)
+_ASYNC = "asyncprogresstrackingenabled", "_asyncprogresstrackingoverridesinksupportcheck"
 
 
 class _Services:
@@ -151,7 +148,7 @@ class Launch:
         if self._heartbeat is not None:
             self._heartbeat.remove()  # what a former run of this backend said
         options = options_of(writer)
-        if any(options.get(name, "").lower() == "true" for name in _ASYNC_PROGRESS):
+        if any(options.get(name, "").lower() == "true" for name in _ASYNC):
             raise UnsupportedQueryError(
                 "Asynchronous progress tracking is on: it merges batches on restart, and "
                 "state could not be exact.",
@@ -167,8 +164,8 @@ class Launch:
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
         if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
-            sink = sink_log(writer, location, options.get("path"))
-            begin_with(self._savepoint, self._job, location, self._specs_by, sink)
+            ends = sink_log(writer, location, options.get("path")), sources_in(writer)
+            begin_with(self._savepoint, self._job, location, self._specs_by, *ends)
             if writer is not None and location is not None:
                 warn_of_sources(writer._df)
         progress = location.progress() if location else None
@@ -181,9 +178,10 @@ class Launch:
         decision = self._decide(progress, manifests)
         if decision.verdict is not Verdict.START:
             # Whoever runs the job now is fenced before anything is taken from under it.
-            self._log.claim(run=self._name)
-            manifests = self._log.manifests()
-            decision = self._decide(location.progress(), manifests)
+            tenure = self._log.claim(run=self._name)
+            # The location first here, too; and who was fenced himself takes nothing back.
+            progress, manifests = location.progress(), held_before(self._log, tenure, anew=True)
+            decision = self._decide(progress, manifests)
             self._require(manifests, decision.batch - 1)
             if decision.verdict is Verdict.REWIND:
                 location.rewind(decision.batch)

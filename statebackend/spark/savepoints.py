@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blake3 import blake3
@@ -16,7 +16,6 @@ from recovery.rewind import LocationProgress
 from recovery.savepoint import (
     SPARK_FOLDER,
     Savepoint,
-    SavepointFile,
     SavepointInfo,
     below,
     default_folder,
@@ -24,8 +23,10 @@ from recovery.savepoint import (
     read_savepoint,
     savepoints_folder,
 )
+from recovery.savepoint_between import lists_in, state_for_query
 from recovery.savepoint_create import Making, create_savepoint
 from recovery.savepoint_start import (
+    Beginning,
     Standing,
     begin_job,
     has_begun_with,
@@ -34,6 +35,7 @@ from recovery.savepoint_start import (
     standing,
     went_on,
 )
+from recovery.savepoint_state import StateAt
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
@@ -49,6 +51,7 @@ from statebackend.errors import (
 )
 from statebackend.spark.job import Job
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.newlocation import LocationFile, location_files
 from statebackend.spark.sinklog import SinkLog
 from statebackend.spark.sources import REPEATABLE_SOURCES, sources_of
 
@@ -59,8 +62,11 @@ __all__ = [
     "EXACT_SOURCES",
     "SparkLocation",
     "begin_with",
+    "deadline_of",
     "has_begun",
     "listed",
+    "making_of",
+    "open_saved",
     "refuse_half_begun",
     "saved_lineages",
     "take",
@@ -124,7 +130,24 @@ def take(
             todo="Start the query first, or use `statebackend savepoint create` with "
             "--checkpoint-location.",
         )
-    deadline = Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=system.monotonic_s)
+    deadline = deadline_of(job, timeout_s)
+    location = CheckpointLocation(spark, launch.location_path)
+    making = making_of(job, deadline, to, location=SparkLocation(location, deadline))
+    with deadline.telling():
+        return _taken(making, launch, deadline)
+
+
+def deadline_of(job: Job, timeout_s: float) -> Deadline:
+    """For a savepoint of a job."""
+    return Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=system.monotonic_s)
+
+
+def making_of(job: Job, deadline: Deadline, to: str | None, **more: Any) -> Making:
+    """How a savepoint of a job is made in this driver.
+
+    Args:
+        to: its folder; None: one of its own. more: the other fields of `Making`.
+    """
     store = DeadlineStore(job.store, deadline)
 
     def open_target(savepoint_id: str) -> ObjectStore:
@@ -133,20 +156,18 @@ def take(
         probe(target, new_id=system.new_id)
         return target
 
-    location = CheckpointLocation(spark, launch.location_path)
-    making = Making(
-        store=store,
-        job=job.name,
-        location=SparkLocation(location, deadline),
-        manifests=lambda: job.log(store).manifests(),
-        open_target=open_target,
-        new_id=system.new_id,
-        now_ms=system.wall_ms,
-        writer=system.process_name(),
-        cleaning=lambda: deadline.cleaning(_CLEANING_S),
-    )
-    with deadline.telling():
-        return _taken(making, launch, deadline)
+    given: dict[str, Any] = {
+        "store": store,
+        "job": job.name,
+        "manifests": lambda: job.log(store).manifests(),
+        "open_target": open_target,
+        "new_id": system.new_id,
+        "now_ms": system.wall_ms,
+        "writer": system.process_name(),
+        "cleaning": lambda: deadline.cleaning(_CLEANING_S),
+        **more,
+    }
+    return Making(**given)
 
 
 def _taken(making: Making, launch: Launch, deadline: Deadline) -> Savepoint:
@@ -181,10 +202,20 @@ def listed(job: Job) -> list[SavepointInfo]:
 
 
 def saved_lineages(source: str | Savepoint, job: Job) -> dict[str, OperatorLineage]:
-    """The operators of a savepoint, by uid. Raises as `read_savepoint`, and for a damaged log."""
+    """The operators with a key of a savepoint, by uid.
+
+    Raises as `read_savepoint`, and for a damaged log.
+    """
+    _, _, state = open_saved(source, job)
+    lists = lists_in(state)
+    return {uid: one for uid, one in state.lineages.items() if uid not in lists}
+
+
+def open_saved(source: str | Savepoint, job: Job) -> tuple[ObjectStore, Savepoint, StateAt]:
+    """A savepoint's folder, what it says, and its state. Raises as `saved_lineages`."""
     store = open_at(job, _uri(source))
     savepoint = read_savepoint(store)
-    return dict(saved_state(store, savepoint, _log_of(store, savepoint)).lineages)
+    return store, savepoint, saved_state(store, savepoint, _log_of(store, savepoint))
 
 
 def _log_of(store: ObjectStore, savepoint: Savepoint) -> CommitLog:
@@ -208,6 +239,7 @@ def begin_with(
     location: CheckpointLocation | None,
     check: Callable[[list[Manifest]], Any],
     sink: SinkLog | None = None,
+    sources: int | None = None,
 ) -> None:
     """Give a new job a savepoint's state, and a new checkpoint location where its sources stood.
 
@@ -217,10 +249,12 @@ def begin_with(
     Args:
         source: the savepoint, or its URI.
         check: refuses what the query cannot take over, before anything is written. sink: its log.
+        sources: how many the query has, where that is known.
 
     Raises:
         CheckpointLocationError: job, location or sink have begun with something else.
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
+        SettingError: it is a continuous job's, and how many sources there are is not known.
     """
     store, log = open_at(job, _uri(source)), job.log()
     savepoint = read_savepoint(store)
@@ -235,25 +269,14 @@ def begin_with(
             return  # whether it is that query's is decided as for every start
         if went_on(log, begun):
             raise _gone_on(job, savepoint, location)
-    _refuse_used(location, progress, savepoint, store)
+    files = location_files(savepoint, sources)
+    _refuse_used(location, progress, files, store)
     if sink is not None:
         sink.check(savepoint.epoch)
     query_id = begun.query_id
     if begun.standing is not Standing.BEGUN:
-        state = saved_state(store, savepoint, _log_of(store, savepoint))
-        check([kept.manifest for kept in state.records])
-        query_id = str(uuid.UUID(system.new_id()))
-        begin_job(
-            state,
-            savepoint,
-            store,
-            job.store,
-            log,
-            after=begun.last,
-            query_id=query_id,
-            new_id=system.new_id,
-        )
-    _fill(location, savepoint, store, query_id, sink)
+        query_id = _begin_state(savepoint, store, job, log, begun, check)
+    _fill(location, savepoint, store, query_id, sink, files)
     _log.warning(
         "job %s begins with the savepoint %s of job %s, after epoch %d; query %s",
         job.name,
@@ -262,6 +285,39 @@ def begin_with(
         savepoint.epoch,
         query_id,
     )
+
+
+def _begin_state(
+    savepoint: Savepoint,
+    store: ObjectStore,
+    job: Job,
+    log: CommitLog,
+    begun: Beginning,
+    check: Callable[[list[Manifest]], Any],
+) -> str:
+    """The state goes into the job's folder; the id of the query that it is for."""
+    state = saved_state(store, savepoint, _log_of(store, savepoint))
+    if savepoint.continuous:
+        _log.warning(
+            "the savepoint %s is of a continuous job: the query's sources begin anew, and of %s "
+            "nothing is taken over",
+            savepoint.id,
+            ", ".join(sorted(lists_in(state))),
+        )
+        state = state_for_query(state)
+    check([kept.manifest for kept in state.records])
+    query_id = str(uuid.UUID(system.new_id()))
+    begin_job(
+        state,
+        savepoint,
+        store,
+        job.store,
+        log,
+        after=begun.last,
+        query_id=query_id,
+        new_id=system.new_id,
+    )
+    return query_id
 
 
 def _no_location() -> SettingError:
@@ -288,23 +344,24 @@ def _fill(
     store: ObjectStore,
     query_id: str,
     sink: SinkLog | None,
+    files: Mapping[str, LocationFile],
 ) -> None:
     if sink is not None:
         sink.begin(savepoint.epoch)
-    for file in savepoint.spark:
-        if file.name != "metadata":
-            location.write(file.name, _checked(store, file))
+    for name, file in files.items():
+        pieces = iter([file.body]) if file.body is not None else _checked(store, name, file.digest)
+        location.write(name, pieces)
     location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
 
 
 def _refuse_used(
     location: CheckpointLocation,
     progress: LocationProgress,
-    savepoint: Savepoint,
+    files: Mapping[str, LocationFile],
     store: ObjectStore,
 ) -> None:
     """Only an empty location may be prepared, or one whose preparation was cut."""
-    ours = {file.name: file.digest for file in savepoint.spark}
+    ours = {name: file.digest for name, file in files.items()}
     used = f"is of query {progress.query_id}" if progress.query_id is not None else ""
     if not used:
         for folder in ("offsets", "commits", "sources", "state"):
@@ -327,15 +384,15 @@ def _digest(pieces: Iterator[bytes]) -> str:
     return hasher.hexdigest()
 
 
-def _checked(store: ObjectStore, file: SavepointFile) -> Iterator[bytes]:
+def _checked(store: ObjectStore, name: str, digest: str) -> Iterator[bytes]:
     """A file of the savepoint; what it raises at its end keeps it from getting its name."""
     hasher = blake3()
-    for piece in store.get_chunks(f"{SPARK_FOLDER}{file.name}"):
+    for piece in store.get_chunks(f"{SPARK_FOLDER}{name}"):
         hasher.update(piece)
         yield piece
-    if hasher.hexdigest() != file.digest:
+    if hasher.hexdigest() != digest:
         raise CorruptionError(
-            f"The file {SPARK_FOLDER}{file.name} in {store.uri} is not what savepoint.json names.",
+            f"The file {SPARK_FOLDER}{name} in {store.uri} is not what savepoint.json names.",
             todo="Restore it from another copy of the store, or use another savepoint.",
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.heartbeat import SOURCE_NAME
@@ -24,6 +25,7 @@ __all__ = [
     "check_sink",
     "check_sources",
     "source_names",
+    "sources_in",
     "sources_of",
 ]
 
@@ -75,6 +77,11 @@ def sources_of(df: DataFrame) -> Iterator[Source]:
         elif kind == "StreamingRelationV2":
             yield Source(str(leaf.sourceName()), str(leaf.sourceName()))
         # else a table or a range: the same in every run
+
+
+def sources_in(writer: DataStreamWriter | None) -> int | None:
+    """How many streaming sources a query has, as Spark counts them; None where it is not known."""
+    return None if writer is None else sum(1 for _ in sources_of(writer._df))
 
 
 def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:

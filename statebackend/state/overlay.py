@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.columns import Entries, ascends, newest, order_of, take
+from statebackend.state.hotrows import HotRows
 from statebackend.state.spill import Run, count_merged, merge
 
 __all__ = ["FrozenOverlay", "Overlay", "joined"]
@@ -49,25 +50,31 @@ class Overlay:
 
     ``entries`` holds every changed key. ``under`` holds, for the states that are read by prefix,
     which of these keys stand under which prefix (a set of them, but the only one as it is): a dict
-    cannot be asked for a range. ``runs`` are the parts that left these dicts, oldest first; a key
-    in ``entries`` beats them.
+    cannot be asked for a range. ``hot`` holds those of states that are written by the column, bit
+    by bit, by the numbers of these states. ``runs`` are the parts that left all these, oldest
+    first; a key in ``entries`` or ``hot`` beats them.
     """
 
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
     under: dict[bytes, bytes | set[bytes]] = field(default_factory=dict)
+    hot: dict[bytes, HotRows] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
-    def sources(self) -> Iterator[dict[bytes, bytes | None] | Run]:
+    def sources(self) -> Iterator[dict[bytes, bytes | None] | HotRows | Run]:
         """What to look a key up in, newest first."""
         if self.entries:
             yield self.entries
+        yield from self.hot.values()
         yield from reversed(self.runs)
 
     def all_runs(self) -> list[Run]:
-        """Everything as runs, oldest first; what is in the dict as one more in memory."""
-        if not self.entries:
-            return list(self.runs)
-        return [*self.runs, Run.in_memory([SortedRows(*_as_columns(self.entries))])]
+        """Everything as runs, oldest first; what is in no run as one more in memory each."""
+        more = [hot.entries() for hot in self.hot.values()]
+        if self.entries:
+            more.append(_as_columns(self.entries))
+        if len(more) > 1:
+            more = [newest(more)]
+        return [*self.runs, *(Run.in_memory([SortedRows(*one)]) for one in more)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class FrozenOverlay:
     @functools.cached_property
     def columns(self) -> Entries | None:
         """All of it as columns, if it was written as such and is in memory."""
-        if not self._overlay.runs or self.spilled:
+        if not (self._overlay.runs or self._overlay.hot) or self.spilled:
             return None
         return newest([run.columns for run in self._overlay.all_runs()])
 

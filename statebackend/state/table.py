@@ -1,8 +1,9 @@
 """The overlay over RocksDB, and its copy-on-write freeze.
 
 Writes of the current epoch live in an overlay: a dict from full key to encoded value, None for
-deleted. An overlay over its limit goes to disk as a sorted run. Reads go overlay, its runs (newest
-first), then frozen overlays and layers (newest first), then the base. At the barrier the overlay is
+deleted; in a stream what states by the column have is in `HotRows` beside it. An overlay over its
+limit goes to disk as a sorted run. Reads go overlay, its runs (newest first), then frozen overlays
+and layers (newest first), then the base. At the barrier the overlay is
 frozen and a fresh one put over it: constant time, whatever the state's size.
 
 Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | sub key``.
@@ -10,6 +11,7 @@ Full key: ``key group (2 bytes, big-endian) | state id (2 bytes) | user key | su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Final
@@ -17,10 +19,19 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from statebackend.state.bases import BaseReads, MemoryBase, ReadableBase
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
-from statebackend.state.columns import indices_of, newest, places_array, take, valid_bits
+from statebackend.state.columns import (
+    indices_of,
+    newest,
+    places_array,
+    take,
+    valid_bits,
+    width_of,
+)
+from statebackend.state.hotrows import HotRows, read_layers, state_of
 from statebackend.state.overlay import FrozenOverlay, Overlay
 from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
@@ -44,7 +55,8 @@ class StateTable:
         base: the confirmed state.
         spill: where an overlay goes that grows too large; without it, it stays in memory.
         small_writes: what is written by the column comes in many small pieces, as in a stream: it
-            is kept in the dict as what is written by the key. Else each piece is a run of its own.
+            is kept in the dict as what is written by the key, or (`put_values`) in `HotRows`. Else
+            each piece is a run of its own.
     """
 
     def __init__(
@@ -62,6 +74,11 @@ class StateTable:
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
         self._gauge = OverlayGauge()
+        self._cold: set[bytes] = set()  # states of which not all that is put has one width
+        self._widths: dict[bytes, int] = {}  # of the values of the others
+        # Of the newest applied overlay: the base has it too, and takes ten times as long.
+        self._clean: dict[bytes, HotRows] = {}
+        self._found: tuple[pa.BinaryArray, HotRows, NDArray[np.int32]] | None = None
 
     def _begin(self, overlay: Overlay, held_bytes: int = 0) -> None:
         self._overlay = overlay
@@ -81,11 +98,12 @@ class StateTable:
         if spill is None:
             return
         size_bytes = self._gauge.look(overlay.entries, bool(overlay.under)) + self._held_bytes
+        size_bytes += sum(hot.nbytes for hot in overlay.hot.values())
         if size_bytes <= spill.limit_bytes:
             return
         runs = [run for run in overlay.runs if run.on_disk]
         held = [run for run in overlay.all_runs() if not run.on_disk]
-        if len(held) == 1 and overlay.entries:
+        if len(held) == 1 and overlay.entries and not overlay.hot:
             runs.append(spill.write(overlay.entries))
         else:
             runs.append(spill.write_rows(SortedRows(*piece) for piece in merge(held)))
@@ -107,11 +125,62 @@ class StateTable:
         self._overlay.runs.append(Run.in_memory([SortedRows(keys, values)]))
         self._held_bytes += keys.nbytes + values.nbytes
 
+    def put_values(self, keys: pa.BinaryArray, values: pa.BinaryArray | None) -> None:
+        """As :meth:`put_columns`, of one state that is written by this alone; None deletes."""
+        if not len(keys):
+            return
+        state = state_of(keys)
+        if self.small_writes and state not in self._cold:
+            if self._put_hot(state, keys, values):
+                return
+            self._cold.add(state)  # the dict beats what it has written so far
+        self.put_columns(keys, pa.nulls(len(keys), pa.binary()) if values is None else values)
+
+    def _put_hot(self, state: bytes, keys: pa.BinaryArray, values: pa.BinaryArray | None) -> bool:
+        """Whether the widths are those that the state has had."""
+        hot, key_bytes = self._overlay.hot.get(state), width_of(keys)
+        value_bytes = self._widths.get(state) if values is None else width_of(values)
+        if key_bytes is None or value_bytes is None:
+            return False
+        if hot is None:
+            rows = len(self._clean.get(state, ()))  # as many as then, perhaps
+            hot = self._overlay.hot[state] = HotRows(key_bytes, value_bytes, rows)
+            self._widths[state] = value_bytes
+        elif (hot.key_bytes, hot.value_bytes) != (key_bytes, value_bytes):
+            return False
+        found, self._found = self._found, None
+        known = found[2] if found and found[0] is keys and found[1] is hot else None
+        hot.put(keys, values, known)
+        return True
+
+    def get_values(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """As :meth:`get_columns`, of one state."""
+        if len(keys) and self.small_writes and (state := state_of(keys)) not in self._cold:
+            found = self._get_hot(state, keys)
+            if found is not None:
+                self.read_bytes += found.nbytes
+                return found
+        return self.get_columns(keys)
+
+    def _get_hot(self, state: bytes, keys: pa.BinaryArray) -> pa.BinaryArray | None:
+        """None: the state is not in `HotRows` alone, or not of one width."""
+        overlays = [self._overlay, *(frozen._overlay for frozen in reversed(self._frozen))]
+        layers = [overlay.hot[state] for overlay in overlays if state in overlay.hot]
+        if state in self._clean:
+            layers.append(self._clean[state])
+        if not layers or any(overlay.runs for overlay in overlays):
+            return None
+        values, rows = read_layers(layers, keys, self._of_base)
+        if rows is not None and layers[0] is self._overlay.hot.get(state):
+            self._found = keys, layers[0], rows  # they are likely to be put next
+        return values
+
     def seal(self) -> None:
-        """Make columns of what was written key by key, so that later columns stand over it."""
+        """Make columns of what was written bit by bit, so that later columns stand over it."""
         overlay = self._overlay
-        if overlay.entries:
+        if overlay.entries or overlay.hot:
             added_bytes = int(self._gauge.look(overlay.entries, bool(overlay.under)))
+            added_bytes += sum(hot.nbytes for hot in overlay.hot.values())
             runs = overlay.all_runs()
             if self.small_writes:
                 runs = _fewer(runs)
@@ -123,7 +192,7 @@ class StateTable:
         sources = self._sources()
         if not sources:
             found = self._of_base(keys)
-        elif any(isinstance(source, dict) or source.on_disk for source in sources):
+        elif any(not isinstance(source, Run) or source.on_disk for source in sources):
             found = binary_array(self.multi_get(keys.to_pylist()))
         else:
             found = self._of_columns(keys, [one for one in sources if isinstance(one, Run)])
@@ -165,9 +234,7 @@ class StateTable:
         return pa.concat_arrays(found).take(places_array(place))
 
     def add_layer(self, epoch: int, rows: ArrowRows | Iterable[ArrowRows]) -> FrozenOverlay:
-        """Put the changes of an earlier epoch, not yet in the base, below this one's.
-
-        Layers are added oldest first, before anything is written.
+        """Put an earlier epoch's changes below this one's; the oldest first, before any write.
 
         Args:
             rows: one block, which stays in memory, or blocks in key order. Of these more than a
@@ -191,9 +258,12 @@ class StateTable:
         found = self._overlay.entries.get(key, ABSENT)
         if found is not ABSENT:
             return found  # type: ignore[no-any-return]
-        if self._frozen or self._overlay.runs:
+        if self._frozen or self._overlay.runs or self._overlay.hot:
             for source in self._sources():
-                found = source.get(key) if isinstance(source, Run) else source.get(key, ABSENT)
+                if isinstance(source, HotRows):
+                    found = source.get_many([key])[0]
+                else:
+                    found = source.get(key) if isinstance(source, Run) else source.get(key, ABSENT)
                 if found is not ABSENT:
                     return found  # type: ignore[no-any-return]
         return self.base.get(key)
@@ -223,15 +293,18 @@ class StateTable:
                 if source.touches(*ends):
                     wanted = source.get_many(keys, wanted, values, ends)
                 continue
-            if source is sources[0]:  # of which all are wanted: as quickly as it goes
+            if isinstance(source, HotRows):
+                some = source.get_many([keys[place] for place in wanted])
+            elif source is sources[0]:  # of which all are wanted: as quickly as it goes
                 values = list(map(source.get, keys, repeat(ABSENT)))
                 wanted = [place for place, value in enumerate(values) if value is ABSENT]
                 for place in wanted:
                     values[place] = None
                 continue
+            else:
+                some = [source.get(keys[place], ABSENT) for place in wanted]
             missing = []
-            for place in wanted:
-                found = source.get(keys[place], ABSENT)
+            for place, found in zip(wanted, some, strict=True):
                 if found is ABSENT:
                     missing.append(place)
                 else:
@@ -239,7 +312,7 @@ class StateTable:
             wanted = missing
         return values, wanted
 
-    def _sources(self) -> list[dict[bytes, bytes | None] | Run]:
+    def _sources(self) -> list[dict[bytes, bytes | None] | HotRows | Run]:
         """What lies over the base, newest first."""
         sources = list(self._overlay.sources())
         for frozen in reversed(self._frozen):
@@ -268,8 +341,10 @@ class StateTable:
         """The live entries under ``prefix`` in key order; ``prefix`` as given to ``put_under``."""
         merged: dict[bytes, bytes | None] = dict(self.base.scan(prefix))
         changed = False
+        if self._overlay.hot:
+            self.seal()
         for overlay in (*(f._overlay for f in self._frozen), self._overlay):
-            for run in overlay.runs:
+            for run in overlay.all_runs() if overlay.hot else overlay.runs:
                 for key, value in run.scan(prefix):
                     merged[key] = value
                     changed = True
@@ -294,7 +369,11 @@ class StateTable:
         if not self._frozen or self._frozen[0] is not frozen:
             raise AssertionError("frozen overlays are applied in the order of their epochs")
         del self._frozen[0]
-        for run in frozen._overlay.runs:
+        runs, kept = frozen._overlay.runs, self._clean | frozen._overlay.hot
+        limit = self._spill.limit_bytes if self._spill else math.inf
+        fits = sum(hot.nbytes for hot in kept.values()) <= limit
+        self._clean = kept if fits and not runs else {}
+        for run in runs:
             run.remove()
 
     @property
@@ -352,7 +431,7 @@ class StateTable:
 def _changes(layers: Sequence[FrozenOverlay]) -> Iterator[tuple[bytes, bytes | None]]:
     """All that lies over the base, in key order."""
     overlays = [layer._overlay for layer in layers]
-    if any(overlay.runs for overlay in overlays):
+    if any(overlay.runs or overlay.hot for overlay in overlays):
         for keys, values in merge([run for o in overlays for run in o.all_runs()]):
             yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
         return

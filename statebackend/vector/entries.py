@@ -63,11 +63,11 @@ class Entries:
 
     def look(self, full: pa.BinaryArray) -> pa.BinaryArray:
         """What is stored under keys, null where nothing is (or nothing is seen)."""
-        return self._table.get_columns(full)
+        return self._table.get_values(full)
 
     def get(self, full: pa.BinaryArray, lengths: Lengths = None) -> pa.BinaryArray:
         """The rows of keys, null where there is none; counts as a read."""
-        return self._table.get_columns(full)
+        return self._table.get_values(full)
 
     def rows(self, full: pa.BinaryArray, data: pa.BinaryArray, lengths: Lengths) -> pa.BinaryArray:
         """The rows in what was stored; counts as a read."""
@@ -85,11 +85,11 @@ class Entries:
 
     def put(self, full: pa.BinaryArray, rows: pa.BinaryArray, lengths: Lengths = None) -> None:
         """Write rows; keys ascend strictly."""
-        self._table.put_columns(full, rows)
+        self._table.put_values(full, rows)
 
     def delete(self, full: pa.BinaryArray, lengths: Lengths = None) -> None:
         """Remove entries; keys ascend strictly."""
-        self._table.put_columns(full, pa.nulls(len(full), pa.binary()))
+        self._table.put_values(full, None)
 
 
 class TtlEntries(Entries):

@@ -36,7 +36,7 @@ class Keys:
     A key may be there several times in what :meth:`take` gives.
     """
 
-    __slots__ = ("_columns", "_index", "_starts", "ascending", "full")
+    __slots__ = ("_columns", "_full_in", "_index", "_starts", "ascending", "full")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Keys:
         self._columns: Callable[[], pa.RecordBatch] | pa.RecordBatch = columns
         self._starts = starts
         self._index: NDArray[np.int64] | None = None
+        self._full_in: dict[bytes, pa.BinaryArray] = {}  # one that reads mostly writes, too
 
     def __len__(self) -> int:
         return len(self.full)
@@ -158,7 +159,11 @@ class Keys:
 
     def in_state(self, state_id: bytes) -> pa.BinaryArray:
         """The full key of each in a state."""
-        return pc.binary_replace_slice(self.full, GROUP_BYTES, GROUP_BYTES, state_id)
+        full = self._full_in.get(state_id)
+        if full is None:
+            full = pc.binary_replace_slice(self.full, GROUP_BYTES, GROUP_BYTES, state_id)
+            self._full_in[state_id] = full
+        return full
 
 
 def strictly(full: pa.BinaryArray) -> NDArray[np.int64] | None:

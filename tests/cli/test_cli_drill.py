@@ -130,7 +130,7 @@ def test_without_arguments_the_first_bundled_job_runs_without_faults(stand: Stan
         "cluster": "local-cluster[2,1,1024]",
         "store": "file",
         "commit": "sync",
-        "parallelism": 4,
+        "parallelism": None,
     }
 
 

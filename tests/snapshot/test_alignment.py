@@ -296,6 +296,20 @@ def test_at_least_once_an_attempt_that_a_channel_leaves_out_is_given_up() -> Non
     assert told.triggered == [2]
 
 
+def test_in_some_channels_nothing_is_overtaken_and_their_barriers_are_waited_for() -> None:
+    machine = Alignment(3, in_order=[1])
+    first = barrier(1, timeout_ms=100)
+    assert machine.announced(0, first, 5, 0.0) == []
+    assert machine.announced(1, first, 5, 0.0) == []
+    assert machine.next_deadline_s is None
+    assert machine.tick(60.0) == []
+    actions = machine.event(1, first, 60.0)
+    assert [type(action) for action in actions] == [Block, Snapshot, Forward, Overtake, Unblock]
+    assert isinstance(actions[1], Snapshot)
+    assert actions[1].unaligned
+    assert actions[3] == Overtake(1, (0,))
+
+
 def test_at_least_once_nothing_is_overtaken() -> None:
     told = Told(2, "at_least_once")
     told.machine.event(0, barrier(1, timeout_ms=0), 0.0)

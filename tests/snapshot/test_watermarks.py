@@ -106,3 +106,13 @@ def test_what_is_said_onward_rises_and_says_idle_in_turns(
                 idle = said.idle
         assert marks.at_ms == before_ms
         assert marks.is_idle is idle
+
+
+def test_the_end_of_time_waits_for_an_idle_channel_that_may_have_rows_yet() -> None:
+    marks = Watermarks(2)
+    marks.take(0, at(5))
+    marks.take(1, IDLE)
+    assert marks.take(0, at(END_MS)) == []
+    assert marks.take(0, END) == [IDLE]
+    assert marks.take(1, at(7)) == [BACK, at(7)]
+    assert marks.take(1, END) == [at(END_MS)]

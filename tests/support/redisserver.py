@@ -26,9 +26,13 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._output = folder / "redis.out"
         words = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)]
-        with self._output.open("wb") as output:
+        self._command = ["redis-server", *words, "--save", "", *(options or ("--appendonly", "no"))]
+        self._start()
+
+    def _start(self) -> None:
+        with self._output.open("ab") as output:
             self.process = subprocess.Popen(
-                ["redis-server", *words, "--save", "", "--appendonly", "no", *options],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -47,6 +51,13 @@ class RedisServer:
                 return
         raise RuntimeError(f"Redis did not start: {self._output.read_text(errors='replace')}")
 
+    def restart(self, away_s: float) -> None:
+        """Kill it, and start it again in the same place; without a log of its own it is empty."""
+        self.stop()
+        time.sleep(away_s)
+        self._start()
+        self.wait()
+
     def stop(self) -> None:
         """End it."""
         self.process.kill()
@@ -55,6 +66,8 @@ class RedisServer:
 
 def start_redis(folder: Path, *options: str) -> RedisServer:
     """A server without data; without the package the test is skipped.
+
+    Options are Redis's; ``--appendonly yes --appendfsync always`` keeps data through a restart.
 
     `tox -e redis` sets STATEBACKEND_REDIS, and then it fails.
     """

@@ -17,7 +17,7 @@ ATLAS = (ROOT / "docs" / "fault-atlas.md").read_text(encoding="utf-8")
 # A path, then a test or a class of tests, then perhaps a test of that class.
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py::[\w:]+)`", ATLAS)))
 
-DRILLS = sorted(set(re.findall(r"`drill run --faults ([\w-]+)`", ATLAS)))
+DRILLS = sorted(set(re.findall(r"`drill run (?:[\w-]+ )?--faults ([\w-]+)`", ATLAS)))
 
 
 def _names(body: list[ast.stmt], above: str = "") -> Iterator[str]:

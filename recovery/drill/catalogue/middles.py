@@ -249,7 +249,7 @@ FAULTS: tuple[DrillFault, ...] = (
         promise="The rewind is finished by whoever starts next, exactly that batch is repeated, "
         "and results are exact.",
         strike=_in_rewind,
-        needs=frozenset({"async", "compiler"}),
+        needs=frozenset({"async", "batches", "compiler"}),
         ends_driver=True,
     ),
 )

@@ -12,21 +12,28 @@ from recovery.drill.stage import CannotStrikeError, Stage
 
 __all__ = ["FAULTS"]
 
-_MOST: Final = 9
 _WITHIN_S: Final = 300.0
 # A start commits its claim; the record of the first epoch is what is committed next.
 _FIRST_RECORD: Final = 2
 
 
+def _others(stage: Stage) -> list[int]:
+    """What the parallelism may be beside what it is."""
+    found = [number for number in range(1, stage.subtasks_max + 1) if number != stage.parallelism]
+    if not found:
+        raise CannotStrikeError("there is one task slot, and each subtask needs one")
+    return found
+
+
 def _another(stage: Stage, rng: Random) -> tuple[int, int]:
     """From the next driver on there is another parallelism: the one before, and that."""
-    before = stage.parallelism
-    after = rng.choice([number for number in range(1, _MOST + 1) if number != before])
+    before, after = stage.parallelism, rng.choice(_others(stage))
     stage.rescale(after)
     return before, after
 
 
 def _rescaled(stage: Stage, rng: Random) -> str:
+    _others(stage)
     stage.kill_driver()
     before, after = _another(stage, rng)
     return f"from {before} to {after} subtasks"
@@ -35,6 +42,7 @@ def _rescaled(stage: Stage, rng: Random) -> str:
 def _crashed(stage: Stage, rng: Random) -> str:
     """The next driver is killed as well: while state moves, or around its first commit."""
     how = rng.choice(["subtasks", "lost", "landed"])
+    _others(stage)
     stage.kill_driver()
     last = stage.committed()
     before, after = _another(stage, rng)
@@ -101,5 +109,6 @@ FAULTS: Final = (
         summary="An executor is killed, and subtasks are placed anew by hand once it is replaced.",
         promise="The query runs on while its subtasks move; results are exact.",
         strike=_rebalanced,
+        needs=frozenset({"batches"}),
     ),
 )

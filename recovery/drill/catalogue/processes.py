@@ -23,6 +23,8 @@ _KILLED_WITHIN_S: Final = 3.0  # spark.python.task.killTimeout, and a second
 _TWIN_TRIES: Final = 3
 _TWIN_WITHIN_S: Final = 60.0
 _NEXT_EPOCH_S: Final = 600.0
+# The first is waited for; after the second whoever waits has given it up, if it ever does.
+_WORKER_FROZEN_S: Final = (4.0, 25.0)
 _ERROR_CHARACTERS_MAX: Final = 200
 _CODE: Final = re.compile(r"\[(SB\d{4})\]")
 # How soon a driver gives a silent executor up; Spark's own default is two minutes.
@@ -59,6 +61,17 @@ def _kill_worker(stage: Stage, rng: Random) -> str:
     pid = rng.choice(_python_workers(stage))
     stage.processes.kill([pid])
     return f"Python worker {pid}"
+
+
+def _freeze_worker(stage: Stage, rng: Random) -> str:
+    lasts_s = rng.choice(_WORKER_FROZEN_S)
+    pid = rng.choice(_python_workers(stage))
+    stage.processes.freeze([pid])
+    try:
+        stage.pause(lasts_s)
+    finally:
+        stage.processes.thaw([pid])
+    return f"Python worker {pid} for {lasts_s:g} s"
 
 
 def _kill_executor(stage: Stage, rng: Random) -> str:
@@ -195,6 +208,13 @@ FAULTS: Final = (
         weight=3,
     ),
     DrillFault(
+        name="worker-frozen",
+        summary="A Python process that runs tasks gets SIGSTOP, and SIGCONT some seconds later.",
+        promise="It is waited for, or given up, and then nothing of what it does counts; results "
+        "are exact.",
+        strike=_freeze_worker,
+    ),
+    DrillFault(
         name="executor-killed",
         summary="An executor's JVM gets SIGKILL.",
         promise="Its subtasks go on from the local copies of their host.",
@@ -238,7 +258,7 @@ FAULTS: Final = (
             "spark.speculation.minTaskRuntime": "1s",
         },
         settings={"lease_timeout_s": 1.0},
-        needs=frozenset({"two-hosts"}),
+        needs=frozenset({"batches", "two-hosts"}),
     ),
     DrillFault(
         name="two-drivers",

@@ -151,6 +151,7 @@ FAULTS: Final = (
         promise="The job runs on; the savepoint is whole, and what the job put out up to it and "
         "the clone after it is exact.",
         strike=_taken,
+        needs=frozenset({"batches"}),
     ),
     DrillFault(
         name="savepoint-crashed",
@@ -158,7 +159,7 @@ FAULTS: Final = (
         promise="Results are exact; what is left of the savepoint is listed as not finished, and "
         "can be deleted.",
         strike=_crashed,
-        needs=frozenset({"compiler"}),
+        needs=frozenset({"batches", "compiler"}),
         settings=UPLOADS,
         ends_driver=True,
     ),

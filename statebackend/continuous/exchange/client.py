@@ -49,7 +49,9 @@ class ExchangeClient:
     Args:
         identity: who it is.
         tls: the roots it trusts, for locations with TLS.
-        connect_s: how long a connection, or the answer to a stream's opening, may take.
+        connect_s: how long a connection may take.
+        welcome_s: how long the answer to a stream's opening may: the receiver may not expect it
+            yet. Default: as ``connect_s``.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ExchangeClient:
         *,
         tls: Tls | None = None,
         connect_s: float = 15.0,
+        welcome_s: float | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         silence_s: float = SILENCE_S,
         clock: Callable[[], float] = system.monotonic_s,
@@ -65,6 +68,7 @@ class ExchangeClient:
         self.identity = identity
         self._tls = tls
         self._connect_s = connect_s
+        self._welcome_s = connect_s if welcome_s is None else welcome_s
         self._clock = clock
         self._headers = [(TOKEN_HEADER.encode(), identity.token.encode())]
         self._peers: dict[str, Any] = {}
@@ -95,7 +99,7 @@ class ExchangeClient:
             raise _unreachable(location, error) from error
         end = _End(f"{address} at {location}", writer, reader, self._clock)
         try:
-            capacity_bytes = end.welcomed(self._connect_s)
+            capacity_bytes = end.welcomed(self._welcome_s)
         except StateBackendError:
             end.close()
             raise

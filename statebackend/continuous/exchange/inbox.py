@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -78,6 +78,7 @@ class Inbox:
         self._grant_bytes = capacity_bytes // 4
         self._failure: StateBackendError | None = None
         self._closed = False
+        self._read = False  # something was taken
         self._changed = threading.Condition(threading.Lock())
 
     # --- the sending side
@@ -102,19 +103,19 @@ class Inbox:
     def preload(self, channel: int, rows: Sequence[pa.RecordBatch]) -> None:
         """Put rows that were in a channel when its snapshot was taken ahead of all that comes.
 
-        They cost no credit.
+        They cost no credit. Senders may be there already, and what they have sent.
 
         Raises:
-            UsageError: the channel has a sender.
+            UsageError: something was taken out of the inbox before.
         """
         with self._changed:
             one = self._channels[channel]
-            if one.up is not None or self._closed:
+            if self._read or self._closed:
                 raise UsageError(
-                    f"Rows for channel {channel} that has a sender, or had one.",
-                    todo="Put back what was under way before senders are attached.",
+                    f"Rows for channel {channel} of an inbox that is being read.",
+                    todo="Put back what was under way before the inbox is polled.",
                 )
-            one.queue.extend((batch, 0) for batch in rows)
+            one.queue.extendleft((batch, 0) for batch in reversed(rows))
             if one.queue and not one.waits and not one.blocked:
                 one.waits = True
                 self._turns.append(channel)
@@ -215,6 +216,24 @@ class Inbox:
                 if not self._arrivals:
                     return self._taken()
 
+    def announce(self) -> bool:
+        """Call `on_arrival` as `poll` does, and take nothing; whether there was something new.
+
+        Raises:
+            StateBackendError: the inbox has failed.
+        """
+        announced = self._announce()
+        if self._failure is not None:
+            raise again(self._failure)
+        return announced
+
+    @property
+    def unannounced(self) -> Barrier | None:
+        """The first barrier that has arrived and is not announced; in the thread that polls."""
+        with self._changed:
+            found = (event for _, event in self._arrivals if isinstance(event, Barrier))
+            return next(found, None)
+
     def _stirred(self) -> bool:
         return bool(self._turns or self._arrivals or self._failure is not None or self._closed)
 
@@ -235,7 +254,11 @@ class Inbox:
         """With the lock held, which is let go for a grant."""
         if not self._turns:
             return None
+        self._read = True
         channel = self._turns.popleft()
+        return channel, self._take(channel)
+
+    def _take(self, channel: int) -> Element:
         one = self._channels[channel]
         element, cost = one.queue.popleft()
         one.queued_bytes -= cost
@@ -251,7 +274,31 @@ class Inbox:
                 one.up.grant(freed)
             finally:
                 self._changed.acquire()
-        return channel, element
+        return element
+
+    def more(self, channels: Container[int], size_bytes: int) -> list[tuple[int, pa.RecordBatch]]:
+        """Rows that are next in some channels, of so many bytes together at most; never waits.
+
+        Channels take turns. Events stay where they are, and nothing is announced: this is for who
+        has just been given rows by `poll`, and takes those that wait in one go.
+        """
+        found: list[tuple[int, pa.RecordBatch]] = []
+        with self._changed:
+            while self._failure is None and (channel := self._next(channels, size_bytes)) >= 0:
+                self._turns.remove(channel)
+                rows = self._take(channel)
+                assert isinstance(rows, pa.RecordBatch)
+                found.append((channel, rows))
+                size_bytes -= rows.nbytes
+        return found
+
+    def _next(self, channels: Container[int], size_bytes: int) -> int:
+        """Whose turn it is of those that have rows next, -1 if nobody's, or they are too large."""
+        for channel in self._turns:
+            rows = self._channels[channel].queue[0][0]
+            if channel in channels and isinstance(rows, pa.RecordBatch):
+                return channel if rows.nbytes <= size_bytes else -1
+        return -1
 
     def block(self, channel: int) -> None:
         """Give nothing more out of a channel. It still fills, and then blocks its sender."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -12,7 +12,13 @@ import pyarrow as pa
 from snapshot.barrier import Barrier, Cancel, Event, Watermark
 from statebackend import system
 from statebackend.continuous.exchange.channel import ChannelSender
-from statebackend.continuous.exchange.elements import Element, cost_of_bytes, row_bytes_max
+from statebackend.continuous.exchange.elements import (
+    ELEMENT_BYTES,
+    Element,
+    cost_of,
+    cost_of_bytes,
+    row_bytes_max,
+)
 from statebackend.continuous.exchange.partition import Partitioner
 from statebackend.errors import SchemaError, SettingError, StateBackendError
 
@@ -21,6 +27,8 @@ __all__ = ["Outbox"]
 # A message may be so many buffers large before it is cut, and so many bytes in any case.
 _PIECE_BUFFERS: Final = 2
 _PIECE_BYTES: Final = 64 << 10
+# A writer that waits looks so often whether it is wanted elsewhere.
+_LOOK_S: Final = 0.01
 
 
 class _Buffer:
@@ -58,15 +66,24 @@ class _Buffer:
             self.watermark = None
         self.since_s = None
 
-    def pump(self, *, wait: bool) -> bool:
-        """Send what is unsent as far as there is credit, or wait for it; whether all was sent."""
+    def pump(self) -> bool:
+        """Send what is unsent as far as there is credit; whether all was sent."""
         while self.unsent:
-            if wait:
-                self.channel.send(self.unsent[0])
-            elif not self.channel.offer(self.unsent[0]):
+            if not self.channel.offer(self.unsent[0]):
                 return False
             self.unsent.popleft()
         return True
+
+    def await_next(self, timeout_s: float) -> bool:
+        """Whether there is credit for what is to be sent next, now or within ``timeout_s``."""
+        cost = cost_of(self.unsent[0], self.channel.capacity_bytes)
+        return self.channel.ready(cost, timeout_s)
+
+    @property
+    def pending(self) -> list[pa.RecordBatch]:
+        """The rows that were not sent."""
+        unsent = [rows for rows in self.unsent if isinstance(rows, pa.RecordBatch)]
+        return [*unsent, *self.rows]
 
 
 class Outbox:
@@ -74,6 +91,11 @@ class Outbox:
 
     One thread writes; any thread may `fail` it, or read its figures. When one channel fails, all
     do, so a writer that waits for another receiver wakes as well.
+
+    What there is no credit for lies here until there is: who calls `emit`, `send` or `put_back`
+    calls `ready` now and then, which sends it. Only `emit` and `flush` ever wait, `emit` until
+    nothing is left of what was emitted before: one batch at most lies here, beside what is
+    gathered.
 
     Args:
         channels: one for each receiver.
@@ -108,7 +130,13 @@ class Outbox:
         self._clock = clock
         self._buffers = [_Buffer(channel, buffer_bytes) for channel in channels]
         room = (cost_of_bytes(buffer_bytes, channel.capacity_bytes) for channel in channels)
-        self._room_bytes = tuple(room)
+        # For what is gathered, and a watermark behind it: then a barrier never lies behind rows.
+        self._room_bytes = tuple(
+            min(cost + ELEMENT_BYTES, channel.capacity_bytes // 2)
+            for cost, channel in zip(room, channels, strict=True)
+        )
+        self.urgent: Callable[[], bool] | None = None
+        """Asked while `emit` waits: whether the writer is to come back at once."""
         self._schema: pa.Schema | None = None
         self._blocked_s = 0.0
         self._blocked_since_s: float | None = None
@@ -117,7 +145,9 @@ class Outbox:
             channel.watch(self.fail)
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Send rows, now or later; waits while a receiver has no room.
+        """Send rows, now or later; waits while those before them have no room.
+
+        Not if `urgent` says so: then they lie here, however many.
 
         Raises:
             StateBackendError: a channel has failed, before or meanwhile.
@@ -132,6 +162,7 @@ class Outbox:
                 f"Rows of schema {batch.schema} in channels of {self._schema}.",
                 todo="Emit rows of one schema.",
             )
+        self._drain(self.urgent)
         now_s = self._clock()
         full: list[_Buffer] = []
         for index, rows in self._partitioner(batch):
@@ -142,7 +173,7 @@ class Outbox:
         self._flush(full)
 
     def send(self, event: Event) -> None:
-        """Send an event to every channel, after all rows before it; waits as `emit` does.
+        """Send an event to every channel, after all rows before it; never waits.
 
         A watermark does not make small messages of what is gathered: it goes after it, when that
         is sent. The newest counts.
@@ -156,12 +187,12 @@ class Outbox:
                 buffer.watermark = event
                 buffer.touch(now_s)
             if self._buffer_timeout_s == 0:
-                self.flush()
+                self._flush(self._buffers)
             return
         for buffer in self._buffers:
             buffer.flush()
             buffer.unsent.append(event)
-        self._flush([], also=self._buffers)
+            buffer.pump()
 
     def overtake(self, event: Barrier | Cancel) -> list[list[pa.RecordBatch]]:
         """Send a barrier or cancellation to every channel, ahead of what is gathered.
@@ -177,23 +208,40 @@ class Outbox:
         overtaken = []
         for buffer in self._buffers:
             buffer.channel.send(event)
-            unsent = [rows for rows in buffer.unsent if isinstance(rows, pa.RecordBatch)]
-            overtaken.append([*unsent, *buffer.rows])
+            overtaken.append(buffer.pending)
         return overtaken
 
+    def put_back(self, channel: int, rows: Iterable[pa.RecordBatch]) -> None:
+        """Rows that were here when a snapshot was taken: ahead of all that is emitted. Never waits.
+
+        Raises:
+            StateBackendError: a channel has failed.
+        """
+        buffer = self._buffers[channel]
+        for batch in rows:
+            self._schema = batch.schema
+            buffer.unsent.append(batch)
+        buffer.pump()
+
     def flush(self) -> None:
-        """Send all that is gathered; waits as `emit` does.
+        """Send all that is gathered or lies here; waits until it is sent.
 
         Raises:
             StateBackendError: a channel has failed, before or meanwhile.
         """
         self._flush(self._buffers)
+        self._drain(None)
+
+    def try_flush(self) -> bool:
+        """As `flush`, but never waits; whether nothing is left."""
+        self._flush(self._buffers)
+        return not self._stuck()
 
     def flush_if_due(self, now_s: float) -> None:
-        """Send what has been gathered for ``buffer_timeout_s``; waits as `emit` does.
+        """Send what has been gathered for ``buffer_timeout_s``; never waits.
 
         Raises:
-            StateBackendError: a channel has failed, before or meanwhile.
+            StateBackendError: a channel has failed.
         """
         timeout_s = self._buffer_timeout_s
         if timeout_s is not None:
@@ -209,7 +257,7 @@ class Outbox:
         return min(since_s) + self._buffer_timeout_s
 
     def ready(self, timeout_s: float = 0.0) -> bool:
-        """Whether every receiver has room for a buffer, now or within ``timeout_s``.
+        """Whether all is sent and every receiver has room for a buffer, now or in ``timeout_s``.
 
         A caller that takes input only then seldom waits in `emit`, and so can see to a barrier
         that is to overtake.
@@ -217,13 +265,27 @@ class Outbox:
         Raises:
             StateBackendError: a channel has failed, before or meanwhile.
         """
+        if self._has_room():
+            return True
+        if not timeout_s:
+            return False
         until_s = self._clock() + timeout_s
         with _Blocked(self):
-            for channel, room_bytes in zip(self.channels, self._room_bytes, strict=True):
-                left_s = max(0.0, until_s - self._clock()) if timeout_s else 0.0
-                if not channel.ready(room_bytes, left_s):
+            for buffer, room_bytes in zip(self._buffers, self._room_bytes, strict=True):
+                while not buffer.pump():
+                    if not buffer.await_next(max(0.0, until_s - self._clock())):
+                        return False
+                if not buffer.channel.ready(room_bytes, max(0.0, until_s - self._clock())):
                     return False
         return True
+
+    def _has_room(self) -> bool:
+        if self._stuck():
+            return False
+        return all(
+            channel.ready(room_bytes)
+            for channel, room_bytes in zip(self.channels, self._room_bytes, strict=True)
+        )
 
     @property
     def blocked_s(self) -> float:
@@ -235,6 +297,11 @@ class Outbox:
     def held_bytes(self) -> int:
         """Bytes of rows that are gathered and not sent."""
         return sum(buffer.held_bytes for buffer in self._buffers)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of rows that are not sent, gathered or not."""
+        return sum(rows.nbytes for buffer in self._buffers for rows in buffer.pending)
 
     def fail(self, error: StateBackendError) -> None:
         """Nothing can be sent any more; who waits is woken with ``error``."""
@@ -253,15 +320,23 @@ class Outbox:
         for channel in self.channels:
             channel.close()
 
-    def _flush(self, buffers: Sequence[_Buffer], also: Sequence[_Buffer] = ()) -> None:
+    def _flush(self, buffers: Sequence[_Buffer]) -> None:
         for buffer in buffers:
             buffer.flush()
-        # First whoever has room; only then wait for the others.
-        stuck = [one for one in (*buffers, *also) if not one.pump(wait=False)]
-        if stuck:
-            with _Blocked(self):
-                for buffer in stuck:
-                    buffer.pump(wait=True)
+            buffer.pump()
+
+    def _stuck(self) -> list[_Buffer]:
+        """Those of which not all could be sent; whoever has room is served."""
+        return [buffer for buffer in self._buffers if not buffer.pump()]
+
+    def _drain(self, urgent: Callable[[], bool] | None) -> None:
+        stuck = self._stuck()
+        if not stuck:
+            return
+        with _Blocked(self):
+            while stuck and not (urgent is not None and urgent()):
+                stuck[0].await_next(_LOOK_S)
+                stuck = self._stuck()
 
 
 class _Blocked:

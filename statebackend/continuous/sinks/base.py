@@ -11,10 +11,11 @@ unless the job restores. `Prepared` keeps its committables for the next one.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,10 +31,26 @@ __all__ = [
     "SinkContext",
     "SinkWriter",
     "decode_committable",
+    "generation_of",
+    "run_name",
 ]
 
 
 _S = TypeVar("_S", bound=msgspec.Struct)
+
+
+_RUN: Final = re.compile(r"([0-9]{10,})-.+")
+
+
+def run_name(generation: int, run: str) -> str:
+    """A run as sinks know it: by its name alone one sees which of two is the later one."""
+    return f"{generation:010d}-{run}"
+
+
+def generation_of(run: str) -> int | None:
+    """The generation in what `run_name` made; None: it is of a release that named none."""
+    found = _RUN.fullmatch(run)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,8 @@ class SinkContext:
     Attributes:
         job: the job's name.
         uid: the sink's, in the job.
-        run: an id of its own for each start of the job, also after a failure; no other has it.
+        run: an id of its own for each start of the job, also after a failure; no other has it. It
+            begins with the driver's generation (see `run_name`).
         subtask: index, from 0.
         parallelism: how many there are.
     """
@@ -93,7 +111,9 @@ class Committer(ABC):
     def commit(self, committables: Sequence[bytes]) -> None:
         """Make visible; what is visible already stays as it is.
 
-        A call that fails may have committed some of them, and is repeated.
+        A call that fails may have committed some of them, and is repeated. One that takes longer
+        than the job's ``timeout_s`` is given up, and may still be at work when the next run commits
+        the same: whichever comes second finds it done.
 
         Raises:
             ConnectorError: it may be tried again.
@@ -108,7 +128,8 @@ class Committer(ABC):
     def sweep(self, run: str) -> None:
         """Remove what earlier runs of this job left behind, before the writers of ``run`` open.
 
-        Only after what the restored checkpoint holds was committed.
+        Only after what the restored checkpoint holds was committed. What is of a later run (see
+        `generation_of`) stays: this driver may have been fenced, and not know it yet.
         """
         return
 

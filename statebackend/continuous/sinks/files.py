@@ -15,6 +15,9 @@ committable:
 * only the visible file is there: it is committed.
 * neither: if a ``committing`` file names it, it was committed, and somebody took it away since.
   Otherwise it is lost, and said to be.
+
+A run's name begins with its driver's generation: a driver that was fenced sweeps nothing of the
+one that fenced it.
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ from statebackend.continuous.sinks.base import (
     SinkContext,
     SinkWriter,
     decode_committable,
+    generation_of,
 )
 from statebackend.continuous.sinks.encoding import Encoder, encoder_for
-from statebackend.errors import OutputLostError, SettingError
+from statebackend.errors import ConnectorError, OutputLostError, SettingError
 
 __all__ = ["FileSink"]
 
@@ -212,10 +216,19 @@ class _Committer(Committer):
                 self._check_committed(one)
         note = self._note(found)
         for one in staged:
-            self._place.move(one.staged, one.visible)
+            self._move(one)
         for name in self._outdated - {note}:
             self._place.remove(name)
         self._outdated = {note} if note else set()
+
+    def _move(self, one: _Committable) -> None:
+        try:
+            self._place.move(one.staged, one.visible)
+        except ConnectorError:
+            # A commit that an earlier run gave up on may be at it still, and have been quicker.
+            gone = self._place.size(one.staged) is None
+            if not gone or self._place.size(one.visible) != one.size_bytes:
+                raise
 
     def _is_staged(self, one: _Committable) -> bool:
         size = self._place.size(one.staged)
@@ -269,5 +282,11 @@ class _Committer(Committer):
         for name in self._place.children(self._folder):
             if name.startswith(_COMMITTING):
                 self._outdated.add(f"{self._folder}/{name}")
-            elif name != run:
+            elif name != run and _is_before(name, run):
                 self._place.remove(f"{self._folder}/{name}")
+
+
+def _is_before(name: str, run: str) -> bool:
+    """Whether a folder is of an earlier run, whose files nobody writes or commits any more."""
+    of, now = generation_of(name), generation_of(run)
+    return of is None or now is None or of < now

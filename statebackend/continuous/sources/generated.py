@@ -19,6 +19,9 @@ from statebackend.system import monotonic_s
 __all__ = ["GeneratedReader", "GeneratedSource", "RangeSource"]
 
 ENDLESS: Final = 1 << 62
+# Rows that are due are given for so long at once: else there would be some each time, and the
+# thread that reads would never rest.
+_PIECE_S: Final = 0.002
 Clock = Callable[[], float]
 
 
@@ -86,6 +89,7 @@ class GeneratedSource(Source):
             rows=rows,
             given=0 if position is None else int(position["rows"]),
             due=self._pace(index),
+            least=1 if self._rows_per_s is None else int(self._rows_per_s / self.splits * _PIECE_S),
         )
 
     def _numbers(self, index: int, first: int, count: int) -> NDArray[np.int64]:
@@ -122,6 +126,7 @@ class GeneratedReader(SplitReader):
         rows: int,
         given: int,
         due: Callable[[int], int] | None,
+        least: int = 1,
     ) -> None:
         """Go on.
 
@@ -130,11 +135,12 @@ class GeneratedReader(SplitReader):
             rows: of the split.
             given: how many of them were given.
             due: how many of them may have been given by now; None: all.
+            least: so many are given together, but for the last ones.
         """
         self._make = make
         self._rows = rows
         self._given = given
-        self._due = due
+        self._due, self._least = due, max(1, least)
         if due is not None:
             due(given)  # the time runs from here
 
@@ -154,7 +160,7 @@ class GeneratedReader(SplitReader):
         if self._due is not None:
             upto = min(upto, self._due(self._given))
         count = upto - self._given
-        if count <= 0:
+        if count < min(self._least, max_rows, max(1, self._rows - self._given)):
             return None
         batch = self._make(self._given, count)
         self._given = upto

@@ -144,13 +144,29 @@ def test_credit_comes_back_by_the_quarter_of_the_capacity() -> None:
 
 def test_what_was_under_way_in_a_snapshot_comes_first_and_costs_no_credit() -> None:
     box, sender = inbox(1, 8192), Sender()
-    box.preload(0, [rows(0, 500), rows(500, 500)])
     box.attach(0, sender)
-    with pytest.raises(UsageError):
-        box.preload(0, [rows(0)])
-    box.put(0, rows(1000, 1), 8192)
+    box.put(0, rows(1000, 1), 8192)  # a sender may be quicker
+    box.preload(0, [rows(0, 500), rows(500, 500)])
     assert numbers([element for _, element in polled(box)]) == list(range(1001))
     assert sender.granted == [8192]
+    with pytest.raises(UsageError):
+        box.preload(0, [rows(0)])
+
+
+def test_what_has_arrived_can_be_announced_without_taking_anything() -> None:
+    box = inbox(2)
+    heard: list[tuple[int, int]] = []
+    box.on_arrival = lambda channel, event, ahead, size: heard.append((channel, ahead))
+    assert not box.announce()
+    box.put(1, rows(0, 1), 1024)
+    box.put(1, Barrier(checkpoint=1, stamp_ms=0), 0)
+    assert box.unannounced == Barrier(checkpoint=1, stamp_ms=0)
+    assert box.announce()
+    assert (heard, box.unannounced) == ([(1, 1)], None)
+    assert box.queued() == 2
+    box.fail(PeerLostError("It is gone."))
+    with pytest.raises(PeerLostError):
+        box.announce()
 
 
 def test_what_comes_without_credit_is_refused() -> None:
@@ -222,3 +238,44 @@ def test_a_channel_has_one_sender() -> None:
     box.attach(0, Sender())
     with pytest.raises(UsageError):
         box.attach(0, Sender())
+
+
+def test_more_takes_rows_up_to_the_next_event_and_no_further() -> None:
+    box = inbox()
+    for i in range(3):
+        box.put(0, rows(i, 1), 100)
+    box.put(0, ONE, 0)
+    box.put(0, rows(9, 1), 100)
+    box.put(1, rows(10, 1), 100)
+    assert box.poll(0) is not None
+    taken = box.more(range(2), 1 << 20)
+    assert sorted(numbers([batch for _, batch in taken])) == [1, 2, 10]
+    assert polled(box)[0] == (0, ONE)
+
+
+def test_more_leaves_blocked_channels_other_inputs_and_what_is_too_large() -> None:
+    box = inbox(4)
+    for channel in range(4):
+        box.put(channel, rows(channel, 1), 100)
+        box.put(channel, rows(10 + channel, 4), 100)
+    box.block(1)
+    small = rows(0, 1).nbytes
+    assert [channel for channel, _ in box.more((0, 1), small)] == [0]
+    assert box.more((0, 1), small) == []
+    assert [channel for channel, _ in box.more((2,), 1 << 20)] == [2, 2]
+    assert box.queued(1) == box.queued(3) == 2
+
+
+def test_more_announces_nothing_and_grants_what_it_frees() -> None:
+    found: list[int] = []
+    box = Inbox(1, capacity_bytes=8192, on_arrival=lambda *said: found.append(said[0]))
+    sender = Sender()
+    box.attach(0, sender)
+    box.put(0, rows(0, 1), 3000)
+    box.put(0, rows(1, 1), 3000)
+    box.put(0, ONE, 0)
+    assert len(box.more((0,), 1 << 20)) == 2
+    assert sum(sender.granted) == 6000
+    assert found == []
+    assert box.poll(0) == (0, ONE)
+    assert found == [0]

@@ -46,6 +46,7 @@ class Slot:
                 if i % 20 == 19:
                     outbox.send(Barrier(checkpoint=i, stamp_ms=0))
             outbox.send(EndOfInput())
+            outbox.flush()
             outbox.close()
         except BaseException as error:
             self.failures.append(error)

@@ -63,7 +63,8 @@ class Unprepared(CollectSink):
 
 
 def count(world: World, sink: CollectSink, **source: Any) -> CollectSink:
-    numbers = Numbers(source.pop("rows", 2000), rows_per_s=2000, **source)
+    rows, rows_per_s = source.pop("rows", 2000), source.pop("rows_per_s", 2000)
+    numbers = Numbers(rows, rows_per_s=rows_per_s, **source)
     keyed = world.source(numbers).key_by("key")
     keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
     return sink
@@ -127,7 +128,7 @@ def test_a_checkpoint_whose_records_are_cut_off_never_was(
         return ack(self, request)
 
     monkeypatch.setattr(RunSession, "ack", fails)
-    sink = count(world, CollectSink())
+    sink = count(world, CollectSink(), rows_per_s=300)  # for more than four checkpoints
     query = world.start(2, restart=FixedDelay(3, 0.0))
     assert query.await_termination(60.0)
     assert query.restarts == 2

@@ -22,6 +22,7 @@ from statebackend.continuous.messages import (
     Aborted,
     Acked,
     Completed,
+    Copy,
     Declined,
     Deploy,
     Grant,
@@ -87,6 +88,10 @@ class Driver:
         return outs[-1]
 
 
+def copy(operator: str, first: int, last: int, epoch: int) -> Copy:
+    return Copy(operator=operator, key_group_start=first, key_group_end=last, epoch=epoch)
+
+
 def told(outs: list[Out]) -> list[Any]:
     return [out.command for out in outs if isinstance(out, Tell)]
 
@@ -96,7 +101,21 @@ def test_a_run_is_deployed_once_every_slot_is_there() -> None:
     assert driver.machine.registered(1, "b", 0.0) == []
     assert driver.machine.registered(1, "b", 0.0) == []  # asked again
     outs = driver.machine.registered(0, "a", 0.0)
-    assert outs == [Tell(None, Deploy(locations=["a", "b"], epoch=5, stamp_ms=1000))]
+    assert outs == [
+        Tell(i, Deploy(subtask=i, locations=["a", "b"], epoch=5, stamp_ms=1000)) for i in range(P)
+    ]
+
+
+def test_subtasks_go_where_their_copies_are_and_so_do_their_splits() -> None:
+    driver = Driver(splits=2)
+    sees = {slot: [copy("count", 4 - 4 * slot, 7 - 4 * slot, 3)] for slot in range(P)}
+    driver.machine.registered(0, "a", 0.0, sees[0])
+    outs = driver.machine.registered(1, "b", 0.0, sees[1])
+    assert [(out.slot, out.command.subtask) for out in outs] == [(0, 1), (1, 0)]  # type: ignore[union-attr]
+    assert [out.command.locations for out in outs] == [["b", "a"]] * 2  # type: ignore[union-attr]
+    driver.machine.split_asked(SOURCES[0], 1)
+    grants = driver.machine.split_asked(SOURCES[1], 1)
+    assert [(out.slot, out.command.subtask) for out in grants] == [(1, 0), (0, 1)]  # type: ignore[union-attr]
 
 
 def test_a_slot_that_spark_starts_again_within_a_run_ends_it() -> None:
@@ -172,7 +191,9 @@ def test_more_failures_in_a_row_than_are_tolerable_end_the_run() -> None:
     driver.at(10.0)
     outs = driver.at(15.0)
     assert isinstance(outs[-1], Broken)
-    assert "expired" in str(outs[-1].error)
+    assert "expired; it waited for count/0, count/1, source/0, source/1" in str(outs[-1].error)
+    [settled] = [one for one in outs if isinstance(one, Settled)]
+    assert settled.waited_for == {*SOURCES, *COUNTS}
     assert driver.machine.failed(ProcessorError("later")) == []  # only the first counts
 
 
@@ -187,6 +208,30 @@ def test_splits_are_handed_out_when_every_subtask_has_asked() -> None:
     assert third.assignment.split.id == "00002"
     [over] = told(driver.machine.split_asked(SOURCES[0], 3))
     assert (over.assignment, over.over) == (None, True)
+
+
+def test_while_nobody_reads_a_split_no_watermark_may_run_ahead_of_it() -> None:
+    driver = Driver(splits=3)
+    driver.up()
+    driver.machine.split_asked(SOURCES[0], 1)
+    first = told(driver.machine.split_asked(SOURCES[1], 1))
+    assert [grant.held_back for grant in first] == [True, True]
+    driver.at(10.0)
+    [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
+    assert (wait.assignment, wait.held_back) == (None, True)
+    driver.ack(SOURCES[0], 21)
+    [third] = told(driver.machine.split_asked(SOURCES[0], 4))
+    assert third.assignment.split.id == "00002"
+    assert not third.held_back
+    [over] = told(driver.machine.split_asked(SOURCES[1], 2))
+    assert (over.over, over.held_back) == (True, False)
+
+
+def test_barriers_have_the_alignment_timeout_of_the_job() -> None:
+    driver = Driver(alignment_timeout_s=0.25)
+    driver.up()
+    [trigger] = told(driver.at(10.0))
+    assert trigger.barrier.alignment_timeout_ms == 250
 
 
 def test_a_split_waits_for_the_barrier_of_the_subtask_that_asks() -> None:

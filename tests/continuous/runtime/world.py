@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from statebackend.continuous.sources.base import Source
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor
 from statebackend.spark.job import Job
+from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.wire import Server
 
@@ -32,6 +34,7 @@ class ThreadCluster:
         self._server = Server(bind="127.0.0.1", advertised="127.0.0.1")
         self.slots: list[Slot] = []
         self.on_slot: Callable[[Slot], None] = lambda slot: None
+        self.host_of: Callable[[int], str] = lambda slot: ""  # a folder of its own for each
 
     def server(self) -> Server:
         return self._server
@@ -45,7 +48,7 @@ class ThreadCluster:
 
         def serve(index: int) -> None:
             try:
-                slot = Slot(run, index, token, host="127.0.0.1")
+                slot = Slot(self._on_host(run, index), index, token, host="127.0.0.1")
                 self.slots.append(slot)
                 self.on_slot(slot)
                 slot.serve()
@@ -66,6 +69,14 @@ class ThreadCluster:
 
         return Stage(go, lambda: None)
 
+    def _on_host(self, run: Run, slot: int) -> Run:
+        host = self.host_of(slot)
+        specs = {
+            uid: replace(spec, local_dir=f"{spec.local_dir}/{host}" if host else spec.local_dir)
+            for uid, spec in run.specs.items()
+        }
+        return replace(run, specs=specs)
+
     def close(self) -> None:
         self._server.shutdown()
 
@@ -83,9 +94,14 @@ class World:
     def renew(self, **settings: Any) -> None:
         """Another driver's backend: nothing is built yet."""
         allow_dropped_state = settings.pop("allow_dropped_state", False)
+        name, savepoint = settings.pop("job", "job"), settings.pop("savepoint", None)
+        job = Job(f"file://{self.folder}/state", name)
+        if savepoint is not None:
+            job.begins = lambda: saved_lineages(savepoint, job)
         self.backend = SimpleNamespace(
-            job="job",
-            _job=Job(f"file://{self.folder}/state", "job"),
+            job=name,
+            _job=job,
+            _savepoint=savepoint,
             _settings=Settings.resolve(settings, lambda key: None),
             _builder=SimpleNamespace(local_dir=str(self.folder / "local")),
             _allow_dropped_state=allow_dropped_state,

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend.continuous.places import Place
-from statebackend.continuous.sinks.base import Prepared, SinkContext
+from statebackend.continuous.sinks.base import Prepared, SinkContext, run_name
 from statebackend.continuous.sinks.files import FileSink
 from statebackend.errors import (
     ConnectorError,
@@ -448,3 +448,36 @@ def test_a_checkpoint_holds_all_that_no_earlier_one_committed(events: list[str])
     if number:
         everything = {b"%d" % n for n in range(1, number + 1)}
         assert everything <= set(committed) | set(held)
+
+
+def test_a_driver_that_was_fenced_sweeps_nothing_of_the_one_that_fenced_it(sink: FileSink) -> None:
+    """It claimed the job, stood still, and goes on when another runs it."""
+    stale, newer = run_name(9, "b" * 32), run_name(10, "a" * 32)
+    left = sink.open(context(run_name(8, "c" * 32)))
+    old = sink.open(context("d" * 32))  # of a release that named no generation
+    writer = sink.open(context(newer))
+    for one in (left, old, writer):
+        one.write(batch(1))
+    prepared = [one.prepare(1) for one in (left, old, writer)][-1]
+    sink.committer(JOB, UID).sweep(stale)
+    paths = [path for path, _ in _everything(sink.place)]
+    assert [path for path in paths if newer in path] == paths
+    sink.committer(JOB, UID).commit(prepared)
+    assert visible(sink) == [1]
+
+
+def test_a_move_that_an_earlier_commit_was_quicker_with_is_done(sink: FileSink) -> None:
+    """A commit that was given up as hanging goes on while the next run commits the same."""
+    writer = sink.open(context("r1"))
+    writer.write(batch(1))
+    prepared = writer.prepare(1)
+    early, late = sink.committer(JOB, UID), sink.committer(JOB, UID)
+    note = late._note  # type: ignore[attr-defined]
+
+    def overtaken(found: Any) -> str:
+        early.commit(prepared)
+        return str(note(found))
+
+    late._note = overtaken  # type: ignore[attr-defined]
+    late.commit(prepared)
+    assert visible(sink) == [1]

@@ -11,7 +11,7 @@ import pytest
 
 from snapshot.bases import BasePolicy
 from snapshot.storage.memory import MemoryStore
-from statebackend.errors import ProtocolError
+from statebackend.errors import ProtocolError, StoreUnreachableError
 from tests.continuous.state.ledger import OUTPUT, Ledger, Model, declared
 from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_of
 from tests.recovery.driver import manifests_of
@@ -264,6 +264,65 @@ def test_a_large_state_has_bases_of_its_own(tmp_path: Path) -> None:
     job.start()
     assert sorted(job.move(processing_time_ms=0)) == sorted(model.fire())
     assert sorted(job.process(rows)) == sorted(model.process(rows))
+
+
+def test_the_epoch_that_a_processor_sees_is_that_which_will_hold_what_comes(tmp_path: Path) -> None:
+    job = ledger_job(tmp_path, parallelism=1)
+    job.start()
+    one = job.keyed[0]
+    assert one.times.epoch == 0
+    frozen = job.freeze()
+    assert one.times.epoch == 1
+    assert job.persist(frozen)
+    job.complete()
+    assert one.times.epoch == 1
+    frozen = job.freeze()
+    assert one.times.epoch == 2
+    job.abort()
+    assert one.times.epoch == 1, "the next one takes its epoch, and what came meanwhile"
+    job.checkpoint()
+    assert one.times.epoch == 2
+    job.crash()
+    job.start()
+    assert job.keyed[0].times.epoch == 2
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_of_an_attempt_that_failed_no_file_stays(
+    tmp_path: Path, aborts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ledger_job(tmp_path, parallelism=1, overlay_bytes=3000)
+    job.start()
+    job.process([(k, k, 0) for k in range(300)])
+    files: list[set[Path]] = []
+
+    def fails(*args: Any) -> Any:
+        files.append(work_files(job))
+        if aborts:
+            job.abort()
+        raise StoreUnreachableError("The store is down.")
+
+    frozen = job.freeze()
+    before = work_files(job)
+    assert any(layer.spilled for _, layer in frozen[0][0].layers)
+    monkeypatch.setattr("statebackend.continuous.subtaskstate.durable_slice", fails)
+    with pytest.raises(StoreUnreachableError):
+        job.keyed[0].persist(frozen[0][0])
+    assert files[0] > before, "the delta was in a file"
+    assert work_files(job) == before
+    monkeypatch.undo()
+    if not aborts:
+        job.abort()
+    job.checkpoint()
+    job.crash(keep_disk=False)
+    job.start()
+    job.move(processing_time_ms=0)
+    assert job.process([(7, 1, 0)])[0][2:4] == (2, 8)
+
+
+def work_files(job: StreamJob) -> set[Path]:
+    folder = job.keyed[0]._work.path().parent
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def test_sources_keep_the_log_short(tmp_path: Path) -> None:

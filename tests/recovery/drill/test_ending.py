@@ -180,7 +180,7 @@ def test_the_report_knows_what_was_asked_for(
         cluster="local[2]",
         commit="sync",
         store="file",
-        parallelism=2,
+        subtasks=2,
         say=print,
     )
     assert order.names() == names

@@ -34,7 +34,7 @@ class Stage:
 
     def __init__(self, executors: list[int] | None = None) -> None:
         self.processes = Processes(executors or [])
-        self.parallelism = 4
+        self.parallelism, self.subtasks_max = 4, 9
         self.asked: list[str] = []
         self._restored = 0
 
@@ -78,6 +78,17 @@ def test_a_rescaled_job_gets_another_parallelism_once_nobody_runs_it(seed: int) 
     assert stage.asked == ["kill", "rescale"]
     assert 1 <= stage.parallelism != 4
     assert target == f"from 4 to {stage.parallelism} subtasks"
+
+
+def test_a_job_whose_subtasks_need_slots_gets_no_more_than_there_are() -> None:
+    stage = Stage()
+    stage.parallelism, stage.subtasks_max = 2, 2
+    assert ALL["rescaled"].strike(stage, random.Random(1)) == "from 2 to 1 subtasks"
+    stage = Stage()
+    stage.parallelism, stage.subtasks_max = 1, 1
+    with pytest.raises(CannotStrikeError):
+        ALL["rescaled"].strike(stage, random.Random(1))
+    assert stage.asked == []
 
 
 def test_a_rescale_is_crashed_while_subtasks_get_their_state() -> None:

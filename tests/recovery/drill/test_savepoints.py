@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recovery.drill.batches import _Watch
 from recovery.drill.catalogue import ALL
 from recovery.drill.catalogue.savepoints import HoldBelow
-from recovery.drill.child import _Watch
 from recovery.drill.clones import clone_verdict, to_be_cloned
 from recovery.drill.faults import Facts, Kind
 from recovery.drill.looking import removed, verified

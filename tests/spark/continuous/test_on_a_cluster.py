@@ -14,16 +14,15 @@ from recovery.drill.processes import guarded
 
 ROOT = Path(__file__).parents[3]
 JOB = "tests.spark.continuous.clusterjob"
+CONFORMANCE = "tests.spark.continuous.conformancejob"
 
 
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_killed_executor_changes_nothing_of_windows_and_counts(tmp_path: Path) -> None:
-    token = f"test-{os.getpid()}-{tmp_path.name}"
-    with guarded(token), open_cluster("local-cluster[2,1,1024]", tmp_path, token) as cluster:
+def run(folder: Path, master: str, module: str, *words: str) -> None:
+    """A driver in a process of its own, which says that all is exact."""
+    token = f"test-{os.getpid()}-{folder.name}"
+    with guarded(token), open_cluster(master, folder, token) as cluster:
         done = subprocess.run(
-            [sys.executable, "-m", JOB, cluster.master, str(tmp_path)],
+            [sys.executable, "-m", module, cluster.master, str(folder), *words],
             cwd=ROOT,
             env={**cluster.driver_environment(), "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -33,3 +32,18 @@ def test_a_killed_executor_changes_nothing_of_windows_and_counts(tmp_path: Path)
         )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "exact" in done.stdout
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_executor_changes_nothing_of_windows_and_counts(tmp_path: Path) -> None:
+    run(tmp_path, "local-cluster[2,1,1024]", JOB)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_windowed_sums_are_exact_whatever_fails_and_when(tmp_path: Path) -> None:
+    """End to end with injected failure, of reference/conformance.md, at parallelism 4."""
+    run(tmp_path, "local[4]", CONFORMANCE, "1")

@@ -7,18 +7,21 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from snapshot.log import CommitLog
 from statebackend.errors import FencedError
 from statebackend.spark.launch import _Services
+from statebackend.spark.location import CheckpointLocation
 from tests.spark.local.processors import FailingLedger
 from tests.spark.local.world import checkpoints, job_store, manifests, sources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from pyspark.sql import DataFrame
 
+    from recovery.rewind import LocationProgress
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
@@ -109,6 +112,37 @@ def test_a_driver_that_was_taken_over_stops_and_a_later_start_goes_on(world: Wor
     assert backend.failure is None
     assert checkpoints(backend) == [("ledger", n) for n in range(3)]
     assert [m.generation for m in manifests(backend)][-1] == takeovers[0] + 1
+
+
+def test_a_start_that_was_overtaken_takes_nothing_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the log would be two batches ahead of the location, and nobody could start any more."""
+    world.input.add_batches(3)
+    backend = world.run_ledger()
+    newest = manifests(backend)[-1]
+    assert (newest.kind, newest.epoch) == ("checkpoint", 2)
+    max(world.objects("log")).unlink()  # so the next start has to take Spark's commit back
+    looks: list[bool] = []
+    real = CheckpointLocation.progress
+
+    def progress(self: CheckpointLocation) -> LocationProgress:
+        looks.append(True)
+        if len(looks) == 2:  # after the start's claim
+            log = CommitLog(
+                job_store(backend), job="default", writer="rival", new_id=lambda: uuid.uuid4().hex
+            )
+            log.claim()
+        return real(self)
+
+    monkeypatch.setattr(CheckpointLocation, "progress", progress)
+    with pytest.raises(FencedError, match="taken over by the writer 'rival'"):
+        world.run_ledger()
+    assert len(looks) == 2
+    assert world.committed() == [0, 1, 2]
+    monkeypatch.undo()
+    world.check(world.run_ledger())
+    assert world.committed() == [0, 1, 2]
 
 
 # --- secrets -------------------------------------------------------------------------------------

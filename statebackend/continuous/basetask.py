@@ -1,0 +1,180 @@
+"""What every subtask of a continuous job has: a mailbox, an output, a thread, its driver."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from snapshot.barrier import EndOfInput, Watermark
+from snapshot.watermarks import END_MS
+from statebackend.continuous.inflight import Lane, Overtaken, Place, batches_of, check_lane
+from statebackend.continuous.messages import (
+    Acked,
+    AtEnd,
+    Command,
+    Declined,
+    Running,
+    Trigger,
+)
+from statebackend.continuous.messages import Event as Happened
+from statebackend.continuous.output import Output
+from statebackend.errors import PeerLostError, StateBackendError, UsageError
+
+__all__ = ["NAP_S", "Link", "Subtask", "stopped"]
+
+_log = logging.getLogger("statebackend.continuous")
+
+NAP_S: Final = 0.02
+"""How long the mailbox waits at most while nothing arrives, or nothing can be sent."""
+
+
+class Link(Protocol):
+    """How a subtask reaches its driver, and whom it tells that it cannot go on."""
+
+    def report(self, *events: Happened) -> None:
+        """Say what happened; raises if the driver cannot be reached."""
+
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
+        """The subtask has failed."""
+
+
+def stopped() -> StateBackendError:
+    """What wakes a thread that is to end; nobody is told of it."""
+    return PeerLostError("The run is over.")
+
+
+class Subtask(ABC):
+    """What all subtasks have: a mailbox, an output, a thread that runs them.
+
+    Args:
+        place: which it is. output: connects it to where its rows go. link: to the driver.
+    """
+
+    def __init__(self, place: Place, output: Callable[[], Output], link: Link) -> None:
+        self._place = place
+        self.vertex, self.index = place.vertex, place.subtask
+        self._overtaken: list[Overtaken] = []  # to be put back into the output
+        self._connect, self._link = output, link
+        self._output: Output | None = None
+        self.mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._stopping = False
+        self._last: int | None = None  # the attempt that is the job's last
+        self._at_end = False
+
+    def run(self) -> None:
+        """In a thread of its own: to the end of the run; failures are told, not raised."""
+        error: BaseException | None = None
+        try:
+            self._open()
+            self._output = self._connect()
+            self._put_back()
+            self._link.report(Running(vertex=self.vertex, subtask=self.index))
+            while not self._stopping:
+                self._step()
+        except BaseException as caught:
+            error = caught
+            if not self._stopping:
+                self._link.broken(self.vertex, self.index, caught)
+        finally:
+            stopped = self._is_stop(error)
+            self._stopping = True
+            self._finish(error, stopped=stopped)
+
+    def stop(self) -> None:
+        """From any thread: end soon."""
+        self._stopping = True
+        output = self._output
+        if output is not None:
+            output.fail(stopped())
+
+    @property
+    def output(self) -> Output:
+        """Where the rows go, once it is connected."""
+        assert self._output is not None
+        return self._output
+
+    def _put_back(self) -> None:
+        """What lay in the output when the restored snapshot was taken."""
+        found = [(one.lane, batches_of(self.vertex, one)) for one in self._overtaken]
+        self.output.put_back(found)
+        self._overtaken = []
+
+    def _check_overtaken(self, overtaken: Iterable[Overtaken], known: Iterable[Lane]) -> None:
+        lanes = frozenset(known)
+        for one in overtaken:
+            check_lane(self._place, one, lanes)
+
+    def _is_stop(self, error: BaseException | None) -> bool:
+        """Whether nothing failed here, but the end of the run."""
+        known = isinstance(error, PeerLostError | UsageError)  # what a closed channel raises
+        return error is None or (self._stopping and known)
+
+    def _finish(self, error: BaseException | None, *, stopped: bool) -> None:
+        """Let go of everything; what fails here changes nothing any more."""
+        for close in (
+            lambda: self._close(error, stopped=stopped),
+            self._output.close if self._output else None,
+        ):
+            try:
+                if close is not None:
+                    close()
+            except Exception as failed:
+                _log.warning("%s/%d was not closed in order: %s", self.vertex, self.index, failed)
+
+    def _mail(self, wait_s: float = 0.0) -> bool:
+        """Do what the driver said; whether it said anything."""
+        found = False
+        while not self._stopping:
+            try:
+                command = self.mailbox.get(timeout=wait_s) if wait_s else self.mailbox.get_nowait()
+            except queue.Empty:
+                return found
+            found, wait_s = True, 0.0
+            if isinstance(command, Trigger) and command.barrier.kind == "last":
+                self._last = command.barrier.checkpoint
+            self._told(command)
+        return found
+
+    def _ended(self) -> None:
+        """The input has ended: so do the channels."""
+        self.output.send(Watermark(at_ms=END_MS))
+        self.output.send(EndOfInput())
+        self._at_end = True
+        self._link.report(AtEnd(vertex=self.vertex, subtask=self.index))
+
+    def _acked(self, checkpoint: int, **parts: Any) -> None:
+        ended = self._at_end and checkpoint == self._last
+        self._link.report(
+            Acked(
+                vertex=self.vertex,
+                subtask=self.index,
+                checkpoint=checkpoint,
+                ended=ended,
+                **parts,
+            )
+        )
+
+    def _declined(self, checkpoint: int, why: str, *, newer: bool = False) -> None:
+        declined = Declined(
+            vertex=self.vertex, subtask=self.index, checkpoint=checkpoint, newer=newer, why=why
+        )
+        self._link.report(declined)
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Get the state, before anything else."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Do a little, or wait a little."""
+
+    @abstractmethod
+    def _told(self, command: Command) -> None:
+        """Do what the driver said."""
+
+    @abstractmethod
+    def _close(self, error: BaseException | None, *, stopped: bool) -> None:
+        """Let go of what was opened; ``stopped``: nothing failed here."""

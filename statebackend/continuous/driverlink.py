@@ -1,0 +1,152 @@
+"""How the subtasks of a slot reach their driver; a connection that is lost costs nothing.
+
+What is said is numbered, and asked is what may be asked twice: so either is repeated until the
+driver has not been reached for as long as it takes for it to be given up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from snapshot.messages import (
+    PROTOCOL,
+    BaseDone,
+    BaseRenewal,
+    BaseReply,
+    BeginReply,
+    BeginRequest,
+)
+from statebackend import system
+from statebackend.continuous.messages import Event, Failed, Report, encode
+from statebackend.errors import (
+    CoordinatorUnreachableError,
+    ProcessorError,
+    StateBackendError,
+)
+from statebackend.spark.wire import Call, Client, Endpoint
+
+__all__ = ["RETRY_S", "DriverLink"]
+
+T = TypeVar("T")
+_log = logging.getLogger("statebackend.continuous")
+RETRY_S: Final = 0.2
+"""Between two tries."""
+
+
+class DriverLink:
+    """One slot's.
+
+    Args:
+        silence_s: after so long the driver is taken for gone.
+
+    Attributes:
+        patient: what states ask. failure: the first of the slot's. broke: there is one.
+        over: the slot ends, and nothing is repeated any more.
+    """
+
+    def __init__(
+        self, client: Client, endpoint: Endpoint, *, job: str, slot: int, silence_s: float
+    ) -> None:
+        self._client, self._endpoint = client, endpoint
+        self._job, self._slot, self._silence_s = job, slot, silence_s
+        self.patient = _Patient(self, client)
+        self._lock = threading.Lock()
+        self._reports = itertools.count()
+        self.failure: BaseException | None = None
+        self.broke = threading.Event()
+        self.over = threading.Event()
+
+    def call(self, kind: str, message: Any, timeout_s: float) -> bytes:
+        """Ask once."""
+        request = Call(
+            protocol=PROTOCOL,
+            job=self._job,
+            session=self._endpoint.session,
+            kind=kind,
+            body=encode(message),
+        )
+        return self._client.call(self._endpoint, request, timeout_s=timeout_s)
+
+    def repeated(self, kind: str, message: Any, timeout_s: float) -> bytes:
+        """As `call`, again and again where the driver is not reached."""
+        return self.again(lambda try_s: self.call(kind, message, min(try_s, self.try_s)), timeout_s)
+
+    def again(self, call: Callable[[float], T], timeout_s: float) -> T:
+        """Call until the driver is reached; the call is given how long it may take.
+
+        Raises:
+            CoordinatorUnreachableError: it was not in time. StateBackendError: as it answered.
+        """
+        until_s = system.monotonic_s() + timeout_s
+        while True:
+            left_s = until_s - system.monotonic_s()
+            try:
+                return call(max(left_s, RETRY_S))
+            except CoordinatorUnreachableError:
+                if left_s <= RETRY_S or self.over.wait(RETRY_S):
+                    raise
+
+    @property
+    def try_s(self) -> float:
+        """How long the driver may take to answer before it is asked again."""
+        return self._silence_s / 3
+
+    def report(self, *events: Event) -> None:
+        """Say what happened; numbered, so that the driver takes it once if it comes twice."""
+        report = Report(slot=self._slot, number=next(self._reports), events=list(events))
+        self.repeated("report", report, self._silence_s)
+
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
+        """The first failure is told, and ends the slot."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+        known = error if isinstance(error, StateBackendError) else _unknown(vertex, error)
+        failed = Failed(
+            vertex=vertex,
+            subtask=subtask,
+            code=known.code,
+            what=known.what,
+            todo=known.todo,
+            trace="".join(traceback.format_exception(error))[-20_000:],
+        )
+        try:
+            self.report(failed)
+        except StateBackendError as unreachable:
+            _log.warning("%s", unreachable)
+        self.broke.set()
+
+
+class _Patient:
+    """The client as states ask it: a begin is repeated, for the second changes nothing."""
+
+    def __init__(self, link: DriverLink, client: Client) -> None:
+        self._link, self._client = link, client
+
+    def begin(
+        self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
+    ) -> tuple[BeginReply, list[bytes]]:
+        return self._link.again(
+            lambda try_s: self._client.begin(endpoint, request, timeout_s=try_s), timeout_s
+        )
+
+    def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
+        return self._client.base_done(endpoint, request, timeout_s=timeout_s)
+
+    def base_renewed(
+        self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
+    ) -> BaseReply:
+        return self._client.base_renewed(endpoint, request, timeout_s=timeout_s)
+
+
+def _unknown(vertex: str, error: BaseException) -> StateBackendError:
+    return ProcessorError(
+        f"A subtask of {vertex!r} failed: {type(error).__name__}: {error}.",
+        todo="See the traceback.",
+    )

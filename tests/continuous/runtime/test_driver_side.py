@@ -1,0 +1,303 @@
+"""The driver's side of a job when something outside hangs, is lost or raises what it should not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recovery.restarting import FixedDelay, NoRestart
+from statebackend import system
+from statebackend.continuous.exchange.severing import sever
+from statebackend.continuous.sinks.base import Committer
+from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.errors import (
+    CoordinatorUnreachableError,
+    OverdueError,
+    StateBackendError,
+)
+from statebackend.spark.wire import Server
+from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
+from tests.continuous.runtime.world import soon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.continuous.slot import Slot
+    from statebackend.continuous.sources.base import Discovery
+    from tests.continuous.runtime.world import World
+
+
+class Scripted(Numbers):
+    """Calls something before it looks for splits, with the number of the look."""
+
+    def __init__(
+        self, rows: int | None, looked: Callable[[int], None], *, goes_on: bool = False
+    ) -> None:
+        super().__init__(rows, rows_per_s=1000)
+        self._looked, self._goes_on = looked, goes_on
+        self._looks = itertools.count(1)
+
+    def discover(self, state: Any) -> Discovery:
+        self._looked(next(self._looks))
+        return replace(super().discover(state), done=not self._goes_on)
+
+
+class Never:
+    """Something that does not come to an end before the test does."""
+
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+        self._end = threading.Event()
+
+    def __call__(self) -> None:
+        self.hangs.set()
+        self._end.wait(120.0)
+
+    def end(self) -> None:
+        self._end.set()
+
+
+@pytest.fixture
+def never() -> Any:
+    made = Never()
+    yield made
+    made.end()
+
+
+class Hanging(CollectSink):
+    """Its commits hang while they are told to, before or after they have done their work."""
+
+    def __init__(self, never: Never, *, at: int, after: bool) -> None:
+        super().__init__()
+        self._never, self._at, self._after = never, at, after
+        self.commits = 0
+
+    def committer(self, job: str, uid: str) -> Committer:
+        inner, sink = super().committer(job, uid), self
+
+        class Slow(Committer):
+            def commit(self, committables: Sequence[bytes]) -> None:
+                sink.commits += bool(committables)
+                hangs = committables and sink.commits == sink._at
+                if sink._after or not hangs:
+                    inner.commit(committables)
+                if hangs:
+                    sink._never()
+                    inner.commit(committables)
+
+        return Slow()
+
+
+def count(world: World, source: Numbers, sink: CollectSink | None = None) -> CollectSink:
+    sink = sink or CollectSink()
+    keyed = world.source(source).key_by("key")
+    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
+    return sink
+
+
+def break_slot(world: World) -> None:
+    world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
+
+
+# --- what hangs ----------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_looked_at_for_ever_holds_up_neither_checkpoints_nor_the_end(
+    world: World, never: Never
+) -> None:
+    def looked(number: int) -> None:
+        if number == 2:
+            never()
+
+    count(world, Scripted(None, looked, goes_on=True))
+    query = world.start(2, discover_every_s=0.05)
+    assert never.hangs.wait(30.0)
+    assert query.checkpoint(60.0) is not None
+    began_s = system.monotonic_s()
+    assert query.stop(30.0)
+    assert system.monotonic_s() - began_s < 20.0
+
+
+def test_a_start_that_hangs_in_a_source_can_be_stopped(world: World, never: Never) -> None:
+    count(world, Scripted(None, lambda number: never()))
+    query = world.start(2)
+    assert never.hangs.wait(30.0)
+    assert query.stop(30.0)
+    assert query.exception is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_commit_that_hangs_ends_the_run_and_the_next_one_commits(
+    world: World, never: Never, after: bool
+) -> None:
+    sink = Hanging(never, at=2, after=after)
+    count(world, Numbers(1500, rows_per_s=1000), sink)
+    query = world.start(2, timeout_s=1.5, tolerable_failures=100, restart=FixedDelay(1, 0.0))
+    assert query.await_termination(90.0)
+    assert query.restarts == 1
+    never.end()  # what it does now is too late to change anything
+    system.sleep_s(0.2)
+    check_counts(sink.rows(), truth(1500))
+
+
+def test_a_commit_that_hangs_is_named(world: World, never: Never) -> None:
+    count(world, Numbers(None, rows_per_s=1000), Hanging(never, at=1, after=False))
+    query = world.start(2, timeout_s=1.5, tolerable_failures=100, restart=NoRestart())
+    with pytest.raises(OverdueError, match="sink-count"):
+        query.await_termination(60.0)
+
+
+def test_a_job_whose_commit_hangs_can_be_stopped(world: World, never: Never) -> None:
+    count(world, Numbers(None, rows_per_s=1000), Hanging(never, at=1, after=False))
+    query = world.start(2)
+    assert never.hangs.wait(60.0)
+    assert query.stop(45.0)
+
+
+# --- what raises anything ------------------------------------------------------------------------
+
+
+def test_what_a_source_raises_at_a_restart_is_left_to_the_restart_strategy(world: World) -> None:
+    def looked(number: int) -> None:
+        if number == 2:
+            raise ValueError("the listing is not what it was")
+
+    sink = count(world, Scripted(1500, looked))
+    query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(3, 0.0))
+    soon(lambda: query.is_running)
+    break_slot(world)
+    assert query.await_termination(60.0)
+    assert query.restarts == 2
+    check_counts(sink.rows(), truth(1500))
+
+
+def test_a_mistake_at_the_first_start_is_said_at_once_by_its_type(world: World) -> None:
+    looks: list[int] = []
+
+    def looked(number: int) -> None:
+        looks.append(number)
+        raise TypeError("no such thing")
+
+    count(world, Scripted(None, looked))
+    query = world.start(2, restart=FixedDelay(3, 0.0))
+    with pytest.raises(StateBackendError, match="TypeError: no such thing"):
+        query.await_termination(30.0)
+    assert looks == [1]
+
+
+def test_a_place_that_is_not_reached_at_the_first_start_is_tried_again(world: World) -> None:
+    def looked(number: int) -> None:
+        if number < 3:
+            raise ConnectionResetError("gone")
+
+    count(world, Scripted(200, looked))
+    query = world.start(2, restart=FixedDelay(3, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 2
+
+
+# --- what is lost --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_messages_that_are_lost_between_slot_and_driver_cost_no_restart(
+    world: World, lost: str
+) -> None:
+    dropped = itertools.count()
+
+    def unreliable(slot: Slot) -> None:
+        link: Any = slot._link
+        call, calls = link.call, itertools.count(1)
+
+        def some(kind: str, message: Any, timeout_s: float) -> bytes:
+            drop = kind != "poll" and next(calls) % 3 == 0
+            if drop and lost == "request":
+                next(dropped)
+                raise CoordinatorUnreachableError("reset")
+            answer: bytes = call(kind, message, timeout_s)
+            if drop:
+                next(dropped)
+                raise CoordinatorUnreachableError("reset")
+            return answer
+
+        link.call = some
+
+    world.cluster.on_slot = unreliable
+    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000))
+    query = world.start(2, restart=NoRestart())
+    assert query.await_termination(60.0)
+    assert next(dropped) > 5
+    check_counts(sink.rows(), truth(1500))
+
+
+def test_connections_to_the_driver_that_are_reset_cost_no_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, resets, answer = itertools.count(1), itertools.count(), Server.do_action
+
+    def resetting(self: Server, context: Any, action: Any) -> Any:
+        bodies = list(answer(self, context, action))
+        if next(answered) % 7 == 0:
+            next(resets)
+            sever(context.peer())
+        return iter(bodies)
+
+    monkeypatch.setattr(Server, "do_action", resetting)
+    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000))
+    query = world.start(2, restart=NoRestart())
+    assert query.await_termination(60.0)
+    assert next(resets) > 2
+    check_counts(sink.rows(), truth(1500))
+
+
+# --- asking for checkpoints ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_asked_for_right_after_the_start_is_taken(world: World) -> None:
+    count(world, Numbers(None, rows_per_s=1000))
+    query = world.start(2, checkpoint_interval_s=None)
+    assert query.checkpoint(60.0) == 0
+    assert query.checkpoint(60.0) == 1
+
+
+def test_a_checkpoint_is_asked_for_again_after_a_restart(world: World) -> None:
+    """The run that was asked ends before it has begun one."""
+    count(world, Numbers(None, rows_per_s=1000))
+    query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(3, 0.0))
+    soon(lambda: query.is_running)
+    lost = query._run
+    assert lost is not None
+    lost.request = lambda kind: break_slot(world)  # type: ignore[method-assign]
+    assert query.checkpoint(60.0) == 0
+    assert query.restarts == 1
+
+
+def test_nobody_waits_for_a_checkpoint_of_a_job_that_has_ended(world: World) -> None:
+    count(world, Numbers(100))
+    query = world.start(2)
+    assert query.await_termination(60.0)
+    assert query.checkpoint(60.0) is None
+
+
+def test_a_checkpoint_that_expires_names_those_it_waited_for(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statebackend.continuous.subtaskstate import SubtaskState
+
+    persist = SubtaskState.persist
+
+    def silent(self: SubtaskState, frozen: Any) -> Any:
+        return None if self._subtask == 1 else persist(self, frozen)
+
+    monkeypatch.setattr(SubtaskState, "persist", silent)
+    count(world, Numbers(None, rows_per_s=1000))
+    query: ContinuousQuery = world.start(2, timeout_s=1.0, restart=NoRestart())
+    with pytest.raises(StateBackendError, match="waited for count/1"):
+        query.await_termination(60.0)
+    assert query.checkpoints()[-1].waited_for == ["count/1"]
+    assert "it waited for count/1" in caplog.text

@@ -1,0 +1,336 @@
+"""What goes over between continuous jobs and streaming queries, without Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from blake3 import blake3
+
+from recovery.savepoint_between import (
+    CONTINUOUS,
+    has_no_key,
+    is_continuous,
+    lists_in,
+    overtaken_in,
+    state_for_query,
+    state_for_stream,
+    without,
+)
+from recovery.savepoint_state import KeptRecord, Needed, StateAt
+from snapshot.record import Manifest, SliceEntry
+from statebackend.continuous.beginning import begin_with
+from statebackend.continuous.sinks.callback import CallbackSink
+from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.errors import (
+    CheckpointLocationError,
+    CorruptionError,
+    MissingUidError,
+    NotRestorableError,
+    SettingError,
+)
+from statebackend.spark import savepoints as batches
+from statebackend.spark.job import Job
+from statebackend.spark.savepoints import open_saved, saved_lineages
+from statebackend.state.operator import StoredList, encode_lists
+from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
+from tests.continuous.runtime.world import soon
+from tests.recovery.test_savepoint_later import Files
+
+if TYPE_CHECKING:
+    from recovery.savepoint import Savepoint
+    from tests.continuous.runtime.world import World
+
+WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
+SIZE_MS = 300
+
+
+def windows(world: World, rows: int | None, per_s: float | None) -> CollectSink:
+    sink = CollectSink()
+    source = Numbers(rows, splits=1, rows_per_s=per_s, event_time="at", watermark_delay="5 ms")
+    keyed = world.source(source).key_by("key")
+    keyed.process(
+        Windows(SIZE_MS), uid="windows", output_schema=WINDOWS, time_mode="event", event_time="at"
+    ).sink(sink)
+    return sink
+
+
+@pytest.fixture
+def saved(world: World) -> Savepoint:
+    """Of a job that has fired windows, and has others open."""
+    sink = windows(world, None, 1000)
+    query = world.start(2)
+    soon(lambda: len(sink.rows()) > 40)
+    return query.stop_with_savepoint()
+
+
+def manifests_of(state: StateAt) -> dict[str, Manifest]:
+    found = {uid: state.last(uid) for uid in state.lineages}
+    return {uid: one for uid, one in found.items() if one is not None}
+
+
+def test_a_query_takes_over_operators_with_a_key_and_one_watermark(
+    world: World, saved: Savepoint
+) -> None:
+    _, _, state = open_saved(saved, world.backend._job)
+    assert lists_in(state).keys() == {"source", "sink-windows"}
+    seen_ms = manifests_of(state)["windows"].event_max_ms
+    assert seen_ms
+    taken = state_for_query(state)
+    assert taken.lineages.keys() == {"windows"}
+    assert taken.settings == {"operators": {"windows": 0}}
+    assert {kept.manifest.operator for kept in taken.records} == {"windows"}
+    assert manifests_of(taken)["windows"].watermark_ms == seen_ms
+    assert saved_lineages(saved, world.backend._job).keys() == {"windows"}
+    with pytest.raises(NotRestorableError, match="no keyed operator"):
+        without(state, {"windows", "source", "sink-windows"})
+
+
+def test_a_stream_takes_over_the_watermark_that_was_in_force(
+    world: World, saved: Savepoint
+) -> None:
+    """What a query saw is ahead of its watermark by the delay: by it rows in time would be late."""
+    _, _, state = open_saved(saved, world.backend._job)
+    records = tuple(
+        type(kept)(
+            msgspec.structs.replace(kept.manifest, watermark_ms=1000, event_max_ms=9000),
+            kept.slices,
+        )
+        for kept in without(state, {"source", "sink-windows"}).records
+    )
+    query = StateAt(state.epoch, records, {"windows": state.lineages["windows"]}, {})
+    taken = manifests_of(state_for_stream(query))["windows"]
+    assert (taken.event_max_ms, taken.second_max_ms, taken.watermark_ms) == (1000, 1000, 1000)
+
+
+def test_which_records_are_which(world: World, saved: Savepoint) -> None:
+    store, _, state = open_saved(saved, world.backend._job)
+    found = manifests_of(state)
+    assert not has_no_key(found["windows"])
+    assert is_continuous(found.values())
+    assert not is_continuous([])
+    assert not has_no_key(msgspec.structs.replace(found["source"], schemas={}))
+    with pytest.raises(CorruptionError):
+        has_no_key(msgspec.structs.replace(found["source"], schemas={"": "[]"}))
+    assert store.uri == saved.uri
+
+
+class CutFiles(Files):
+    """Fails at a write."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def write(self, name: str, pieces: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        super().write(name, pieces)
+
+
+def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
+    world: World, saved: Savepoint
+) -> None:
+    job = Job(world.backend._job.uri, "query")
+
+    def begin(location: Files, sources: int | None = 2) -> None:
+        batches.begin_with(
+            saved.uri,
+            job,
+            location,  # type: ignore[arg-type]
+            lambda manifests: checked.append({m.operator for m in manifests}),
+            sources=sources,
+        )
+
+    checked: list[set[str]] = []
+    with pytest.raises(SettingError, match="how many sources"):
+        begin(Files(), None)
+    other = Files()
+    other.data["offsets/0"] = b"of another"
+    with pytest.raises(CheckpointLocationError, match="offsets/0"):
+        begin(other)
+    assert not job.log().sequences()
+    location = CutFiles(0)
+    for left in range(4):  # cut at each of its files
+        location.left = left
+        with pytest.raises(KeyboardInterrupt):
+            begin(location)
+    location.left = 4
+    begin(location)
+    assert checked == [{"windows"}]
+    epoch = saved.epoch
+    assert location.data.keys() == {
+        "metadata",
+        f"commits/{epoch}",
+        f"offsets/{epoch}",
+        f"offsets/{epoch - 1}",
+    }
+    lines = location.data[f"offsets/{epoch}"].decode().split("\n")
+    assert lines[0] == "v1"
+    assert json.loads(lines[1])["conf"] == {}
+    assert lines[2:] == ["-", "-"]
+    query_id = json.loads(location.data["metadata"])["id"]
+    written = [m for m in job.manifests() if m.kind == "checkpoint"]
+    assert {m.operator for m in written} == {"windows"}
+    assert {m.query_id for m in written} == {query_id}
+    assert job.lineages().keys() == {"windows"}
+
+
+def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
+    """The same state as a streaming query leaves it: made into a job's, and saved from there."""
+    from dataclasses import replace
+
+    from recovery.savepoint_create import create_savepoint
+    from recovery.savepoint_spark import StoreLocation
+    from snapshot.storage.memory import MemoryStore
+    from statebackend import system
+
+    location, files = MemoryStore(system.new_id()), Files()
+    batches.begin_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
+    for name, data in files.data.items():
+        location.put(name, [data])
+    uri = f"file://{folder}"
+    making = batches.making_of(
+        job, batches.deadline_of(job, 60.0), uri, location=StoreLocation(location)
+    )
+    made = create_savepoint(replace(making))
+    assert not made.continuous
+    return made.uri
+
+
+def test_windows_go_through_a_query_and_back_into_a_stream(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watermark, timers and open windows: what is late stays late, no window comes twice."""
+    first = windows(world, None, 1000)
+    query = world.start(2)
+    soon(lambda: len(first.rows()) > 40)
+    made = query.stop_with_savepoint()
+    fired = [tuple(row.values()) for row in first.rows()]
+    uri = as_of_a_query(made, Job(world.backend._job.uri, "query"), tmp_path / "of a query")
+
+    world.renew(job="clone", savepoint=uri)
+    second = windows(world, 6000, None)  # from its start: what is behind the watermark is late
+    with caplog.at_level(logging.WARNING):
+        clone = world.start(3)
+    assert "sources begin where they would in a new job" in caplog.text
+    assert clone.await_termination(60.0)
+    again = [tuple(row.values()) for row in second.rows()]
+    found = fired + again
+    assert len({row[:2] for row in found}) == len(found)  # no window comes twice
+    whole, starts = windows_truth(6000, SIZE_MS), {start for _, start, _, _ in fired}
+    assert {row for row in found if row[1] in starts} >= {r for r in whole if r[1] in starts}
+    open_then = max(starts) + SIZE_MS
+    later = {row for row in again if row[1] > open_then}
+    assert later == {row for row in whole if row[1] > open_then}
+    world.renew(job="another", savepoint=uri)
+    sink = CollectSink()
+    keyed = world.source(Numbers(100)).key_by("key")
+    keyed.process(Windows(SIZE_MS), uid="other", output_schema=WINDOWS).sink(sink)
+    with pytest.raises(MissingUidError, match="'windows'"):
+        world.start(2)
+
+
+def test_a_beginning_that_is_cut_is_repeated(world: World, saved: Savepoint) -> None:
+    job = Job(world.backend._job.uri, "cut")
+
+    class Cut(KeyboardInterrupt):
+        pass
+
+    def cutting(calls: int) -> Iterator[None]:
+        real, left = job.store.create, [calls]
+
+        def create(*args: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Cut
+            return real(*args, **named)
+
+        job.store.create = create  # type: ignore[method-assign]
+        yield
+        job.store.create = real  # type: ignore[method-assign]
+
+    for calls in range(3):
+        around = cutting(calls)
+        next(around)
+        with pytest.raises(Cut):
+            begin_with(saved, job, lambda manifests: None)
+        next(around, None)
+    begin_with(saved, job, lambda manifests: None)
+    begin_with(saved, job, lambda manifests: None)  # it has begun
+    live = job.lineages()
+    assert live.keys() == {"windows", "source"}
+    assert {one.last_epoch for one in live.values()} == {saved.epoch}
+    assert {m.query_id for m in job.manifests() if m.kind == "checkpoint"} == {CONTINUOUS}
+
+
+def test_rows_in_flight_are_found_in_a_state() -> None:
+    """Those of a source lie in a list of its own, those of an operator beside its lists."""
+
+    def kept(uid: str, sequence: int, columns: list[str], name: str, rows: int) -> KeptRecord:
+        blob = encode_lists({name: StoredList("split", "{}", 1, (b"\x01row",) * rows)})
+        digest = blake3(blob).hexdigest()
+        entry = SliceEntry(
+            operator=uid,
+            subtask=0,
+            key_group_start=0,
+            key_group_end=7,
+            attempt=0,
+            kind="operator",
+            epoch=4,
+            digest=digest,
+            chain="",
+            size_bytes=len(blob),
+            rows=rows,
+            object=digest,
+        )
+        blobs[digest] = blob
+        fields = [{"name": one, "type": "long"} for one in columns]
+        manifest = Manifest(
+            kind="checkpoint",
+            job="job",
+            job_id="id",
+            generation=1,
+            sequence=sequence,
+            writer="w",
+            write_id="w",
+            oldest_needed=0,
+            operator=uid,
+            epoch=4,
+            schemas={"": json.dumps({"type": "struct", "fields": fields})},
+        )
+        return KeptRecord(manifest, (Needed(sequence, entry),))
+
+    blobs: dict[str, bytes] = {}
+    records = (
+        kept("keyed", 1, ["key"], "\0in_flight", 1),
+        kept("source", 2, [], "in_flight", 2),
+        kept("aligned", 3, ["key"], "\0in_flight", 0),
+        kept("a user's", 4, ["key"], "in_flight", 1),
+    )
+    lineages = {one.manifest.operator: None for one in records}
+    state = StateAt(4, records, lineages, {})  # type: ignore[arg-type]
+    assert overtaken_in(state, lambda one: blobs[one.entry.digest]) == ["keyed", "source"]
+
+
+def test_nothing_is_read_behind_the_barrier_with_which_a_job_stops(world: World) -> None:
+    """So not even a sink that takes rows at once sees one twice."""
+    seen: list[int] = []
+    for last in (False, True):
+        stream = world.source(Numbers(4000, splits=3, rows_per_s=None if last else 400))
+        stream.sink(CallbackSink(lambda rows, context: seen.extend(rows["value"].to_pylist())))
+        query = world.start(2)
+        if last:
+            assert query.await_termination(60.0)
+        else:
+            soon(lambda query=query: query.epoch is not None)
+            made = query.stop_with_savepoint()
+            assert seen
+            world.renew(job="clone", savepoint=made.uri)
+    assert sorted(seen) == list(range(4000))

@@ -1,0 +1,221 @@
+"""A small job that is failed at random moments, and its output counted: what planted bugs meet.
+
+Everything fails that can: slots, the driver before and after it writes a record or commits output,
+the store under a snapshot; local copies vanish between runs. How often is bounded, so that a job
+that is right comes to its end.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recovery.restarting import FixedDelay
+from statebackend import system
+from statebackend.api.processors import KeyedProcessor
+from statebackend.continuous import subtaskstate
+from statebackend.continuous.cluster import Stage
+from statebackend.continuous.job import JobRun
+from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.slot import Run
+from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
+from statebackend.errors import StateBackendError, StoreUnreachableError
+from statebackend.schema.types import arrow_schema
+from statebackend.spark.session import RunSession
+from tests.continuous.runtime.world import ThreadCluster, World
+
+__all__ = ["Shown", "Trial"]
+
+Shown = Literal["", "rows", "error", "stuck"]
+
+SPLITS, ROWS, KEYS = 48, 20, 7
+STEP, STEP_S = 5, 0.012
+PER_CHECKPOINT = 2  # splits: rows last as long as checkpoints do, on however slow a machine
+LIMIT_S = 60.0
+SLOTS, DRIVER, STORE = "slots", "driver", "store"
+BUDGET = {SLOTS: 7, DRIVER: 4, STORE: 8}
+
+
+class Slices(Source):
+    """More splits than subtasks, each of so many rows, which come a few at a time."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__("key BIGINT, value BIGINT", bounded=True)
+        self._trial = trial
+
+    def discover(self, state: Json | None) -> Discovery:
+        splits = [] if state else [Split(id=f"{i:03}", data={"n": i}) for i in range(SPLITS)]
+        return Discovery(tuple(splits), {"all": True}, done=True)
+
+    def open(self, split: Split, position: Json | None) -> SplitReader:
+        given = position["given"] if position else 0
+        return _Slice(self._trial, split.data["n"], given, arrow_schema(self.schema))
+
+
+class _Slice(SplitReader):
+    def __init__(self, trial: Trial, number: int, given: int, schema: pa.Schema) -> None:
+        self._trial, self._number, self._given, self._schema = trial, number, given, schema
+        self._next_s = system.monotonic_s()
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        now_s = system.monotonic_s()
+        if now_s < self._next_s or self._number > PER_CHECKPOINT * (self._trial.settled + 1):
+            return None
+        self._next_s = now_s + STEP_S
+        if self._number % 3 == 0:
+            system.sleep_s(STEP_S)  # whoever reads this is late with its barriers
+        first = self._number * ROWS + self._given
+        values = range(first, first + min(STEP, ROWS - self._given))
+        self._given += len(values)
+        columns = [[value % KEYS for value in values], list(values)]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, self._schema, strict=True)],
+            schema=self._schema,
+        )
+
+    @property
+    def position(self) -> Json:
+        return {"given": self._given}
+
+    @property
+    def ended(self) -> bool:
+        return self._given >= ROWS
+
+
+class Numbered(KeyedProcessor):
+    """Each row, with its number among those of its key: a gap and a repetition both show."""
+
+    def open(self, ctx: Any) -> None:
+        self._n = ctx.value_state("n", "n BIGINT")
+
+    def process(self, key: Any, rows: Iterator[Any], ctx: Any) -> Iterator[tuple[int, int, int]]:
+        (n,) = self._n.get() or (0,)
+        for row in rows:
+            n += 1
+            yield key[0], n, row.value
+        self._n.update((n,))
+
+
+class _LossyCluster(ThreadCluster):
+    """Between two runs local copies may vanish, as on another host."""
+
+    keeps_workers = False
+
+    def __init__(self, trial: Trial, local: Path) -> None:
+        super().__init__()
+        self._trial, self._local = trial, local
+
+    def stage(self, run: Run, token: str) -> Stage:
+        if self._trial.drawn.random() < 0.5:
+            shutil.rmtree(self._local, ignore_errors=True)
+        self._trial.runs += 1
+        return super().stage(run, token)
+
+
+class Trial:
+    """One job, failed as a seed says, as far as threads go by a seed.
+
+    Attributes:
+        runs: how often it was started. made: faults so far, by kind.
+        settled: checkpoints that are over, complete or not.
+    """
+
+    def __init__(self, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.drawn = random.Random(seed)
+        self.runs = self.settled = 0
+        self.made = dict.fromkeys(BUDGET, 0)
+        self.out = folder / "out"
+        self._lock = threading.Lock()
+        self._world = World(folder)
+        self._world.cluster.close()
+        self._world.cluster = _LossyCluster(self, folder / "local")
+        self._world.renew(inline_limit_bytes=16)
+        self._fail_at_random(patch)
+
+    def run(self) -> tuple[Shown, str]:
+        """To the end, or to where it is seen that it will not come; what is wrong, and how."""
+        stream = self._world.source(Slices(self)).key_by("key")
+        schema = "key BIGINT, n BIGINT, value BIGINT"
+        stream.process(Numbered(), uid="numbered", output_schema=schema).sink(FileSink(self.out))
+        query = self._world.start(
+            2,
+            restart=FixedDelay(BUDGET[SLOTS] + BUDGET[DRIVER] + 6, 0.0),
+            checkpoint_interval_s=0.03,
+            tolerable_failures=1000,
+        )
+        until_s = system.monotonic_s() + LIMIT_S
+        run, fail_at = 0, 0
+        try:
+            while not query.await_termination(0.005):
+                if system.monotonic_s() > until_s:
+                    return "stuck", f"after {self.runs} runs and {self.settled} checkpoints"
+                self.settled = len(query.checkpoints())
+                if run != self.runs or not query.is_running:
+                    run, fail_at = self.runs, self.settled + self.drawn.randint(1, 4)
+                elif self.settled >= fail_at and self._may_fail(SLOTS):
+                    system.sleep_s(self.drawn.uniform(0.0, 0.03))
+                    slot = self.drawn.choice(self._world.cluster.slots[-2:])
+                    slot._link.broken("drawn", 0, RuntimeError("drawn"))
+        except StateBackendError as error:
+            return "error", str(error)
+        finally:
+            self._world.close()
+        wrong = self._wrong()
+        return ("rows", wrong) if wrong else ("", "")
+
+    # --- what fails ------------------------------------------------------------------------------
+
+    def _may_fail(self, kind: str, chance: float = 1.0) -> bool:
+        with self._lock:
+            if self.made[kind] >= BUDGET[kind] or self.drawn.random() >= chance:
+                return False
+            self.made[kind] += 1
+            return True
+
+    def _fail_at_random(self, patch: pytest.MonkeyPatch) -> None:
+        for holder, name, kind, chance in (
+            (RunSession, "ack", DRIVER, 0.015),
+            (JobRun, "_write", DRIVER, 0.04),
+            (JobRun, "_publish", DRIVER, 0.04),
+            (subtaskstate, "durable_slice", STORE, 0.15),
+        ):
+            patch.setattr(holder, name, self._failing(getattr(holder, name), kind, chance))
+
+    def _failing(self, really: Callable[..., Any], kind: str, chance: float) -> Callable[..., Any]:
+        """A request that is lost, or whose answer is."""
+
+        def call(*args: Any) -> Any:
+            if self._may_fail(kind, chance):
+                raise StoreUnreachableError("drawn, before")
+            found = really(*args)
+            if self._may_fail(kind, chance):
+                raise StoreUnreachableError("drawn, after")
+            return found
+
+        return call
+
+    # --- what came out ---------------------------------------------------------------------------
+
+    def _wrong(self) -> str:
+        """Each key's rows must be numbered without a gap, and each value be there once."""
+        numbers: dict[int, list[int]] = defaultdict(list)
+        values: Counter[int] = Counter()
+        for file in self.out.glob("part-*.parquet"):
+            for row in pq.read_table(file).to_pylist():
+                numbers[row["key"]].append(row["n"])
+                values[row["value"]] += 1
+        missing = [value for value in range(SPLITS * ROWS) if value not in values]
+        twice = [value for value, times in values.items() if times > 1]
+        gaps = [key for key, ns in numbers.items() if sorted(ns) != list(range(1, len(ns) + 1))]
+        if not (missing or twice or gaps):
+            return ""
+        return f"missing {missing[:5]}, more than once {twice[:5]}, keys with gaps {gaps}"

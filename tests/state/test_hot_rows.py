@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from statebackend.state.blocks import ABSENT, binary_array
+from statebackend.state.hotrows import HotRows
+from statebackend.state.overlay import FrozenOverlay, joined
+from statebackend.state.spill import OverlaySpill
+from statebackend.state.table import MemoryBase, StateTable
+
+PREFIX = b"\0\1\0\5"
+
+
+def keys_of(*numbers: int) -> list[bytes]:
+    return [PREFIX + number.to_bytes(9, "big") for number in sorted(numbers)]
+
+
+def column(items: list[bytes | None]) -> pa.BinaryArray:
+    return binary_array(items)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 24])
+def test_rows_are_found_among_many_whose_keys_differ_in_one_byte(width: int) -> None:
+    hot = HotRows(width + 1, 2)
+    keys = [bytes([place % 256]) + bytes(width - 1) + bytes([place // 256]) for place in range(900)]
+    for start in range(0, 900, 90):
+        some = keys[start : start + 90]
+        hot.put(column(some), column([key[:1] + b"v" for key in some]))
+    assert hot.get_many(keys) == [key[:1] + b"v" for key in keys]
+    assert hot.get_many([b"", bytes(width) + b"\xff", b"\xff" * 99]) == [ABSENT] * 3
+    assert hot.entries()[0].to_pylist() == sorted(keys)
+    assert len(hot) == 900
+
+
+def test_what_is_deleted_is_known_to_be_gone() -> None:
+    hot = HotRows(13, 1)
+    one, two, three = keys_of(1, 2, 3)
+    hot.put(column([one, two]), column([b"a", b"b"]))
+    hot.put(column([two, three]), None)
+    assert hot.get_many([one, two, three]) == [b"a", None, None]
+    assert hot.entries()[1].to_pylist() == [b"a", None, None]
+
+
+class Model:
+    """A table by the column beside a dict, and what a base would have been told."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = random.Random(seed)
+        self.base = MemoryBase()
+        spill = OverlaySpill(limit_bytes=1 << (30 if seed % 3 else 16), folder=lambda: folder)
+        self.table = StateTable(self.base, small_writes=True, spill=spill)
+        self.known: dict[bytes, bytes] = {}
+        self.frozen: list[FrozenOverlay] = []
+
+    def some(self) -> list[bytes]:
+        return keys_of(*self.random.sample(range(300), self.random.choice([1, 5, 60, 200])))
+
+    def put(self, width: int) -> None:
+        keys = self.some()
+        values = [self.random.randbytes(width) for _ in keys]
+        self.table.put_values(column(keys), column(values))
+        self.known.update(zip(keys, values, strict=True))
+
+    def delete(self) -> None:
+        keys = self.some()
+        self.table.put_values(column(keys), None)
+        for key in keys:
+            self.known.pop(key, None)
+
+    def read_and_put(self) -> None:
+        keys = self.some()
+        wanted = column(keys)
+        assert self.table.get_values(wanted).to_pylist() == list(map(self.known.get, keys))
+        values = [self.random.randbytes(4) for _ in keys]
+        self.table.put_values(wanted, column(values))
+        self.known.update(zip(keys, values, strict=True))
+
+    def freeze(self) -> None:
+        if len(self.frozen) < 3:
+            self.frozen.append(self.table.freeze(0))
+
+    def apply(self) -> None:
+        if self.frozen:
+            layer = self.frozen.pop(0)
+            for keys, values in layer.merged():
+                self.base.apply(keys.to_pylist(), values.to_pylist())
+            self.table.applied(layer)
+
+    def join(self) -> None:
+        if len(self.frozen) > 1:
+            made = joined(self.frozen[:2])
+            self.table.put_joined(made, self.frozen[:2])
+            self.frozen[:2] = [made]
+
+    def check(self) -> None:
+        keys = keys_of(*range(300))
+        wanted = list(map(self.known.get, keys))
+        assert self.table.get_values(column(keys)).to_pylist() == wanted
+        assert self.table.get_columns(column(keys)).to_pylist() == wanted
+        assert self.table.multi_get(keys) == wanted
+        assert [self.table.get(key) for key in keys[:20]] == wanted[:20]
+        assert dict(self.table.snapshot()) == self.known
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_table_by_the_column_is_a_dict(seed: int, tmp_path: Path) -> None:
+    model = Model(seed, tmp_path)
+    steps = [model.read_and_put] * 6 + [model.delete, model.freeze, model.freeze, model.apply]
+    if seed % 2:
+        steps += [model.join, model.table.seal, model.table.relieve]
+    if seed % 5 == 4:
+        steps.append(lambda: model.put(6))  # another width: from then on as it was before
+    for _ in range(60):
+        model.random.choice(steps)()
+        if model.random.random() < 0.2:
+            model.check()
+    model.check()
+
+
+def test_the_base_is_not_asked_for_what_was_applied_last() -> None:
+    model = Model(1, Path("unused"))
+    model.put(4)
+    model.freeze()
+    model.apply()
+    keys = sorted(model.known)
+    asked: list[bytes] = []
+    model.base.multi_get = lambda keys: asked.extend(keys) or []  # type: ignore[method-assign]
+    model.base.merge_get = lambda keys, _: asked.extend(keys) or []  # type: ignore[method-assign]
+    assert model.table.get_values(column(keys)).to_pylist() == [model.known[key] for key in keys]
+    assert not asked
