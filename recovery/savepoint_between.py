@@ -22,7 +22,6 @@ import msgspec
 from recovery.savepoint_state import Needed, StateAt
 from snapshot.record import Manifest
 from statebackend.errors import CorruptionError, NotRestorableError
-from statebackend.state.operator import decode_lists
 
 __all__ = [
     "CONTINUOUS",
@@ -79,6 +78,8 @@ def overtaken_in(state: StateAt, read: Callable[[Needed], bytes]) -> list[str]:
     Raises:
         CorruptionError, UnsupportedFormatError: a list does not read.
     """
+    from statebackend.state.operator import decode_lists  # brings pyspark along
+
     found = set()
     last = {one.sequence: one for one in _last(state)}
     for kept in state.records:

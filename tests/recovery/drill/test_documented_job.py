@@ -42,7 +42,7 @@ def module(file: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_page_has_the_job_a_script_and_a_test() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for block in BLOCKS:
         compile(block, "docs/drills.md", "exec")
 
