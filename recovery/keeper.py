@@ -12,6 +12,7 @@ memory only: their local deltas are needed until then.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -109,6 +110,9 @@ class Keeper:
                     os.getpid(),
                     cls(clock, settings, folder() if folder else None),
                 )
+                # A thread that comes back from RocksDB when the interpreter has ended aborts the
+                # process.
+                atexit.register(_at_exit, *known)
             return known[1]
 
     def take(self, subtask: Path, name: str) -> Incarnation | None:
@@ -239,10 +243,17 @@ class Keeper:
         for one in closing:
             _let_go(one.held)
         for held in flushing:
+            if self._closed.is_set():
+                return
             try:
                 held.flush()
             except StateBackendError as error:
                 held.mark_bad(error.what)
+
+
+def _at_exit(pid: int, keeper: Keeper) -> None:
+    if pid == os.getpid():  # a fork has threads and stores of its own
+        keeper.close()
 
 
 def _let_go(held: Incarnation) -> None:

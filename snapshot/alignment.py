@@ -149,9 +149,15 @@ class Alignment:
         timeout_ms = attempt.barrier.alignment_timeout_ms
         if timeout_ms is None or attempt.barrier.kind != "checkpoint":
             return None
-        if not self._in_order.isdisjoint(attempt.missing):
+        if self.waits_in_order(attempt.barrier.checkpoint):
             return None
         return attempt.first_s + timeout_ms / 1000
+
+    def waits_in_order(self, checkpoint: int) -> bool:
+        """Whether a channel that no barrier overtakes in is yet to bring an attempt's."""
+        attempt = self._aligning.get(checkpoint) or self._capturing.get(checkpoint)
+        missing = self._live if attempt is None else attempt.missing
+        return not self._in_order.isdisjoint(missing)
 
     # --- what happens --------------------------------------------------------------------------
 

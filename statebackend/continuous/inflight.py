@@ -28,6 +28,7 @@ from statebackend.state.operator import OperatorList, StoredList
 
 __all__ = [
     "ELEMENT",
+    "FLIGHT_BYTES",
     "Flight",
     "Lane",
     "Overtaken",
@@ -42,6 +43,9 @@ __all__ = [
 
 FORMAT_VERSION: Final = 1
 _NAME: Final = "\0in_flight"  # no declared state's name holds a NUL
+
+FLIGHT_BYTES: Final = 16 << 20
+"""More than that in an output is not to be overtaken: it would go through the driver."""
 
 ELEMENT: Final = StructType().add("element", BinaryType())
 """The schema of a list of such rows."""

@@ -240,9 +240,16 @@ class RunMachine:
     # --- checkpoints ---------------------------------------------------------------------------
 
     def requested(self, kind: Kind, now_s: float) -> bool:
-        """A user wants a checkpoint; False: too many wait already."""
+        """A user wants a checkpoint; one that has not begun serves all who want its kind.
+
+        Returns:
+            False: too many wait already.
+        """
         if self._trigger is None:
-            self._asked.append(kind)
+            if kind not in self._asked:
+                self._asked.append(kind)
+            return True
+        if any(one.kind == kind and not one.periodic for one in self._trigger.queued):
             return True
         return self._trigger.request(kind, now_s) is not None
 

@@ -130,6 +130,11 @@ class Output:
         """Rows that a barrier would overtake."""
         return sum(route.outbox.pending_bytes for route in self._routes if not route.in_order)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Rows that lie here, whether a barrier would overtake them or not."""
+        return sum(outbox.pending_bytes for outbox in self._outboxes)
+
     def call_back(self, urgent: Callable[[], bool]) -> None:
         """Have this asked while `emit` waits: whether it is to return at once."""
         for outbox in self._outboxes:

@@ -47,7 +47,7 @@ from statebackend.errors import (
     StateMismatchError,
     UsageError,
 )
-from statebackend.spark.job import overtaken
+from statebackend.spark.job import taken_from
 from statebackend.spark.session import RunSession
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.specs import Operator
@@ -90,6 +90,7 @@ class ContinuousQuery:
         self._book = ProgressBook(self._backend.job)
         self._run: JobRun | None = None
         self._tenure: Tenure | None = None
+        self._names: set[str] = set()  # of all its runs
         self._session: RunSession | None = None  # of the run that runs
         self._restores: list[RestoreReport] = []  # of those before
         self._checkpoints = CheckpointBook(self._backend.job)
@@ -294,8 +295,10 @@ class ContinuousQuery:
         backend, job = self._backend, self._backend._job
         name, token = system.new_id(), secrets.token_urlsafe(24)
         # Whatever failed: a job that another driver has taken over is never taken back.
-        if self._tenure is not None and (fenced := overtaken(job.log(), self._tenure)):
+        before_it = self._tenure
+        if before_it is not None and (fenced := taken_from(job.log(), before_it, self._names)):
             raise fenced
+        self._names.add(name)  # first: a claim that fails may have landed
         try:
             taken = take_over(
                 job,

@@ -20,7 +20,7 @@ from snapshot.barrier import Barrier, Idle, Watermark
 from statebackend import system
 from statebackend.continuous.basetask import NAP_S, Link, Subtask
 from statebackend.continuous.graph import reads_together
-from statebackend.continuous.inflight import Flight, Place, decode
+from statebackend.continuous.inflight import FLIGHT_BYTES, Flight, Place, decode
 from statebackend.continuous.messages import (
     Aborted,
     Command,
@@ -38,8 +38,6 @@ __all__ = ["SourceSubtask", "SourceTimes"]
 _NAP_S: Final = 0.002  # between two looks at splits that have nothing now
 _ROOM_S: Final = 0.01  # between two looks at the mailbox while there is no room
 _ASK_AGAIN_S: Final = 0.1
-# More than that is not overtaken: it would go through the driver.
-_FLIGHT_BYTES: Final = 16 << 20
 
 
 class SourceTimes:
@@ -186,14 +184,15 @@ class SourceSubtask(Subtask):
         self._mail()
         now_s = system.monotonic_s()
         self.output.flush_if_due(now_s)
+        self._snapshot_if_due()
         if self._at_end or self._halted >= 0:
             if self.output.ready(NAP_S):
                 self._mail(0.1)
             return
-        self._snapshot_if_due()
         if self._due is None:
             self._ask(now_s)
-        if not self.output.ready(_ROOM_S):
+        waits = self._due is not None and not self._unanswered  # for room, and there may be now
+        if not self.output.ready(_ROOM_S) or waits:
             return
         got = False
         for one in list(self._open_splits):
@@ -282,8 +281,8 @@ class SourceSubtask(Subtask):
         if unaligned:
             assert barrier.alignment_timeout_ms is not None
             too_soon = waited_s * 1000 < barrier.alignment_timeout_ms
-            if too_soon or self.output.pending_bytes > _FLIGHT_BYTES:
-                return  # nothing is read meanwhile: the output has no room
+            if too_soon or self.output.pending_bytes > FLIGHT_BYTES:
+                return  # nothing is read meanwhile
         self._due = None
         started_s = system.monotonic_s()
         positions = [one.position() for one in self._open_splits]

@@ -37,6 +37,7 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.gathering import Gathering
 from statebackend.continuous.graph import Edge
 from statebackend.continuous.inflight import (
+    FLIGHT_BYTES,
     Flight,
     Lane,
     Place,
@@ -278,7 +279,13 @@ class KeyedSubtask(Subtask):
         self._do(self._alignment.announced(channel, event, ahead, now_s, ahead_bytes=size))
 
     def _is_urgent(self) -> bool:
-        """While rows are emitted: whether a barrier is to overtake them as soon as may be."""
+        """While rows are emitted: whether a barrier is to overtake them as soon as may be.
+
+        Not if too many lie there: one call of a processor may emit any number of them.
+        """
+        return self._is_time() and self.output.unsent_bytes <= FLIGHT_BYTES
+
+    def _is_time(self) -> bool:
         now_s = self._now_s()
         deadline_s = self._alignment.next_deadline_s
         if deadline_s is not None and deadline_s <= now_s:
@@ -286,6 +293,8 @@ class KeyedSubtask(Subtask):
         arrived = self._inbox.unannounced
         if arrived is None or arrived.alignment_timeout_ms is None or arrived.kind != "checkpoint":
             return False
+        if self._alignment.waits_in_order(arrived.checkpoint):
+            return False  # it would overtake nothing yet
         if self._noticed_s is None:
             self._noticed_s = now_s
         return now_s - self._noticed_s >= arrived.alignment_timeout_ms / 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import resource
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +26,6 @@ _MAP_BUFFER_FILTER: Final = 0.01  # of the write buffer's size
 _FILTER_PART_BYTES: Final = 16 << 10
 _LEVEL0_FILES: Final = 4
 _MAP_LEVEL0_FILES: Final = 8
-_SMALL_MAPS_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -68,21 +66,8 @@ def _cache(size_bytes: int) -> Any:
     return Cache.new_hyper_clock_cache(size_bytes, 0)
 
 
-def _table_bytes(path: str) -> int:
-    """How large a store's table files are; 0 if there is none."""
-    try:
-        with os.scandir(path) as found:
-            return sum(one.stat().st_size for one in found if one.name.endswith(".sst"))
-    except OSError:  # whoever opens it will say what is wrong
-        return 0
-
-
-def store_options(settings: RocksSettings, path: str | None = None) -> Any:
-    """What a store is opened with: always all of it, never what lies beside the files.
-
-    Args:
-        path: of the store, whose size counts; None: it is a new one.
-    """
+def store_options(settings: RocksSettings) -> Any:
+    """What a store is opened with: always all of it, never what lies beside the files."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(settings.write_buffer_bytes)
@@ -111,16 +96,12 @@ def store_options(settings: RocksSettings, path: str | None = None) -> Any:
     table.set_cache_index_and_filter_blocks(True)
     # In parts: the filter of a million entries does not fit a shard of the cache, and was read anew
     # for each get (62 us instead of 4).
-    if settings.for_maps and (path is None or _table_bytes(path) < _SMALL_MAPS_BYTES):
-        # Whole while they are small: 0.2 us less for each file that a get asks. How its filter lies
-        # is a file's own, so those that were written so are read as well in a larger store.
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    else:
-        table.set_index_type(BlockBasedIndexType.two_level_index_search())
-        table.set_partition_filters(True)
-        table.set_pin_top_level_index_and_filter(True)
-        # Fewer, larger parts: 4 to 15% of a get less than at 4 KB, and not more where they do not
-        # fit.
-        table.set_metadata_block_size(_FILTER_PART_BYTES)
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_pin_top_level_index_and_filter(True)
+    # Fewer, larger parts: 4 to 15% of a get less than at 4 KB, and not more where they do not fit.
+    # (Whole ones are 1 us less for a map of some files, and 300 us more once the maps of a process
+    # have more filters than its cache holds.)
+    table.set_metadata_block_size(_FILTER_PART_BYTES)
     options.set_block_based_table_factory(table)
     return options

@@ -115,7 +115,7 @@ class RocksStore(RocksReads):
             StoreBusyError: another process has it open.
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
-        options = store_options(settings or RocksSettings(), path)
+        options = store_options(settings or RocksSettings())
         options.create_if_missing(make)
         options.set_disable_auto_compactions(not compacting or is_clipped(path))
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -25,12 +25,13 @@ from statebackend import system
 from statebackend.errors import (
     FencedError,
     MaxParallelismChangedError,
+    ObjectNotFoundError,
     SettingError,
     StateBackendError,
 )
 from statebackend.settings import Settings
 
-__all__ = ["Job", "held_before", "live_lineages", "overtaken", "store_options"]
+__all__ = ["Job", "held_before", "live_lineages", "overtaken", "store_options", "taken_from"]
 
 _READERS: Final = 8
 
@@ -85,13 +86,40 @@ def overtaken(log: CommitLog, tenure: Tenure) -> FencedError | None:
     with contextlib.suppress(StateBackendError, IndexError):
         newest = log.read(log.sequences()[-1])
         if newest.generation > tenure.generation:
-            return FencedError(
-                f"The job {newest.job!r} was taken over by the writer {newest.writer!r} "
-                f"(generation {newest.generation}); this driver's generation is "
-                f"{tenure.generation}, and what it needs may be deleted by now.",
-                todo="Stop this driver.",
-            )
+            return _fenced_by(newest, tenure)
     return None
+
+
+def taken_from(log: CommitLog, tenure: Tenure, own: Collection[str]) -> FencedError | None:
+    """Whether a driver that claims its job anew, run after run, would take it back from another.
+
+    A claim of its own that failed may have landed all the same: that is no other driver.
+
+    Args:
+        tenure: its last one. own: all of its runs, also of claims that failed.
+
+    Raises:
+        StateBackendError: the log does not read, so that cannot be told.
+    """
+    for sequence in reversed(log.sequences()):
+        try:
+            found = log.read(sequence)
+        except ObjectNotFoundError:  # cleaned since it was listed; claims never are
+            continue
+        if found.generation <= tenure.generation:
+            return None  # as all below: generations never fall
+        if found.run not in own:
+            return _fenced_by(found, tenure)
+    return None
+
+
+def _fenced_by(newer: Manifest, tenure: Tenure) -> FencedError:
+    return FencedError(
+        f"The job {newer.job!r} was taken over by the writer {newer.writer!r} "
+        f"(generation {newer.generation}); this driver's generation is "
+        f"{tenure.generation}, and what it needs may be deleted by now.",
+        todo="Stop this driver.",
+    )
 
 
 class Job:

@@ -67,6 +67,11 @@ class HotRows:
         row_bytes = self.key_bytes + self.value_bytes + 1 + _WORD * len(self._words)
         return self._table.nbytes + len(self._live) * row_bytes
 
+    @property
+    def content_bytes(self) -> int:
+        """What its rows take as columns."""
+        return len(self) * (self.key_bytes + self.value_bytes)
+
     def find(self, keys: pa.BinaryArray) -> NDArray[np.int32]:
         """The row of each key (of the width), 0 where there is none."""
         words = _words_of(matrix_of(keys, self.key_bytes))

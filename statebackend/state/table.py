@@ -73,7 +73,6 @@ class StateTable:
         self._begin(Overlay())
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
-        self._gauge = OverlayGauge()
         self._cold: set[bytes] = set()  # states of which not all that is put has one width
         self._widths: dict[bytes, int] = {}  # of the values of the others
         # Of the newest applied overlay: the base has it too, and takes ten times as long.
@@ -82,9 +81,9 @@ class StateTable:
 
     def _begin(self, overlay: Overlay, held_bytes: int = 0) -> None:
         self._overlay = overlay
+        self._gauge = OverlayGauge()
         self._held_bytes = held_bytes  # of the runs that are in memory
-        # The current overlay's. Point states write to it directly, so it is a plain attribute; it
-        # is another dict after each `freeze` and `relieve`: do not keep it.
+        # The current overlay's, which point states write to; another after `freeze` and `relieve`.
         self.entries: dict[bytes, bytes | None] = overlay.entries
         self.under = overlay.under  # likewise
 
@@ -108,7 +107,6 @@ class StateTable:
         else:
             runs.append(spill.write_rows(SortedRows(*piece) for piece in merge(held)))
         self._begin(Overlay(runs=runs))
-        self._gauge = OverlayGauge()
 
     def put_columns(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         """Set (or, where null, delete) many keys.
@@ -140,10 +138,12 @@ class StateTable:
         """Whether the widths are those that the state has had."""
         hot, key_bytes = self._overlay.hot.get(state), width_of(keys)
         value_bytes = self._widths.get(state) if values is None else width_of(values)
+        if values is None and value_bytes is None:  # all that is known of it is a deletion
+            value_bytes = width_of(self.get_columns(keys).drop_null())
         if key_bytes is None or value_bytes is None:
             return False
-        if hot is None:
-            rows = len(self._clean.get(state, ()))  # as many as then, perhaps
+        if hot is None:  # as many as then, perhaps; but not for each part of an epoch
+            rows = 0 if self._overlay.runs else len(self._clean.get(state, ()))
             hot = self._overlay.hot[state] = HotRows(key_bytes, value_bytes, rows)
             self._widths[state] = value_bytes
         elif (hot.key_bytes, hot.value_bytes) != (key_bytes, value_bytes):
@@ -179,13 +179,12 @@ class StateTable:
         """Make columns of what was written bit by bit, so that later columns stand over it."""
         overlay = self._overlay
         if overlay.entries or overlay.hot:
-            added_bytes = int(self._gauge.look(overlay.entries, bool(overlay.under)))
-            added_bytes += sum(hot.nbytes for hot in overlay.hot.values())
+            added_bytes = sum(hot.content_bytes for hot in overlay.hot.values())
+            added_bytes += int(self._gauge.look(overlay.entries, bool(overlay.under)))
             runs = overlay.all_runs()
             if self.small_writes:
                 runs = _fewer(runs)
             self._begin(Overlay(runs=runs), self._held_bytes + added_bytes)
-            self._gauge = OverlayGauge()
 
     def get_columns(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """The values of ``keys``, null where there is none; quickest where they ascend."""
@@ -358,10 +357,9 @@ class StateTable:
 
     def freeze(self, epoch: int) -> FrozenOverlay:
         """Close the epoch: constant time. Reads see through it until :meth:`applied`."""
-        frozen = FrozenOverlay(epoch, self._overlay)
+        frozen, self._found = FrozenOverlay(epoch, self._overlay), None
         self._frozen.append(frozen)
         self._begin(Overlay())
-        self._gauge = OverlayGauge()
         return frozen
 
     def applied(self, frozen: FrozenOverlay) -> None:
@@ -370,8 +368,8 @@ class StateTable:
             raise AssertionError("frozen overlays are applied in the order of their epochs")
         del self._frozen[0]
         runs, kept = frozen._overlay.runs, self._clean | frozen._overlay.hot
-        limit = self._spill.limit_bytes if self._spill else math.inf
-        fits = sum(hot.nbytes for hot in kept.values()) <= limit
+        half = self._spill.limit_bytes / 2 if self._spill else math.inf
+        fits = sum(hot.nbytes for hot in kept.values()) <= half
         self._clean = kept if fits and not runs else {}
         for run in runs:
             run.remove()

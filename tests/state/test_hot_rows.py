@@ -132,3 +132,33 @@ def test_the_base_is_not_asked_for_what_was_applied_last() -> None:
     model.base.merge_get = lambda keys, _: asked.extend(keys) or []  # type: ignore[method-assign]
     assert model.table.get_values(column(keys)).to_pylist() == [model.known[key] for key in keys]
     assert not asked
+
+
+def test_parts_of_an_epoch_count_by_what_they_hold_against_the_limit(tmp_path: Path) -> None:
+    """A table that is sealed again and again is not written to disk for a few rows."""
+    spill = OverlaySpill(limit_bytes=8 << 20, folder=lambda: tmp_path)
+    table = StateTable(MemoryBase(), small_writes=True, spill=spill)
+    many = column(keys_of(*range(30_000)))
+    table.put_values(many, column([b"12345678"] * len(many)))
+    frozen = table.freeze(0)
+    table.base.apply(*frozen.sorted())  # type: ignore[attr-defined]
+    table.applied(frozen)
+    for number in range(500):
+        some = keys_of(*range(number, number + 10))
+        table.put_values(column(some), column([b"87654321"] * 10))
+        table.seal()
+        table.relieve()
+    assert not any(run.on_disk for run in table.sorted_runs_of_overlay)
+    assert table.get_values(column(keys_of(3))).to_pylist() == [b"87654321"]
+
+
+def test_a_state_whose_first_change_is_a_deletion_stays_by_the_column() -> None:
+    base = MemoryBase()
+    keys = keys_of(*range(20))
+    base.apply(keys, [b"1234"] * 20)
+    table = StateTable(base, small_writes=True)
+    table.put_values(column(keys[:3]), None)
+    assert not table.entries
+    table.put_values(column(keys[2:9]), column([b"5678"] * 7))
+    assert not table.entries
+    assert table.get_values(column(keys[:4])).to_pylist() == [None, None, b"5678", b"5678"]

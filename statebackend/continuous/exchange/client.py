@@ -73,6 +73,8 @@ class ExchangeClient:
         self._headers = [(TOKEN_HEADER.encode(), identity.token.encode())]
         self._peers: dict[str, Any] = {}
         self._channels: list[RemoteChannel] = []
+        self._opening: set[_End] = set()  # not welcomed yet
+        self._closed = False
         self._lock = threading.Lock()
         self._pulse = Pulse(
             "exchange-client-pulse", heartbeat_s=heartbeat_s, silence_s=silence_s, clock=clock
@@ -85,7 +87,7 @@ class ExchangeClient:
             location: of the receiver's `ExchangeServer`.
 
         Raises:
-            PeerLostError: nobody answers there in time.
+            PeerLostError: nobody answers there in time, or the client is closed meanwhile.
             StaleRequestError: the token, the run or the generation is not the receiver's, or it
                 does not expect the channel.
             ProtocolError: the receiver is of another release.
@@ -98,21 +100,33 @@ class ExchangeClient:
         except BROKEN as error:
             raise _unreachable(location, error) from error
         end = _End(f"{address} at {location}", writer, reader, self._clock)
+        with self._lock:
+            self._opening.add(end)
+            closed = self._closed
+        if closed:
+            end.give_up()
         try:
             capacity_bytes = end.welcomed(self._welcome_s)
         except StateBackendError:
+            with self._lock:
+                self._opening.discard(end)
             end.close()
             raise
         channel = RemoteChannel(capacity_bytes, end, self._pulse)
         with self._lock:
+            self._opening.discard(end)
             self._channels.append(channel)
         return channel
 
     def close(self) -> None:
-        """Let go of all channels and connections."""
+        """Let go of all channels and connections; whoever waits in `connect` is woken."""
         with self._lock:
+            self._closed = True
             channels, self._channels = self._channels, []
+            opening = list(self._opening)
             peers, self._peers = self._peers, {}
+        for end in opening:
+            end.give_up()
         for channel in channels:
             channel.begin_close()
         for channel in channels:
@@ -229,6 +243,11 @@ class _End:
         """The receiver is taken for gone; who waits in a write is woken."""
         what = f"The receiver of the {self._name} has not been heard of for {for_s:.1f} s."
         self._fail(peer_lost(what))
+        self._reader.cancel()
+
+    def give_up(self) -> None:
+        """Wake who waits for the welcome: nobody wants the stream any more."""
+        self._fail(peer_lost(f"The {self._name} was closed before its receiver answered."))
         self._reader.cancel()
 
     def begin_close(self) -> None:
