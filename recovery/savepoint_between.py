@@ -21,7 +21,7 @@ import msgspec
 
 from recovery.savepoint_state import Needed, StateAt
 from snapshot.record import Manifest
-from statebackend.errors import CorruptionError, NotRestorableError
+from statebackend.errors import CorruptionError, NotRestorableError, UnsupportedFormatError
 
 __all__ = [
     "CONTINUOUS",
@@ -37,6 +37,18 @@ __all__ = [
 CONTINUOUS: Final = "continuous"
 """In records of continuous jobs, in the place of a streaming query's id."""
 _OVERTAKEN: Final = ("in_flight", "\0in_flight")  # a source's list, and a keyed subtask's
+_ELEMENT_FORMAT: Final = 1
+_WATERMARK: Final = "at"
+
+
+class _Element(msgspec.Struct, frozen=True, array_like=True):
+    """How an element of such a list begins; all of it: `statebackend.continuous.inflight`."""
+
+    v: int
+    direction: str
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(_Element)
 
 
 def is_continuous(manifests: Iterable[Manifest]) -> bool:
@@ -87,9 +99,40 @@ def overtaken_in(state: StateAt, read: Callable[[Needed], bytes]) -> list[str]:
             if one.entry.kind == "operator":
                 lists = decode_lists(read(one), one.entry.object or "")
                 name = _OVERTAKEN[0 if has_no_key(kept.manifest) else 1]
-                if name in lists and lists[name].rows:
+                if name in lists and _has_rows(kept.manifest.operator, lists[name].rows):
                     found.add(kept.manifest.operator)
     return sorted(found)
+
+
+def _has_rows(uid: str, stored: Sequence[bytes]) -> bool:
+    """Whether a list holds more than where a subtask's watermark stood; that belongs to no channel.
+
+    So it does no harm: where it does not fit, nobody looks at it.
+    """
+    from pyspark.sql.types import BinaryType, StructType
+
+    from statebackend.schema.codec import codec_for
+    from statebackend.state.operator import OperatorList
+
+    codec = codec_for(StructType().add("element", BinaryType()))
+    rows = OperatorList("in_flight", codec, stored).get()
+    return any(_direction(uid, bytes(row[0])) != _WATERMARK for row in rows)
+
+
+def _direction(uid: str, element: bytes) -> str:
+    try:
+        found = _DECODER.decode(element)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(
+            f"The rows in flight at {uid!r} in the checkpoint do not read: {error}.",
+            todo="Restore the checkpoint from another copy of the store.",
+        ) from error
+    if found.v != _ELEMENT_FORMAT:
+        raise UnsupportedFormatError(
+            f"Rows in flight at {uid!r} have the format {found.v}.",
+            todo=f"This release reads format {_ELEMENT_FORMAT}: use the one that wrote it.",
+        )
+    return found.direction
 
 
 def without(state: StateAt, uids: Collection[str]) -> StateAt:

@@ -46,7 +46,7 @@ class Found:
     found: Discovery
 
 
-def failure_of(error: Exception, what: str) -> StateBackendError:
+def failure_of(error: BaseException, what: str) -> StateBackendError:
     """An error as the restart strategy knows it; what was not raised on purpose is logged."""
     if isinstance(error, StateBackendError):
         return error
@@ -68,12 +68,16 @@ def awaited(future: Future[T], what: str, timeout_s: float, over: threading.Even
 
     Raises:
         OverdueError: it takes longer than that. Stopped: ``over`` was set meanwhile.
+        RuntimeError: it raised what is meant to end a thread, such as SystemExit; but not this one.
     """
     until_s = system.monotonic_s() + timeout_s
     while True:
         left_s = until_s - system.monotonic_s()
         wait([future], min(max(left_s, 0.0), _LOOK_S))
         if future.done():
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
             return future.result()
         if over.is_set():
             raise Stopped()
@@ -212,5 +216,5 @@ class Looks:
     def _tell(self, vertex: str, found: Future[Discovery]) -> None:
         try:
             self._said(Found(vertex, found.result()))
-        except Exception as error:
+        except BaseException as error:  # whatever it is: else nobody hears of it
             self._said(Failure(failure_of(error, f"Looking for splits of source {vertex!r}")))

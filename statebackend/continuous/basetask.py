@@ -125,9 +125,11 @@ class Subtask(ABC):
                 _log.warning("%s/%d was not closed in order: %s", self.vertex, self.index, failed)
 
     def _mail(self, wait_s: float = 0.0) -> bool:
-        """Do what the driver said; whether it said anything."""
+        """Do what the driver said, and not what it says meanwhile; whether it said anything."""
         found = False
-        while not self._stopping:
+        for _ in range(max(1, self.mailbox.qsize())):  # else checkpoint on checkpoint, and no rows
+            if self._stopping:
+                return found
             try:
                 command = self.mailbox.get(timeout=wait_s) if wait_s else self.mailbox.get_nowait()
             except queue.Empty:

@@ -22,8 +22,9 @@ from snapshot.messages import (
     BeginRequest,
 )
 from snapshot.storage.base import ObjectStore
+from snapshot.watermarks import START_MS
 from statebackend.continuous.graph import Graph, reads_together
-from statebackend.continuous.inflight import decode
+from statebackend.continuous.inflight import Place, decode, watermark
 from statebackend.continuous.messages import Acked
 from statebackend.continuous.plainstate import PlainState
 from statebackend.continuous.sources.assigner import SplitAssigner
@@ -157,16 +158,28 @@ class DriverLists:
     def in_flight(self) -> dict[int, dict[str, list[bytes]]]:
         """What lay in the outputs of sources in the restored checkpoint, by slot and source.
 
+        And where a source's watermark stood: the smallest of its subtasks, as what one of them
+        read another one may read now.
+
         Raises:
             CorruptionError, UnsupportedFormatError: it does not read.
             RescaleError: there is some, and the parallelism was another.
         """
         found: dict[int, dict[str, list[bytes]]] = {}
+        parallelism = self._graph.parallelism
         for uid, state in self._sources.items():
-            elements = [bytes(row[0]) for row in state.lists[IN_FLIGHT].get()]
-            overtaken = decode(uid, elements, self._graph.parallelism)
-            for one, element in zip(overtaken, elements, strict=True):
-                found.setdefault(one.subtask, {}).setdefault(uid, []).append(element)
+            stood_ms: list[int] = []
+            for (element,) in state.lists[IN_FLIGHT].get():
+                for one in decode(uid, [bytes(element)], parallelism):
+                    if one.direction == "at":
+                        stood_ms.append(one.at_ms)
+                    else:
+                        of_slot = found.setdefault(one.subtask, {})
+                        of_slot.setdefault(uid, []).append(bytes(element))
+            at_ms = min(stood_ms, default=START_MS)
+            for subtask in range(parallelism) if at_ms != START_MS else ():
+                said = watermark(Place(uid, subtask, parallelism), at_ms)
+                found.setdefault(subtask, {}).setdefault(uid, []).append(said)
         return found
 
     def committables(self) -> dict[str, list[bytes]]:

@@ -77,7 +77,7 @@ _WORK_S: Final = 10.0  # for what is being written or committed to come to its e
 class StageEnded:
     """Spark's job is over; ``error``: how, if it failed."""
 
-    error: Exception | None
+    error: BaseException | None
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ class JobRun:
         """Start the slots."""
 
         def go() -> None:
-            error: Exception | None = None
+            error: BaseException | None = None
             try:
                 stage.run()
-            except Exception as caught:
+            except BaseException as caught:
                 error = caught
             self._said.put(StageEnded(error))
 
@@ -322,7 +322,7 @@ class JobRun:
                 return work()
             except Stopped:
                 return None  # nobody waits for it any more
-            except Exception as error:
+            except BaseException as error:  # whatever it is: else nobody hears of it
                 return Failure(failure_of(error, what))
 
         self._row.put(what, guarded).add_done_callback(lambda done: self._said.put(done.result()))
@@ -356,7 +356,7 @@ class JobRun:
             self._lists.close()
 
 
-def _stage_error(error: Exception | None) -> StateBackendError:
+def _stage_error(error: BaseException | None) -> StateBackendError:
     if error is None:
         return PeerLostError("Spark's stage ended, and the job had not.")
     lines = [line for line in str(error).splitlines() if line.strip()]

@@ -40,7 +40,7 @@ from statebackend.continuous.messages import (
 from statebackend.continuous.messages import Trigger as Tripped
 from statebackend.continuous.options import RunOptions
 from statebackend.continuous.placing import placed
-from statebackend.continuous.sources.assigner import SplitAssigner
+from statebackend.continuous.sources.assigner import SplitAssigner, Wait
 from statebackend.continuous.sources.base import Assignment, Discovery
 from statebackend.errors import (
     CheckpointsFailedError,
@@ -106,6 +106,7 @@ class RunMachine:
         self._starting = set(graph.subtasks)
         self._started_s = now_s
         self._attempts: dict[int, _Attempt] = {}
+        self._in_vain: dict[Subtask, int] = {}  # the newest requests that got no split yet
         # By source: who has asked for a first split, by which number; gone once all have.
         self._first: dict[str, dict[int, int]] = {vertex: {} for vertex in assigners}
         self._asked: list[Kind] = []  # by users, before the run was up
@@ -215,12 +216,32 @@ class RunMachine:
         answer = None
         if self._may_read(subtask):
             answer = self._assigners[subtask.vertex].request(subtask.index, number)
-        assignment = answer if isinstance(answer, Assignment) else None
+        if isinstance(answer, Assignment) or answer is None:
+            self._in_vain.pop(subtask, None)
+        else:
+            self._in_vain[subtask] = number
+        return self._tell_grant(subtask, number, answer)
+
+    def _granted_late(self, subtask: Subtask) -> list[Out]:
+        """A split for who asked while its barrier was on its way, before the next one is.
+
+        Else nobody gets any more where checkpoint follows on checkpoint.
+        """
+        number = self._in_vain.get(subtask)
+        if number is None:
+            return []
+        answer = self._assigners[subtask.vertex].request(subtask.index, number)
+        if not isinstance(answer, Assignment):
+            return []
+        del self._in_vain[subtask]
+        return [self._tell_grant(subtask, number, answer)]
+
+    def _tell_grant(self, subtask: Subtask, number: int, answer: Assignment | Wait | None) -> Tell:
         grant = Grant(
             vertex=subtask.vertex,
             subtask=subtask.index,
             number=number,
-            assignment=assignment,
+            assignment=answer if isinstance(answer, Assignment) else None,
             over=answer is None,
             held_back=answer is not None and self._held_back(subtask.vertex),
         )
@@ -255,11 +276,12 @@ class RunMachine:
 
     def acked(self, acked: Acked, now_s: float) -> list[Out]:
         """A subtask's part is safe."""
-        subtask = Subtask(acked.vertex, acked.subtask)
+        subtask, out = Subtask(acked.vertex, acked.subtask), list[Out]()
         if acked.vertex in self._assigners and self._may_read(subtask):
             self._assigners[acked.vertex].passed(acked.subtask, acked.checkpoint)
+            out = self._granted_late(subtask)
         done = self._checkpoints.ack(subtask, acked.checkpoint, acked, ended=acked.ended)
-        return self._follow(done, now_s)
+        return out + self._follow(done, now_s)
 
     def declined(self, declined: Declined, now_s: float) -> list[Out]:
         """A subtask has no part for a checkpoint."""

@@ -41,10 +41,12 @@ from statebackend.continuous.takeover import (
 from statebackend.errors import (
     FencedError,
     JobRunningError,
+    OutputLostError,
     RescaleError,
     SettingError,
     StateBackendError,
     StateMismatchError,
+    UnsupportedFormatError,
     UsageError,
 )
 from statebackend.spark.job import taken_from
@@ -293,12 +295,7 @@ class ContinuousQuery:
 
     def _run_once(self, before: int) -> int:
         backend, job = self._backend, self._backend._job
-        name, token = system.new_id(), secrets.token_urlsafe(24)
-        # Whatever failed: a job that another driver has taken over is never taken back.
-        before_it = self._tenure
-        if before_it is not None and (fenced := taken_from(job.log(), before_it, self._names)):
-            raise fenced
-        self._names.add(name)  # first: a claim that fails may have landed
+        name, token = self._named(), secrets.token_urlsafe(24)
         try:
             taken = take_over(
                 job,
@@ -308,7 +305,7 @@ class ContinuousQuery:
                 progress=self._book,
                 allow_dropped_state=backend._allow_dropped_state,
             )
-        except UsageError as error:
+        except (UsageError, UnsupportedFormatError) as error:
             raise _Final(error) from error
         self._tenure, self._session = taken.tenure, taken.session
         server = self._cluster.server()
@@ -341,7 +338,7 @@ class ContinuousQuery:
             try:
                 if self._stop.is_set():
                     raise Stopped()
-                run.prepare(self.job)
+                self._prepare(run)
                 self._begun = True
                 shipped = self._shipped(taken, endpoint.location)
                 run.launch(self._cluster.stage(shipped, token))
@@ -353,6 +350,25 @@ class ContinuousQuery:
             server.remove(name)
             self._session, self._restores = None, self._restores + taken.session.restores
             background.shutdown(wait=False)
+
+    def _named(self) -> str:
+        """The next run's name. A job that another driver has taken over is never taken back."""
+        log, last = self._backend._job.log(), self._tenure
+        if last is not None and (fenced := taken_from(log, last, self._names)):
+            raise fenced
+        name = system.new_id()
+        self._names.add(name)  # before its claim: one that fails may have landed
+        return name
+
+    def _prepare(self, run: JobRun) -> None:
+        """As `JobRun.prepare`.
+
+        What is damaged may read the next time. What was lost, or is of a later release, does not.
+        """
+        try:
+            run.prepare(self.job)
+        except (OutputLostError, UnsupportedFormatError) as error:
+            raise _Final(error) from error
 
     def _shipped(self, taken: Taken, location: str) -> Run:
         """What the slots are told."""

@@ -144,16 +144,7 @@ class Savings:
 
     def _cut(self, kind: Kind, held: contextlib.ExitStack, deadline: Deadline) -> _Cut:
         wanted = _Wanted(kind, held)
-        taken = self._taken
-        if taken is not None:
-            with deadline.doing("waiting for the end of a cleaning"):
-                held.enter_context(taken.session.cleaner.held(deadline.left_s))
-        with self._changed:
-            was_over = self._over
-            if self._taken is not None and self._taken is not taken:
-                held.enter_context(self._taken.session.cleaner.held())
-            self._wanted.append(wanted)
-        held.callback(self._forget, wanted)
+        was_over = self._hold(wanted, deadline)
         if not was_over:
             with deadline.doing(f"waiting for the checkpoint of kind {kind!r}"):
                 self._await(wanted, deadline)
@@ -165,6 +156,22 @@ class Savings:
             manifests = self._job.log().manifests()
         epoch = complete_epoch(manifests)
         return _Cut(epoch, manifests, uncommitted=epoch != self._book.epoch)
+
+    def _hold(self, wanted: _Wanted, deadline: Deadline) -> bool:
+        """Keep what there is from being cleaned, and get in line; whether the job has ended.
+
+        A cleaning is not waited for under the lock: the run's loop needs that.
+        """
+        while True:
+            taken = self._taken
+            if taken is not None:
+                with deadline.doing("waiting for the end of a cleaning"):
+                    wanted.held.enter_context(taken.session.cleaner.held(deadline.left_s))
+            with self._changed:
+                if self._taken is taken:  # from now on `run_begins` knows of it
+                    self._wanted.append(wanted)
+                    wanted.held.callback(self._forget, wanted)
+                    return self._over
 
     def _await(self, wanted: _Wanted, deadline: Deadline) -> None:
         with self._changed:

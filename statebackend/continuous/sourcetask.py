@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snapshot.barrier import Barrier, Idle, Watermark
+from snapshot.watermarks import START_MS
 from statebackend import system
 from statebackend.continuous.basetask import NAP_S, Link, Subtask
 from statebackend.continuous.graph import reads_together
-from statebackend.continuous.inflight import FLIGHT_BYTES, Flight, Place, decode
+from statebackend.continuous.inflight import FLIGHT_BYTES, Flight, Place, decode, watermark
 from statebackend.continuous.messages import (
     Aborted,
     Command,
@@ -131,7 +132,8 @@ class SourceSubtask(Subtask):
 
     Args:
         source: the job's. batch_rows: read at once, at most.
-        in_flight: what lay in the output when the restored checkpoint was taken.
+        in_flight: what lay in the output when the restored checkpoint was taken, and where the
+            watermark stood.
     """
 
     def __init__(
@@ -151,10 +153,13 @@ class SourceSubtask(Subtask):
         position = None
         if source.event_time is not None:
             position = source.schema.names.index(source.event_time)
+        self._timed = position is not None
+        self._said_ms, self._said_idle = START_MS, False  # to the receivers
         self._times = SourceTimes(position, source.watermark_delay_ms, source.idle_after_s)
         self._open_splits: list[_Open] = []
         self._number = 0  # of the newest request
         self._unanswered = False
+        self._got = 0  # the newest request that gave a split
         self._has_none = False  # told that there is no split for it now
         self._ask_at_s = 0.0  # not before; a request that was answered with none is repeated
         self._over = False
@@ -168,11 +173,14 @@ class SourceSubtask(Subtask):
         """Nothing: the driver has the state, and hands it out split by split."""
 
     def _put_back(self) -> None:
-        overtaken = decode(self.vertex, self._in_flight, self._place.parallelism)
+        found = decode(self.vertex, self._in_flight, self._place.parallelism)
         self._in_flight = []
+        overtaken = [one for one in found if one.direction != "at"]
         self._check_overtaken(overtaken, self.output.lanes())
         self._overtaken = overtaken
         super()._put_back()
+        # Said before, but a barrier may have overtaken it.
+        self._say([Watermark(at_ms=one.at_ms) for one in found if one.direction == "at"])
 
     def _close(self, error: BaseException | None, *, stopped: bool) -> None:
         for one in self._open_splits:
@@ -203,8 +211,7 @@ class SourceSubtask(Subtask):
             got |= self._read(one, now_s)
         # Who has not been told yet whether there is a split for it holds the watermark.
         if (self._open_splits or self._has_none) and not self._held_back:
-            for onward in self._times.onward(now_s):
-                self.output.send(onward)
+            self._say(self._times.onward(now_s))
         if self._over and not self._open_splits and not self._unanswered:
             self._ended()
         elif not got and not self._stopping:
@@ -227,11 +234,17 @@ class SourceSubtask(Subtask):
         if one.reader.ended:
             one.reader.close()
             self._open_splits.remove(one)
-            for onward in self._times.ended(one.id):
-                if not self._held_back:
-                    self.output.send(onward)
+            ended = self._times.ended(one.id)
+            self._say(ended if not self._held_back else [])
             self._link.report(SplitEnded(vertex=self.vertex, subtask=self.index, split=one.id))
         return batch is not None
+
+    def _say(self, times: Iterable[Watermark | Idle]) -> None:
+        for one in times:
+            if isinstance(one, Watermark):
+                self._said_ms = max(self._said_ms, one.at_ms)
+            self._said_idle = isinstance(one, Idle) and one.idle
+            self.output.send(one)
 
     # --- what the driver says ------------------------------------------------------------------
 
@@ -253,22 +266,26 @@ class SourceSubtask(Subtask):
                 pass
 
     def _granted(self, grant: Grant) -> None:
-        if grant.number != self._number or not self._unanswered:
+        now_s = system.monotonic_s()
+        if grant.assignment is not None and grant.number > self._got:
+            # It may come later than the answer that there is none now, and behind the next request.
+            self._got = grant.number
+            self._has_none = False
+            assignment = grant.assignment
+            reader = self._source.open(assignment.split, assignment.position)
+            self._open_splits.append(_Open(assignment, reader))
+            self._times.began(assignment.split.id, now_s)
+        if grant.number != self._number:
+            return
+        self._held_back = grant.held_back
+        if not self._unanswered:
             return
         self._unanswered = False
-        self._held_back = grant.held_back
-        now_s = system.monotonic_s()
         if grant.over:
             self._over = True
         elif grant.assignment is None:
             self._ask_at_s = now_s + _ASK_AGAIN_S
             self._has_none = not self._open_splits
-        else:
-            assignment = grant.assignment
-            self._has_none = False
-            reader = self._source.open(assignment.split, assignment.position)
-            self._open_splits.append(_Open(assignment, reader))
-            self._times.began(assignment.split.id, now_s)
         self._snapshot_if_due()
 
     def _snapshot_if_due(self) -> None:
@@ -297,6 +314,8 @@ class SourceSubtask(Subtask):
         if barrier.kind == "last":
             self._halted = barrier.checkpoint
         in_flight = flight.elements(self._place)
+        if overtakes and self._timed and not self._at_end and not self._said_idle:
+            in_flight.append(watermark(self._place, self._said_ms))
         delay_ms = max(0, system.wall_ms() - barrier.stamp_ms - round(waited_s * 1000))
         sync_ms = round((system.monotonic_s() - started_s) * 1000, 3)
         self._acked(

@@ -30,7 +30,7 @@ from snapshot.actions import (
 )
 from snapshot.alignment import Alignment, Mode
 from snapshot.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
-from snapshot.watermarks import END_MS, Watermarks
+from snapshot.watermarks import END_MS, START_MS, Watermarks
 from statebackend import system
 from statebackend.continuous.basetask import NAP_S, Link, Subtask, stopped
 from statebackend.continuous.exchange.inbox import Inbox
@@ -145,6 +145,9 @@ class KeyedSubtask(Subtask):
                 self._inbox.preload(channel, batches_of(self.vertex, one))
         self._overtaken = [one for one in overtaken if one.direction == "out"]
         super()._put_back()
+        if self._watermarks.at_ms != START_MS:
+            # Said before, but a barrier may have overtaken it; and nothing is said until it moves.
+            self.output.send(Watermark(at_ms=self._watermarks.at_ms))
         if self._overtakes:
             self.output.call_back(self._is_urgent)
 
@@ -383,7 +386,7 @@ class KeyedSubtask(Subtask):
     def _with_flight(self, part: _Part) -> KeyedFrozen:
         elements = part.flight.elements(self._place)
         at_ms = part.frozen.watermark_ms
-        if part.has_overtaken and at_ms is not None and at_ms != END_MS:  # 0: none has come yet
+        if part.has_overtaken and at_ms is not None:  # 0: none has come yet
             elements.append(watermark(self._place, at_ms))
         if not elements:
             return part.frozen

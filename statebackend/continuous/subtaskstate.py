@@ -198,12 +198,14 @@ class SubtaskState(VertexState):
         figures = operator.counted.since(self._told)
         self._told = dict(vars(operator.counted))
         self.times.epoch = self._next_epoch
-        timed = self._spec.time.mode == "event"
+        timed, at_ms = self._spec.time.mode == "event", self.times.watermark_ms
+        if at_ms == END_MS:  # that all inputs have ended is of this run alone
+            at_ms = self.times.late_watermark_ms
         return KeyedFrozen(
             attempt,
             stored,
             next_timer_ms=operator.next_timer_ms,
-            watermark_ms=self.times.watermark_ms if timed else None,
+            watermark_ms=at_ms if timed else None,
             figures=figures,
             sync_ms=round((system.monotonic_s() - started_s) * 1000, 3),
             layers=tuple(self._layers),
@@ -305,9 +307,8 @@ class SubtaskState(VertexState):
         base, large_bytes = self._inline_base(frozen, reply, budget_bytes)
         self._persisted[frozen.attempt] = _Persisted(epoch, digest, rows)
         event_ms = None
-        if frozen.watermark_ms is not None and 0 < frozen.watermark_ms < END_MS:
-            # That all inputs have ended is of this run alone. Else as if rows of just that time had
-            # been seen: it gives this watermark again.
+        if frozen.watermark_ms is not None and frozen.watermark_ms > 0:
+            # As if rows of just that time had been seen: it gives this watermark again.
             event_ms = frozen.watermark_ms + (self._spec.time.delay_ms or 0)
         sided = self._spec.time.side_position is not None
         return Made(

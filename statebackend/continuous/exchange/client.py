@@ -249,6 +249,7 @@ class _End:
         """Wake who waits for the welcome: nobody wants the stream any more."""
         self._fail(peer_lost(f"The {self._name} was closed before its receiver answered."))
         self._reader.cancel()
+        self._thread.join()
 
     def begin_close(self) -> None:
         """End the stream in order, if that can be; does not wait."""

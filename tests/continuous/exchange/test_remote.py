@@ -119,6 +119,27 @@ def test_a_stream_waits_for_its_channel_to_be_expected() -> None:
     assert server.close()
 
 
+def test_who_waits_for_the_welcome_is_woken_when_the_client_is_closed() -> None:
+    server = ExchangeServer(ME, host="127.0.0.1", expect_s=8)
+    client = ExchangeClient(ME, welcome_s=60)
+    errors: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            client.connect(server.location, address(0))
+        except StateBackendError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=connect)
+    waiting.start()
+    until(lambda: bool(client._opening))
+    client.close()
+    waiting.join(4)
+    assert not waiting.is_alive()
+    assert [type(error) for error in errors] == [PeerLostError]
+    assert server.close()
+
+
 def test_a_channel_has_one_stream_in_a_run(server: ExchangeServer) -> None:
     inbox = Inbox(1, capacity_bytes=8192)
     server.expect(address(0), inbox, 0)

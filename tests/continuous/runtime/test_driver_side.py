@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from recovery.restarting import FixedDelay, NoRestart
+from snapshot.checkpoints import Reason
+from snapshot.log import CommitLog
+from snapshot.storage.memory import MemoryStore
+from snapshot.trigger import Request
 from statebackend import system
+from statebackend.continuous.checkpointbook import CheckpointBook
 from statebackend.continuous.exchange.severing import sever
+from statebackend.continuous.machine import Settled
+from statebackend.continuous.saving import Savings
 from statebackend.continuous.sinks.base import Committer
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.errors import (
     CoordinatorUnreachableError,
+    CorruptionError,
+    FencedError,
+    OutputLostError,
     OverdueError,
     StateBackendError,
+    StoreUnreachableError,
+    UnsupportedFormatError,
 )
+from statebackend.spark.job import Job, taken_from
 from statebackend.spark.wire import Server
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from statebackend.continuous.query import ContinuousQuery
     from statebackend.continuous.slot import Slot
@@ -201,6 +217,135 @@ def test_a_place_that_is_not_reached_at_the_first_start_is_tried_again(world: Wo
     assert query.restarts == 2
 
 
+class Raising(CollectSink):
+    """Its commits raise what they are told to, if anything; those that have something to commit."""
+
+    def __init__(self, raised: Callable[[int], BaseException | None]) -> None:
+        super().__init__()
+        self._raised = raised
+        self.commits = itertools.count(1)
+
+    def committer(self, job: str, uid: str) -> Committer:
+        inner, sink = super().committer(job, uid), self
+
+        class Bad(Committer):
+            def commit(self, committables: Sequence[bytes]) -> None:
+                error = sink._raised(next(sink.commits)) if committables else None
+                if error is not None:
+                    raise error
+                inner.commit(committables)
+
+        return Bad()
+
+
+def test_a_sink_whose_commit_would_end_the_thread_fails_the_run(world: World) -> None:
+    sink = Raising(lambda number: SystemExit(3) if number == 1 else None)
+    count(world, Numbers(1500, rows_per_s=1000), sink)
+    query = world.start(2, restart=FixedDelay(1, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 1
+    check_counts(sink.rows(), truth(1500))
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_source_that_would_end_the_thread_fails_the_run(world: World, at: int) -> None:
+    """At a look while the job runs, and at the one with which a run begins."""
+    looks: list[int] = []
+
+    def looked(number: int) -> None:
+        looks.append(number)
+        if 2 <= number <= at:
+            raise SystemExit(3)
+
+    count(world, Scripted(None, looked, goes_on=True))
+    query = world.start(2, discover_every_s=0.05, restart=FixedDelay(3, 0.0))
+    soon(lambda: len(looks) > at and query.is_running, 20.0)
+    assert query.restarts == at - 1
+
+
+@pytest.mark.parametrize("kind", [OutputLostError, UnsupportedFormatError])
+def test_what_would_be_so_again_at_every_start_ends_the_job(
+    world: World, kind: type[StateBackendError]
+) -> None:
+    count(world, Numbers(None, rows_per_s=1000), Raising(lambda number: kind("for good")))
+    query = world.start(2, restart=FixedDelay(None, 0.0))
+    with pytest.raises(kind, match="for good"):
+        query.await_termination(20.0)
+    assert query.restarts == 1  # which looked whether it is so again
+
+
+def test_what_reads_as_damaged_may_read_the_next_time(world: World) -> None:
+    sink = Raising(lambda number: CorruptionError("a bit") if number < 4 else None)
+    count(world, Numbers(1000, rows_per_s=1000), sink)
+    query = world.start(2, restart=FixedDelay(10, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 3
+    check_counts(sink.rows(), truth(1000))
+
+
+# --- who runs the job ----------------------------------------------------------------------------
+
+
+def test_a_claim_of_its_own_that_landed_and_failed_is_no_other_driver(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = count(world, Numbers(1500, rows_per_s=1000))
+    query = world.start(2, restart=FixedDelay(5, 0.0))
+    soon(lambda: query.is_running)
+    claim, claims = CommitLog.claim, itertools.count(1)
+
+    def landing(self: CommitLog, **named: Any) -> Any:
+        tenure = claim(self, **named)
+        if next(claims) < 3:
+            raise StoreUnreachableError("no answer")
+        return tenure
+
+    monkeypatch.setattr(CommitLog, "claim", landing)
+    break_slot(world)
+    assert query.await_termination(60.0)
+    assert query.restarts == 3
+    check_counts(sink.rows(), truth(1500))
+
+
+def test_a_job_is_not_taken_back_because_the_log_did_not_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count(world, Numbers(None, rows_per_s=1000))
+    query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(5, 0.0))
+    soon(lambda: query.is_running)
+    other = Job(world.backend._job.uri, "job").log()
+    other.claim(query_id="continuous", run="another's")
+    sequences, looks = CommitLog.sequences, itertools.count(1)
+
+    def failing(self: CommitLog) -> list[int]:
+        if threading.current_thread() is query._thread and next(looks) == 1:
+            raise StoreUnreachableError("no answer")
+        return sequences(self)
+
+    monkeypatch.setattr(CommitLog, "sequences", failing)
+    break_slot(world)
+    with pytest.raises(FencedError):
+        query.await_termination(30.0)
+    assert query.restarts == 2  # the slot, and the log
+    assert other.read(other.sequences()[-1]).run == "another's"
+
+
+def test_every_claim_since_is_looked_at_and_not_only_the_newest() -> None:
+    store = MemoryStore(uuid.uuid4().hex)
+
+    def log() -> CommitLog:
+        return CommitLog(store, job="job", writer="w", new_id=lambda: uuid.uuid4().hex)
+
+    log().claim(run="somebody before")
+    tenure = log().claim(run="a")
+    assert taken_from(log(), tenure, {"a"}) is None
+    log().claim(run="b")
+    assert taken_from(log(), tenure, {"a", "b"}) is None
+    log().claim(run="another's")
+    log().claim(run="c")  # its own came after it all the same
+    assert "generation 4" in str(taken_from(log(), tenure, {"a", "b", "c"}))
+
+
 # --- what is lost --------------------------------------------------------------------------------
 
 
@@ -275,6 +420,56 @@ def test_a_checkpoint_is_asked_for_again_after_a_restart(world: World) -> None:
     lost.request = lambda kind: break_slot(world)  # type: ignore[method-assign]
     assert query.checkpoint(60.0) == 0
     assert query.restarts == 1
+
+
+class Cleaner:
+    """Whether it cleans, and who waits for its end."""
+
+    def __init__(self, *, cleans: bool) -> None:
+        self.over, self.waits = threading.Event(), threading.Event()
+        self.entered: Callable[[], None] = lambda: None
+        if not cleans:
+            self.over.set()
+
+    @contextmanager
+    def held(self, timeout_s: float | None = None) -> Iterator[None]:
+        self.entered()
+        self.waits.set()
+        assert self.over.wait(60.0 if timeout_s is None else min(timeout_s, 60.0))
+        yield
+
+
+def test_the_loop_of_a_run_does_not_wait_for_a_cleaning_that_a_savepoint_waits_for() -> None:
+    """That of a run which begins while the savepoint gets in line."""
+    savings = Savings(Job("file:///nowhere", "job"), CheckpointBook("job"))
+
+    def taken(cleaner: Cleaner) -> Any:
+        return SimpleNamespace(session=SimpleNamespace(cleaner=cleaner))
+
+    requests: list[str] = []
+    run: Any = SimpleNamespace(number=0, request=requests.append)
+    first, second = Cleaner(cleans=False), Cleaner(cleans=True)
+    savings.run_begins(run, taken(first))
+    first.entered = lambda: savings.run_begins(run, taken(second))
+
+    def take() -> None:
+        with pytest.raises(StoreUnreachableError, match="waiting for the checkpoint"):
+            savings.take(None, 3.0)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert second.waits.wait(10.0)
+    asked = Request(id=1, kind="checkpoint", periodic=True, asked_s=0.0)
+    given_up = Settled(1, -1, Reason.EXPIRED, 1.0, asked)
+    telling = threading.Thread(target=savings.settled, args=(given_up, {}))
+    telling.start()
+    telling.join(2.0)
+    told = not telling.is_alive()
+    second.over.set()
+    taking.join(10.0)
+    assert told
+    assert requests == ["savepoint"]  # and it got in line behind the cleaning
+    assert savings._wanted == []
 
 
 def test_nobody_waits_for_a_checkpoint_of_a_job_that_has_ended(world: World) -> None:

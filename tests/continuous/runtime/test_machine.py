@@ -219,8 +219,7 @@ def test_while_nobody_reads_a_split_no_watermark_may_run_ahead_of_it() -> None:
     driver.at(10.0)
     [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
     assert (wait.assignment, wait.held_back) == (None, True)
-    driver.ack(SOURCES[0], 21)
-    [third] = told(driver.machine.split_asked(SOURCES[0], 4))
+    [third] = told(driver.ack(SOURCES[0], 21))
     assert third.assignment.split.id == "00002"
     assert not third.held_back
     [over] = told(driver.machine.split_asked(SOURCES[1], 2))
@@ -243,9 +242,14 @@ def test_a_split_waits_for_the_barrier_of_the_subtask_that_asks() -> None:
     [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
     assert isinstance(wait, Grant)
     assert (wait.assignment, wait.over) == (None, False)
-    driver.ack(SOURCES[0], 21)
-    [given] = told(driver.machine.split_asked(SOURCES[0], 3))
+    # Once it is through, and before another is on its way: else it would never get one.
+    [given] = told(driver.ack(SOURCES[0], 21))
+    assert isinstance(given, Grant)
+    assert (given.subtask, given.number) == (0, 2)
+    assert given.assignment is not None
     assert given.assignment.split.id == "00002"
+    [more] = told(driver.machine.split_asked(SOURCES[0], 3))
+    assert more.assignment is None
 
 
 def test_the_job_is_over_with_a_last_checkpoint_of_all_who_have_ended() -> None:
@@ -273,3 +277,49 @@ def test_a_user_may_ask_before_the_run_is_up() -> None:
     driver.up()
     [trigger] = told(driver.at(1.0))
     assert isinstance(trigger, Trigger)
+
+
+def begun(outs: list[Out]) -> list[tuple[int, str]]:
+    barriers = [one.barrier for one in told(outs) if isinstance(one, Trigger)]
+    return [(one.checkpoint, one.kind) for one in barriers]
+
+
+def complete(driver: Driver, number: int) -> None:
+    [write] = driver.all_ack(number)
+    assert isinstance(write, Write)
+    [publish] = driver.machine.written(number, driver.now_s)
+    assert isinstance(publish, Publish)
+    driver.machine.published(publish, driver.now_s, 110_000)
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+def test_one_checkpoint_that_has_not_begun_serves_all_who_ask_for_its_kind(is_up: bool) -> None:
+    """Else the queue would be full, and whoever asks next waits for nothing."""
+    driver = Driver(checkpoint_interval_s=None)
+    if is_up:
+        driver.up()
+    for _ in range(20):
+        assert driver.machine.requested("checkpoint", 0.0)
+    for _ in range(20):
+        assert driver.machine.requested("savepoint", 0.0)
+    if not is_up:
+        driver.up()
+    assert begun(driver.at(1.0)) == [(21, "savepoint")]
+    assert driver.machine.requested("savepoint", 1.0)  # one that has begun may be too early
+    complete(driver, 21)
+    assert begun(driver.at(2.0)) == [(22, "savepoint")]
+    complete(driver, 22)
+    assert begun(driver.at(3.0)) == [(23, "checkpoint")]
+    complete(driver, 23)
+    assert begun(driver.at(4.0)) == []
+
+
+def test_a_periodic_checkpoint_does_not_stand_for_one_that_was_asked_for() -> None:
+    """It may be dropped from the queue."""
+    driver = Driver(checkpoint_interval_s=10.0)
+    driver.up()
+    assert begun(driver.at(10.0)) == [(21, "checkpoint")]
+    driver.at(20.0)
+    assert driver.machine.requested("checkpoint", 20.0)
+    complete(driver, 21)
+    assert begun(driver.at(20.5)) == [(22, "checkpoint")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from blake3 import blake3
 
@@ -25,6 +26,7 @@ from recovery.savepoint_between import (
 from recovery.savepoint_state import KeptRecord, Needed, StateAt
 from snapshot.record import Manifest, SliceEntry
 from statebackend.continuous.beginning import begin_with
+from statebackend.continuous.inflight import ELEMENT, Flight, Lane, Place, watermark, with_elements
 from statebackend.continuous.sinks.callback import CallbackSink
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.errors import (
@@ -33,11 +35,14 @@ from statebackend.errors import (
     MissingUidError,
     NotRestorableError,
     SettingError,
+    UnsupportedFormatError,
 )
+from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
+from statebackend.schema.codec import codec_for
 from statebackend.spark import savepoints as batches
 from statebackend.spark.job import Job
 from statebackend.spark.savepoints import open_saved, saved_lineages
-from statebackend.state.operator import StoredList, encode_lists
+from statebackend.state.operator import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon
 from tests.recovery.test_savepoint_later import Files
@@ -273,8 +278,12 @@ def test_a_beginning_that_is_cut_is_repeated(world: World, saved: Savepoint) -> 
 def test_rows_in_flight_are_found_in_a_state() -> None:
     """Those of a source lie in a list of its own, those of an operator beside its lists."""
 
-    def kept(uid: str, sequence: int, columns: list[str], name: str, rows: int) -> KeptRecord:
-        blob = encode_lists({name: StoredList("split", "{}", 1, (b"\x01row",) * rows)})
+    def kept(
+        uid: str, sequence: int, columns: list[str], name: str, elements: list[bytes]
+    ) -> KeptRecord:
+        codec = codec_for(ELEMENT)
+        stored = tuple(codec.encode((one,)) for one in elements)
+        blob = encode_lists({name: StoredList("split", ELEMENT.json(), codec.version, stored)})
         digest = blake3(blob).hexdigest()
         entry = SliceEntry(
             operator=uid,
@@ -287,7 +296,7 @@ def test_rows_in_flight_are_found_in_a_state() -> None:
             digest=digest,
             chain="",
             size_bytes=len(blob),
-            rows=rows,
+            rows=len(elements),
             object=digest,
         )
         blobs[digest] = blob
@@ -308,15 +317,86 @@ def test_rows_in_flight_are_found_in_a_state() -> None:
         return KeptRecord(manifest, (Needed(sequence, entry),))
 
     blobs: dict[str, bytes] = {}
-    records = (
-        kept("keyed", 1, ["key"], "\0in_flight", 1),
-        kept("source", 2, [], "in_flight", 2),
-        kept("aligned", 3, ["key"], "\0in_flight", 0),
-        kept("a user's", 4, ["key"], "in_flight", 1),
+    place, flight = Place("v", 0, 2), Flight()
+    flight.add(Lane("in", "other", 0, 1), [pa.record_batch({"a": [1]})])
+    (rows,), at = flight.elements(place), watermark(place, 5000)
+
+    def found(*records: KeptRecord) -> list[str]:
+        lineages = {one.manifest.operator: None for one in records}
+        state = StateAt(4, records, lineages, {})  # type: ignore[arg-type]
+        return overtaken_in(state, lambda one: blobs[one.entry.digest])
+
+    assert found(
+        kept("keyed", 1, ["key"], "\0in_flight", [at, rows]),
+        kept("source", 2, [], "in_flight", [rows, rows]),
+        kept("aligned", 3, ["key"], "\0in_flight", []),
+        kept("a user's", 4, ["key"], "in_flight", [b"theirs"]),
+        kept("aligned, in event time", 5, ["key"], "\0in_flight", [at]),
+    ) == ["keyed", "source"]
+    with pytest.raises(CorruptionError, match="'damaged'"):
+        found(kept("damaged", 1, ["key"], "\0in_flight", [at[:-20]]))
+    newer = msgspec.msgpack.encode([2, *msgspec.msgpack.decode(at)[1:]])
+    with pytest.raises(UnsupportedFormatError, match="format 2"):
+        found(kept("newer", 1, ["key"], "\0in_flight", [newer]))
+
+
+def test_a_query_lets_go_of_where_the_watermarks_of_a_continuous_job_stood() -> None:
+    """Else its savepoint would bring the watermarks of then to a continuous job."""
+    codec = codec_for(ELEMENT)
+    declared = StoredList("split", ELEMENT.json(), codec.version, (codec.encode((b"x",)),))
+    stored = with_elements(
+        StoredOperatorState({"mine": declared}), [watermark(Place("v", 0, 2), 5)]
     )
-    lineages = {one.manifest.operator: None for one in records}
-    state = StateAt(4, records, lineages, {})  # type: ignore[arg-type]
-    assert overtaken_in(state, lambda one: blobs[one.entry.digest]) == ["keyed", "source"]
+    assert len(stored.lists) == 2
+    for parallelism in (2, 3):
+        lists = redistribute([stored.lists] * 2, parallelism, 0)
+        held = HeldOperatorState(StoredOperatorState(lists))
+        assert held.snapshot().lists is None  # nothing is declared: nothing goes into the record
+        held.hold("mine", "split", codec, None, ELEMENT.json(), "")
+        made = held.snapshot()
+        assert made.lists is not None
+        assert decode_lists(made.lists).keys() == {"mine"}
+
+
+def stopped_in_event_time(world: World) -> tuple[list[tuple[Any, ...]], Savepoint]:
+    """A job whose barriers may overtake, stopped without a savepoint; none has overtaken rows."""
+    sink = windows(world, None, 1000)
+    query = world.start(2, alignment_timeout_s=20.0)
+    soon(lambda: len(sink.rows()) > 40)
+    assert query.stop()
+    made = query.savepoint()
+    _, _, state = open_saved(made, world.backend._job)
+    entries = [one.entry for kept in state.records for one in kept.slices]
+    assert {one.operator for one in entries if one.kind == "operator"} >= {"windows"}
+    return [tuple(row.values()) for row in sink.rows()], made
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_stopped_job_in_event_time_whose_barriers_may_overtake_can_be_saved(
+    world: World, parallelism: int
+) -> None:
+    fired, made = stopped_in_event_time(world)
+    world.renew(job="clone", savepoint=made.uri)
+    second = windows(world, 6000, None)
+    assert world.start(parallelism, alignment_timeout_s=20.0).await_termination(60.0)
+    found = {tuple(row.values()) for row in second.rows()} | set(fired)
+    assert found == windows_truth(6000, SIZE_MS)
+
+
+def test_where_its_watermarks_stood_does_no_harm_on_the_way_through_a_query(
+    world: World, tmp_path: Path
+) -> None:
+    fired, made = stopped_in_event_time(world)
+    uri = as_of_a_query(made, Job(world.backend._job.uri, "query"), tmp_path / "of a query")
+    world.renew(job="clone", savepoint=uri)
+    second = windows(world, 6000, None)
+    assert world.start(2).await_termination(60.0)
+    again = [tuple(row.values()) for row in second.rows()]
+    open_then = max(start for _, start, _, _ in fired) + 2 * SIZE_MS
+    whole = windows_truth(6000, SIZE_MS)
+    assert {row for row in again if row[1] > open_then} == {r for r in whole if r[1] > open_then}
+    at_ms = manifests_of(open_saved(uri, world.backend._job)[2])["windows"].event_max_ms or 0
+    assert min(start for _, start, _, _ in again) + SIZE_MS > at_ms  # what was late still is
 
 
 def test_nothing_is_read_behind_the_barrier_with_which_a_job_stops(world: World) -> None:

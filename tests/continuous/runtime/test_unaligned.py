@@ -205,7 +205,7 @@ def test_rules_for_all_are_never_overtaken(world: World) -> None:
     """Every subtask's checkpoint has come to the same rules, or it would be refused."""
     sink = CollectSink()
     rules = world.source(Numbers(1500, splits=3, rows_per_s=1500), "rules")
-    data = world.source(Numbers(6000), "data").key_by("key")
+    data = world.source(Numbers(12_000), "data").key_by("key")
     scaled = data.connect_broadcast(rules)
     scaled.process(SlowScaled(), uid="scaled", output_schema=SCALED).sink(sink)
     query = world.start(2, restart=FixedDelay(1, 0.0), **UNALIGNED)
@@ -214,7 +214,7 @@ def test_rules_for_all_are_never_overtaken(world: World) -> None:
     fail_once(world)
     assert query.await_termination(60.0)
     assert query.restarts == 1
-    check_counts(sink.rows(), truth(6000))
+    check_counts(sink.rows(), truth(12_000))
     newest = {i * 7 % KEYS: i for i in range(1500)}
     assert max(row["rules"] for row in sink.rows()) <= sum(newest.values())
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from snapshot.barrier import Barrier, Watermark
+from snapshot.barrier import Barrier, EndOfInput, Watermark
+from snapshot.watermarks import START_MS
 from statebackend import system
+from statebackend.continuous.driverlists import IN_FLIGHT, DriverLists
 from statebackend.continuous.exchange.channel import LocalChannel
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partition import forward
-from statebackend.continuous.inflight import Lane, Place, batches_of, decode
+from statebackend.continuous.inflight import Lane, Place, batches_of, decode, watermark
 from statebackend.continuous.messages import Acked, Grant, SplitAsked, Trigger
 from statebackend.continuous.output import Output, Route
 from statebackend.continuous.sources.base import Assignment, Split
@@ -27,11 +30,18 @@ PLACE = Place("source", 0, 2, {"source": "rows"})
 class World:
     """The subtask, and the channel of one receiver."""
 
-    def __init__(self, in_flight: list[bytes] = [], *, in_order: bool = False) -> None:  # noqa: B006
+    def __init__(
+        self,
+        in_flight: list[bytes] = [],  # noqa: B006
+        *,
+        in_order: bool = False,
+        rows: int = 10_000,
+        splits: int = 3,
+    ) -> None:
         self.after = Inbox(1, capacity_bytes=8192)
         self.events: list[Any] = []
         self.in_order = in_order
-        source = Numbers(10_000, splits=3, event_time="at", watermark_delay="0 ms")
+        source = Numbers(rows, splits=splits, event_time="at", watermark_delay="0 ms")
         self.splits = source.discover(None).splits
         self.task = SourceSubtask(
             PLACE, self._output, self, source=source, batch_rows=100, in_flight=in_flight
@@ -50,7 +60,7 @@ class World:
     def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
         raise error
 
-    def granted(self, split: Split | None, *, held_back: bool) -> None:
+    def granted(self, split: Split | None, *, held_back: bool, over: bool = False) -> None:
         self.task._step()
         asked = [event for event in self.events if isinstance(event, SplitAsked)][-1]
         grant = Grant(
@@ -58,7 +68,7 @@ class World:
             subtask=0,
             number=asked.number,
             assignment=Assignment(split=split) if split else None,
-            over=False,
+            over=over,
             held_back=held_back,
         )
         self.task.mailbox.put(grant)
@@ -129,8 +139,9 @@ def test_a_barrier_waits_for_room_and_then_overtakes_what_has_none() -> None:
     world.task._due_s -= 61.0
     world.task._step()
     [acked] = world.acked()
-    [one] = decode("source", acked.in_flight, 2)
+    [one, at] = decode("source", acked.in_flight, 2)
     assert one.lane == Lane("out", "next", 0, 0)
+    assert at.direction == "at"
     held = values(list(batches_of("source", one)))
     assert acked.figures["inflight_bytes"] > 0
     assert acked.figures["unaligned"] == 1
@@ -142,7 +153,11 @@ def test_a_barrier_waits_for_room_and_then_overtakes_what_has_none() -> None:
     assert values(arrived[:place]) + held == [3 * n for n in range(position["rows"])]  # type: ignore[index]
 
     again = World(acked.in_flight)
-    assert values(again.sent()) == held
+    *put_back, last = again.sent()
+    assert values(put_back) == held
+    # The receivers may not have come to it: the barrier overtook it with the rows.
+    assert last == Watermark(at_ms=at.at_ms)
+    assert at.at_ms == max(marks(arrived))
     with pytest.raises(RescaleError, match="unaligned"):
         decode("source", acked.in_flight, 3)
 
@@ -167,7 +182,132 @@ def test_what_goes_to_every_subtask_is_not_overtaken() -> None:
     world.trigger(0)
     world.task._step()
     [acked] = world.acked()
-    assert acked.in_flight == []
+    assert [one.direction for one in decode("source", acked.in_flight, 2)] == ["at"]
     arrived = world.sent()
     place = next(i for i, e in enumerate(arrived) if isinstance(e, Barrier))
     assert len(values(arrived[:place])) == acked.positions[0].position["rows"]  # type: ignore[index]
+
+
+def test_a_source_whose_end_is_near_takes_a_barrier_that_waited_for_room() -> None:
+    full = World(splits=1)
+    full.fill()
+    read = full.task._open_splits[0].reader.position["rows"]  # type: ignore[index]
+    world = World(rows=read + 100, splits=1)
+    world.granted(world.splits[0], held_back=False)
+    for _ in range(8):
+        world.task._step()
+    world.granted(None, held_back=False, over=True)
+    world.task._step()
+    assert world.task._over
+    assert not world.task.output.ready()
+    world.trigger(60_000)
+    really, arrived = world.task.output.ready, []
+
+    def ready(timeout_s: float = 0.0) -> bool:
+        """The receiver takes what there is while the subtask waits."""
+        while (taken := world.after.poll(0)) is not None:
+            arrived.append(taken[1])
+            really()
+        return really(timeout_s)
+
+    world.task.output.ready = ready  # type: ignore[method-assign]
+    for _ in range(20):
+        world.task._step()
+        if world.task._at_end:
+            break
+    [acked] = world.acked()
+    assert acked.figures["unaligned"] == 0
+    ready()
+    assert values(arrived) == list(range(read + 100))
+    place = next(i for i, e in enumerate(arrived) if isinstance(e, Barrier))
+    assert len(values(arrived[:place])) == acked.positions[0].position["rows"]  # type: ignore[index]
+
+
+def test_a_source_at_its_end_takes_a_barrier_that_is_due() -> None:
+    """Whatever it waited for: nobody else says anything of it any more."""
+    world = World(rows=10, splits=1)
+    world.granted(None, held_back=False, over=True)
+    world.task._step()
+    assert isinstance(world.sent()[-1], EndOfInput)
+    world.task._due = Barrier(checkpoint=1, stamp_ms=0, alignment_timeout_ms=60_000)
+    world.task._step()
+    [acked] = world.acked()
+    assert acked.in_flight == []
+
+
+def restored(elements: list[bytes], parallelism: int = 2) -> dict[int, list[bytes]]:
+    """What each subtask of a source is given."""
+    lists = object.__new__(DriverLists)
+    kept = SimpleNamespace(lists={IN_FLIGHT: SimpleNamespace(get=lambda: [(e,) for e in elements])})
+    lists._sources = {"source": kept}  # type: ignore[dict-item]
+    lists._graph = SimpleNamespace(parallelism=parallelism)  # type: ignore[assignment]
+    return {subtask: of["source"] for subtask, of in lists.in_flight().items()}
+
+
+def test_a_sources_watermark_is_the_smallest_of_its_subtasks_when_it_is_restored() -> None:
+    """A split may be read by another subtask then."""
+    stood = [watermark(Place("source", subtask, 2), 700 + subtask) for subtask in (0, 1)]
+    for subtask, elements in restored(stood).items():
+        assert elements == [watermark(Place("source", subtask, 2), 700)]
+    assert sorted(restored(stood)) == [0, 1]
+    assert restored([*stood, watermark(PLACE, START_MS)]) == {}, "one had said nothing"
+    assert restored(stood, 3) == {}, "at another parallelism it says nothing"
+    assert restored([]) == {}
+
+
+def test_a_subtask_that_reads_nothing_does_not_say_where_its_watermark_stood() -> None:
+    world = World()
+    world.granted_nothing()
+    world.task._step()
+    world.trigger(0)
+    world.task._step()
+    [acked] = world.acked()
+    assert acked.in_flight == []
+
+
+def test_a_split_that_comes_behind_the_next_request_is_read_all_the_same() -> None:
+    """The driver hands out late what it could not when it was asked, and counts it as read here."""
+    world = World()
+    world.granted(world.splits[0], held_back=False)
+    world.granted(None, held_back=True)
+    for _ in range(2):
+        world.task._step()
+    first = [event for event in world.events if isinstance(event, SplitAsked)][-1].number
+    system.sleep_s(0.15)
+    world.task._step()  # asks again
+    assert [event for event in world.events if isinstance(event, SplitAsked)][-1].number > first
+    late = Grant(
+        vertex="source",
+        subtask=0,
+        number=first,
+        assignment=Assignment(split=world.splits[1]),
+        over=False,
+        held_back=False,
+    )
+    world.task.mailbox.put(late)
+    world.task._step()
+    assert [one.id for one in world.task._open_splits][-1] == world.splits[1].id
+    assert world.task._unanswered
+
+
+def test_rows_are_read_between_checkpoints_that_follow_on_each_other() -> None:
+    """Where a report to the driver takes as long as it takes to begin the next one."""
+    world = World(rows=3000)
+    world.granted(world.splits[0], held_back=False)
+    world.granted_nothing()
+    report, number = world.report, iter(range(2, 1000))
+
+    def slow(*events: Any) -> None:
+        report(*events)
+        if any(isinstance(event, Acked) for event in events):
+            barrier = Barrier(checkpoint=next(number), stamp_ms=system.wall_ms(), kind="checkpoint")
+            world.task.mailbox.put(Trigger(barrier=barrier))
+
+    world.report = slow  # type: ignore[method-assign]
+    world.trigger(None)
+    before = len(values(world.sent()))
+    for _ in range(20):
+        world.task._step()
+        before += len(values(world.sent()))
+    assert before > 300
+    assert len(world.acked()) >= 10

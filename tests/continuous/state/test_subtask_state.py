@@ -11,6 +11,7 @@ import pytest
 
 from snapshot.bases import BasePolicy
 from snapshot.storage.memory import MemoryStore
+from snapshot.watermarks import END_MS
 from statebackend.errors import ProtocolError, StoreUnreachableError
 from tests.continuous.state.ledger import OUTPUT, Ledger, Model, declared
 from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_of
@@ -333,3 +334,16 @@ def test_sources_keep_the_log_short(tmp_path: Path) -> None:
         job.process([(1, epoch, 0)])
         job.checkpoint()
     assert len(list(store.list("log/"))) < 40, "records that nobody needs are deleted"
+
+
+def test_the_end_of_all_inputs_leaves_the_watermark_where_it_was(tmp_path: Path) -> None:
+    """It is of this run only. With none at all, late rows would be in time in the next one."""
+    job = ledger_job(tmp_path)
+    job.start()
+    job.move(watermark_ms=5000, late_watermark_ms=5000)
+    job.move(watermark_ms=END_MS)
+    job.checkpoint()
+    job.crash()
+    job.start()
+    assert {one.times.late_watermark_ms for one in job.keyed} == {5000}
+    job.crash()

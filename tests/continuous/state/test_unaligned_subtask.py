@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,9 +96,15 @@ class State:
 class World:
     """The subtask, two senders, one receiver whose channel takes a few rows."""
 
-    def __init__(self, overtaken: list[Overtaken] = [], processor: str = "") -> None:  # noqa: B006
-        self.inbox = Inbox(2, capacity_bytes=64 << 10)
-        self.senders = [LocalChannel(self.inbox, channel) for channel in range(2)]
+    def __init__(
+        self,
+        overtaken: list[Overtaken] = [],  # noqa: B006
+        processor: str = "",
+        inputs: tuple[Edge, ...] = (Edge("source", (0,)),),
+    ) -> None:
+        channels = [edge for edge in inputs for _ in range(2)]
+        self.inbox = Inbox(len(channels), capacity_bytes=64 << 10)
+        self.senders = [LocalChannel(self.inbox, number) for number in range(len(channels))]
         self.after = Inbox(1, capacity_bytes=8192)
         self.state = State(overtaken)
         self.events: list[Any] = []
@@ -108,7 +116,7 @@ class World:
             state=self.state,  # type: ignore[arg-type]
             processor=lambda: processor,
             inbox=self.inbox,
-            inputs=[Edge("source", (0,))] * 2,
+            inputs=channels,
             mode="exactly_once",
             overtakes=True,
             time_mode="event",
@@ -218,6 +226,88 @@ def test_what_was_overtaken_is_put_back_ahead_of_what_comes_anew() -> None:
     assert numbers(arrived) == [*held[OUT], *held[IN[0]], 500]
 
 
+def test_a_restored_watermark_is_said_again_behind_what_is_put_back() -> None:
+    """A barrier may have overtaken it, and nothing is said until it moves."""
+    world = World()
+    world.begin()
+    for sender in world.senders:
+        sender.send(Watermark(at_ms=701))
+    world.fill()
+    for sender in world.senders:
+        sender.send(barrier())
+    world.steps(3)
+    held = world.overtaken()
+    said = [one for one in world.sent() if isinstance(one, Watermark)]
+    assert said == [Watermark(at_ms=701)]
+    _, elements = taken_out(world.state.persisted[-1].operator_state)
+    [at] = [one for one in decode("op", elements, 2) if one.direction == "at"]
+    again = World([one for one in decode("op", elements, 2) if one.lane == OUT])
+    again.state.times.watermark_ms = again.state.times.late_watermark_ms = at.at_ms
+    again.begin()
+    *put_back, last = again.sent()
+    assert numbers(put_back) == held[OUT]
+    assert last == said[0]
+
+
+def test_a_processor_that_emits_much_at_once_waits_though_a_barrier_is_urgent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that lies in the output would be overtaken, and go through the driver."""
+    monkeypatch.setattr("statebackend.continuous.subtask.FLIGHT_BYTES", 20_000)
+    world = World()
+    world.begin()
+    most_bytes = 0
+
+    def many(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        nonlocal most_bytes
+        world.senders[1].send(barrier())
+        for first in range(0, 20_000, 200):
+            yield rows(first, 200)
+            most_bytes = max(most_bytes, world.task.output.pending_bytes)
+
+    def receive() -> None:
+        while len(numbers(arrived)) < 20_000:
+            if (taken := world.after.poll(10.0)) is None:
+                return
+            arrived.append(taken[1])
+            system.sleep_s(0.002)
+
+    arrived: list[Any] = []
+    world.task._operator.process = many
+    world.senders[0].send(rows(0, 1))
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    while receiver.is_alive():
+        world.steps(1)
+    receiver.join()
+    assert numbers(arrived) == list(range(20_000))
+    size_bytes = rows(0, 200).nbytes
+    assert 20_000 < most_bytes <= 20_000 + size_bytes
+    world.steps(3)
+
+
+def test_no_barrier_is_urgent_while_rules_may_not_be_overtaken() -> None:
+    world = World(inputs=(Edge("source", (0,)), Edge("rules", ())))
+    world.begin()
+    for sender in world.senders[:2]:
+        sender.send(barrier())
+    assert not world.task._is_urgent(), "nothing is overtaken before the rules' barriers have come"
+    for sender in world.senders[2:]:
+        sender.send(barrier())
+    assert not world.task._is_urgent()
+    world.senders[0].send(barrier(2))
+    world.steps(6)
+    assert [one.checkpoint for one in world.acked()] == [1]
+    world.senders[2].send(EndOfInput())
+    world.senders[3].send(EndOfInput())
+    world.steps(4)
+    world.senders[1].send(barrier(2))
+    world.steps(2)
+    assert [one.checkpoint for one in world.acked()] == [1, 2]
+    world.senders[0].send(barrier(3))
+    assert world.task._is_urgent(), "there are no rules any more"
+
+
 def test_while_there_is_no_room_the_driver_is_heard_and_no_rows_are_taken() -> None:
     world = World()
     world.begin()
@@ -319,8 +409,6 @@ def _fields(one: Overtaken) -> dict[str, Any]:
 def test_a_processor_is_closed_when_the_job_is_stopped_and_not_when_it_failed(
     processor: str, closes: bool
 ) -> None:
-    import threading
-
     world = World(processor=processor)
     thread = threading.Thread(target=world.task.run)
     thread.start()
