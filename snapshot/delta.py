@@ -322,7 +322,7 @@ def check_schema(schema: pa.Schema, name: str) -> None:
         raise damaged(name, f"its columns are {schema.to_string(show_schema_metadata=False)!r}")
     try:
         tombstones = msgspec.json.decode(metadata.get(_TOMBSTONES_KEY, b""), type=list[object])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise damaged(name, "its range tombstones are no JSON list") from error
     if tombstones:
         raise _unsupported(name, f"{len(tombstones)} range tombstones")

@@ -410,7 +410,7 @@ def _encode_manifest(manifest: Manifest) -> bytes:
     try:
         text = msgspec.json.encode(manifest)
         same = _decoder.decode(text) == manifest
-    except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError) as error:
         raise SettingError(f"The manifest of {manifest.sequence} is not JSON: {error}.") from error
     if not same:
         raise SettingError(

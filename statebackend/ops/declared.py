@@ -77,7 +77,7 @@ class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise CorruptionError(
                 f"The checkpoint declares a state as {text[:80]!r}: {error}.",
                 todo="Restore the commit log from a copy, or start a new job.",

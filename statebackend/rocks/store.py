@@ -130,7 +130,7 @@ class RocksStore(RocksReads):
             return None
         try:
             return msgspec.json.decode(raw, type=Marker)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise LocalCopyError(
                 f"The marker of the local store {self.path} does not parse ({error}).",
                 todo="The store is set aside and the state is restored from the next good copy.",

@@ -106,7 +106,7 @@ class MsgpackCodec:
         head = b"\xdd" + (2 * len(rows)).to_bytes(4, "big")
         try:
             flat = self._unpack_many(head + b"".join(rows))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
         wires = flat[1::2]
         if flat[::2] != [self.version] * len(rows) or set(map(type, wires)) != {tuple}:
@@ -145,7 +145,7 @@ class MsgpackCodec:
             raise self._wrong_version(data)
         try:
             return self._unpack(data[1:])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptionError(
                 f"{len(data)} bytes are not a row of {self.schema.simpleString()}: {error}.",
                 todo="Restore from the durable copy; the local one is damaged.",
@@ -251,7 +251,7 @@ def _decoder(codec: MsgpackCodec) -> Callable[[bytes], Row]:
     def decode(data: bytes, /) -> Row:
         try:
             wire = unpack(data[1:]) if data.startswith(prefix) else codec._wire(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             wire = codec._wire(data)  # says what is wrong
         if plain:
             return wire

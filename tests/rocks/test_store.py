@@ -320,7 +320,10 @@ def test_no_write_ahead_log_is_kept(store: RocksStore, path: str) -> None:
     assert sum(log.stat().st_size for log in Path(path).glob("*.log")) == 0
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b'{"job_id": 3}', b"\xff\xfe", b"null"])
+DEEP = b'{"x":' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b'{"job_id": 3}', b"\xff\xfe", b"null", DEEP])
 def test_a_marker_that_does_not_parse_is_damage(store: RocksStore, raw: bytes) -> None:
     store._db[store_module._MARKER_KEY] = raw
     with pytest.raises(LocalCopyError, match="marker"):

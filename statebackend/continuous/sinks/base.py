@@ -201,7 +201,7 @@ def decode_committable(data: bytes, kind: type[_S], version: int) -> _S:
         found = msgspec.msgpack.decode(data, type=_Head).v
         if found == version:
             return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptionError(
             f"A committable of a sink is not what the sink writes: {error}.",
             todo="Restore from an older checkpoint, or name the sink by another uid.",

@@ -270,7 +270,7 @@ class _Committer(Committer):
     def _noted(self, name: str) -> list[str]:
         try:
             return msgspec.json.decode(self._read(f"{self._folder}/{name}"), type=list[str])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return []  # cut off while it was written: nothing was moved after it
 
     def discard(self, committables: Sequence[bytes]) -> None:

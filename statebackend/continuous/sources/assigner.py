@@ -220,7 +220,7 @@ def _decode(state: bytes) -> _State:
         version = head["v"]
         if version == FORMAT_VERSION:
             return msgspec.json.decode(state, type=_State)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"The state of a source's splits is not what a source writes: {error}.",
             todo="Restore from an older checkpoint.",

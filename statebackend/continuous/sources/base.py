@@ -91,7 +91,7 @@ def decode_assignment(id: str, state: str) -> Assignment:
     """
     try:
         stored = msgspec.json.decode(state, type=_Stored)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptionError(
             f"The state of split {id!r} is not what a source writes: {error}.",
             todo="Restore from an older checkpoint.",
