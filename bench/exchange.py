@@ -3,8 +3,8 @@
 Rows of three columns (two int64, one double) through one channel: between threads, and over
 loopback from a process of its own. How many a second, what a batch costs each side in processor
 time, and how long one is under way at a low rate, from before it is emitted to after it is polled.
-Then several channels between the same two processes, each a stream of its own; and what dealing
-rows to receivers by key group costs.
+The same with TLS. Then several channels between the same two processes, each a stream of its own;
+what dealing rows to receivers by key group costs; a request to the driver, with TLS and without.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bench.machine import ROOT, busy_share
 from snapshot.barrier import EndOfInput
+from snapshot.messages import PROTOCOL
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.inbox import Inbox
@@ -31,6 +32,8 @@ from statebackend.continuous.exchange.messages import Address, Identity
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partition import by_key_group, rebalance
 from statebackend.continuous.exchange.server import ExchangeServer
+from statebackend.spark.tls import self_signed
+from statebackend.spark.wire import Call, Client, Server
 
 __all__ = ["exchange", "exchange_text"]
 
@@ -49,7 +52,7 @@ def exchange(*, batches: int, repeats: int, seconds: float, progress: Any) -> An
         "throughput": [],
         "latency": [],
     }
-    for kind in ("local", "remote"):
+    for kind in ("local", "remote", "tls"):
         for rows, more in ((10_000, 1), (1_000, 5), (100, 25)):
             work = {"rows": rows, "batches": batches * more, "channels": 1}
             taken = [_throughput(kind, work) for _ in range(repeats)]
@@ -64,6 +67,7 @@ def exchange(*, batches: int, repeats: int, seconds: float, progress: Any) -> An
         work = {"rows": 10_000, "batches": batches, "channels": channels}
         found["throughput"].append(_throughput("remote", work))
     found["dealing"] = [_dealing(receivers) for receivers in (2, 8, 64)]
+    found["requests"] = [_requests(tls) for tls in (False, True)]
     found["busy_share_after"] = busy_share(1.0)
     return found
 
@@ -86,10 +90,12 @@ def _wired(kind: str, work: dict[str, Any]) -> Iterator[tuple[Inbox, Any]]:
         yield inbox, lambda: thread.join() or said
         inbox.close()
         return
-    server = ExchangeServer(_IDENTITY, host="127.0.0.1")
+    tls = self_signed() if kind == "tls" else None
+    server = ExchangeServer(_IDENTITY, host="127.0.0.1", tls=tls)
+    told = work | {"certificate": tls.certificate.decode() if tls else ""}
     for i in range(work["channels"]):
         server.expect(_address(i), inbox, i)
-    command = [sys.executable, "-m", "bench.exchange", server.location, json.dumps(work)]
+    command = [sys.executable, "-m", "bench.exchange", server.location, json.dumps(told)]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     yield inbox, lambda: json.loads(child.communicate()[0])
     child.wait(30)
@@ -196,6 +202,32 @@ def _dealing(receivers: int) -> dict[str, Any]:
     }
 
 
+class _Echo:
+    """A session that answers what it is asked."""
+
+    def call(self, kind: str, body: bytes) -> bytes:
+        return body
+
+
+def _requests(tls: bool) -> dict[str, Any]:
+    """One after the other, to a server in this process."""
+    own = self_signed() if tls else None
+    server = Server(bind="127.0.0.1", advertised="127.0.0.1", tls=own)
+    endpoint = server.add("bench", "token", _Echo())  # type: ignore[arg-type]
+    client = Client(endpoint.location, endpoint.certificate)
+    found: dict[str, Any] = {"tls": tls}
+    for size in (1_000, 1_000_000):
+        call = Call(protocol=PROTOCOL, job="bench", session="bench", kind="echo", body=b"x" * size)
+        took_ms = []
+        for _ in range(1000 if size < 10_000 else 100):
+            began_s = time.perf_counter()
+            client.call(endpoint, call, timeout_s=60)
+            took_ms.append((time.perf_counter() - began_s) * 1000)
+        found[f"p50_ms_of_{size}_bytes"] = round(statistics.median(took_ms[10:]), 3)
+    server.shutdown()
+    return found
+
+
 def exchange_text(found: Any) -> str:
     """As a table."""
     lines = [
@@ -220,13 +252,21 @@ def exchange_text(found: Any) -> str:
             f" {one['rows_per_s'] / 1e6:.0f} M rows/s"
             for one in found["dealing"]
         ),
+        "",
+        *(
+            f"a request to the driver, {'with' if one['tls'] else 'without'} TLS:"
+            f" {one['p50_ms_of_1000_bytes']} ms with 1 kB each way,"
+            f" {one['p50_ms_of_1000000_bytes']} ms with 1 MB"
+            for one in found["requests"]
+        ),
     ]
     return "\n".join(lines)
 
 
 def _main(location: str, work: dict[str, Any]) -> None:
-    client = ExchangeClient(_IDENTITY)
-    channels = [client.connect(location, _address(i)) for i in range(work["channels"])]
+    certificate = work["certificate"].encode()
+    client = ExchangeClient(_IDENTITY, tls=bool(certificate))
+    channels = [client.connect(location, _address(i), certificate) for i in range(work["channels"])]
     print(json.dumps(_send(channels, work)))
     client.close()
 

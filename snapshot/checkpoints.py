@@ -184,6 +184,13 @@ class Checkpoints(Generic[Part]):
         return self._all_at_end and not self._over and not self._pending
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the job's last checkpoint is under way, or complete: no other one begins."""
+        return self._over or any(
+            pending.barrier.kind == "last" for pending in self._pending.values()
+        )
+
+    @property
     def next_deadline_s(self) -> float | None:
         """When `tick` will have something to do."""
         return min((p.deadline_s for p in self._pending.values() if not p.writing), default=None)

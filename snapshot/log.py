@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +41,7 @@ from statebackend.errors import (
 
 __all__ = ["CommitLog", "NoPatience", "Patience", "RecordCache", "Tenure", "Verdict", "judge"]
 
+T = TypeVar("T")
 CLAIM_ATTEMPTS = 100
 READ_ATTEMPTS = 10
 WHOLE_BYTES = 1 << 20  # a record up to this size is read whole at once
@@ -151,7 +152,8 @@ class CommitLog:
         Raises:
             CorruptionError, UnsupportedFormatError, ObjectNotFoundError, StoreUnreachableError
         """
-        manifest = read_manifest(self._store, record_name(sequence))
+        name = record_name(sequence)
+        manifest = _once_more(lambda: read_manifest(self._store, name))
         self._check(sequence, manifest)
         return manifest
 
@@ -189,7 +191,8 @@ class CommitLog:
         listed = self._listed.get(sequence)
         manifest = self._cache.get(sequence, listed)
         if manifest is None:
-            manifest, record = read_record(self._store, record_name(sequence), WHOLE_BYTES)
+            name = record_name(sequence)
+            manifest, record = _once_more(lambda: read_record(self._store, name, WHOLE_BYTES))
             self._check(sequence, manifest)
             if listed is not None:
                 self._cache.add(listed, manifest, record)
@@ -427,6 +430,14 @@ class CommitLog:
             f"The record {record_name(sequence)!r} in {self._store.uri} is wrong: {reason}.",
             todo="Restore it from another copy.",
         )
+
+
+def _once_more(read: Callable[[], T]) -> T:
+    """What was read; once more if it is damaged: it may have been on its way here."""
+    try:
+        return read()
+    except CorruptionError:
+        return read()
 
 
 def _again(error: StateBackendError) -> StateBackendError:

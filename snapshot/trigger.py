@@ -131,12 +131,12 @@ class Trigger:
         """
         return self._enqueue(kind, now_s, periodic=False)
 
-    def poll(self, now_s: float) -> list[Request]:
-        """What begins now."""
+    def poll(self, now_s: float, most: int | None = None) -> list[Request]:
+        """What begins now; ``most``: not more than so many of it, and the others wait on."""
         if self.policy.is_periodic and now_s >= self._due_s:
             self._due(now_s)
-        begun = []
-        while self._queue and len(self._running) < self.policy.limit:
+        begun: list[Request] = []
+        while self._queue and len(self._running) < self.policy.limit and len(begun) != most:
             first = self._queue.pop(0)
             if first.periodic and now_s < self._pause_until_s:
                 self._due_s = self._pause_until_s  # dropped; the next one is due after the pause

@@ -9,59 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from statebackend._setting import PREFIX, Setting, not_negative, parallelism, positive, switch
 from statebackend.errors import SettingError
 
 __all__ = ["SETTINGS", "Setting", "Settings", "settings_table"]
-
-PREFIX: Final = "spark.statebackend."
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its key below ``spark.statebackend.``, its default, its check, its meaning."""
-
-    key: str
-    default: Any
-    kind: type
-    meaning: str
-    check: Callable[[Any], bool] = lambda value: True
-    wants: str = ""
-
-    def parse(self, value: Any) -> Any:
-        """A checked value from a string or a value.
-
-        Raises:
-            SettingError: naming the key, the value and what is wanted.
-        """
-        try:
-            parsed = self.kind(value)
-        except (TypeError, ValueError, OverflowError):
-            raise self._refused(value) from None
-        if isinstance(value, bool) or (isinstance(value, float) and parsed != value):
-            raise self._refused(value)
-        if not self.check(parsed):
-            raise self._refused(value)
-        return parsed
-
-    def _refused(self, value: Any) -> SettingError:
-        wants = self.wants or f"a value of type {self.kind.__name__}"
-        return SettingError(
-            f"The setting {PREFIX}{self.key} (or the argument of that meaning) is {value!r}.",
-            todo=f"Give {wants}: {self.meaning}",
-        )
-
-
-def _positive(value: Any) -> bool:
-    return bool(value > 0)
-
-
-def _parallelism(value: Any) -> bool:
-    return bool(0 <= value <= 32768)
-
-
-def _not_negative(value: Any) -> bool:
-    return bool(value >= 0)
-
 
 SETTINGS: Final[dict[str, Setting]] = {
     "local_dir": Setting(
@@ -76,7 +27,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         0,
         int,
         "subtasks per operator (0: spark.sql.shuffle.partitions)",
-        _parallelism,
+        parallelism,
         "0 to 32768",
     ),
     "max_parallelism": Setting(
@@ -84,7 +35,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         0,
         int,
         "key groups, fixed for the job's life (0: by Flink's formula)",
-        _parallelism,
+        parallelism,
         "0 to 32768",
     ),
     "commit": Setting(
@@ -110,7 +61,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         int,
         "whether timers get batches of their own when there is no data (1) or wait for the next "
         "batch with data (0); it is one source more, so a job keeps it as it was",
-        lambda value: value in (0, 1),
+        switch,
         "0 or 1",
     ),
     "rebalance": Setting(
@@ -127,7 +78,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         10.0,
         float,
         "how long an executor must have been there before subtasks move to it by themselves",
-        _positive,
+        positive,
         "seconds",
     ),
     "constant_bytes": Setting(
@@ -136,7 +87,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         int,
         "parts of a processor that are larger (pickled) are sent once, and shared by the epochs of "
         "a worker, which cannot write to them (0: none)",
-        _not_negative,
+        not_negative,
         "a number of bytes",
     ),
     "quick_frames": Setting(
@@ -145,7 +96,16 @@ SETTINGS: Final[dict[str, Setting]] = {
         int,
         "whether small DataFrames that a pandas processor makes of plain dicts take a short way to "
         "the same frame (1): it is compared with pandas' own first, and left if they differ",
-        lambda value: value in (0, 1),
+        switch,
+        "0 or 1",
+    ),
+    "tls": Setting(
+        "tls",
+        0,
+        int,
+        "whether executors and driver, and the slots of a continuous job, speak TLS (1, with the "
+        "extra `tls`) or in the clear (0)",
+        switch,
         "0 or 1",
     ),
     "driver_host": Setting(
@@ -170,7 +130,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         8 << 20,
         int,
         "how large the slices packed into one record may be",
-        _positive,
+        positive,
         "a positive number of bytes",
     ),
     "inline_limit_bytes": Setting(
@@ -178,7 +138,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         256 << 10,
         int,
         "how much a subtask may pack into a record; more becomes an object of its own",
-        _not_negative,
+        not_negative,
         "a number of bytes",
     ),
     "base_every_epochs": Setting(
@@ -186,7 +146,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         64,
         int,
         "a subtask writes its full state once in so many epochs",
-        _positive,
+        positive,
         "a positive number",
     ),
     "base_apart_every_epochs": Setting(
@@ -194,7 +154,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         256,
         int,
         "the same for state that is too large for a record: its full copy is uploaded apart",
-        _positive,
+        positive,
         "a positive number",
     ),
     "base_apart_min_bytes": Setting(
@@ -202,7 +162,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         16 << 20,
         int,
         "large state is written in full when the changes since are over this",
-        _not_negative,
+        not_negative,
         "a number of bytes",
     ),
     "base_apart_ratio": Setting(
@@ -210,7 +170,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         0.5,
         float,
         "... and over so many times its size",
-        _not_negative,
+        not_negative,
         "a number",
     ),
     "base_whole_limit_bytes": Setting(
@@ -219,7 +179,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         int,
         "state up to this size is uploaded as one object, larger state as RocksDB's own files, of "
         "which only new ones are sent",
-        _not_negative,
+        not_negative,
         "a number of bytes",
     ),
     "base_bytes_per_s": Setting(
@@ -227,7 +187,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         32 << 20,
         int,
         "how fast a worker uploads files of large state, beside its batches (0: no limit)",
-        _not_negative,
+        not_negative,
         "a number of bytes",
     ),
     "base_lease_s": Setting(
@@ -235,7 +195,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         300.0,
         float,
         "an upload of full state that its worker has not renewed for so long has lapsed",
-        _positive,
+        positive,
         "seconds",
     ),
     "retain_epochs": Setting(
@@ -243,7 +203,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         1,
         int,
         "how many confirmed epochs stay restorable",
-        _positive,
+        positive,
         "a positive number",
     ),
     "clean_every_epochs": Setting(
@@ -251,7 +211,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         64,
         int,
         "what nobody needs any more is deleted once in so many epochs (0: never)",
-        _not_negative,
+        not_negative,
         "a number",
     ),
     "clean_min_age_s": Setting(
@@ -259,7 +219,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         600.0,
         float,
         "nothing younger is deleted, by the store's clock",
-        _not_negative,
+        not_negative,
         "seconds",
     ),
     "input_budget_bytes": Setting(
@@ -267,7 +227,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         64 << 20,
         int,
         "how much of an epoch's input a task keeps in memory; more is sorted through local disk",
-        _positive,
+        positive,
         "a positive number of bytes",
     ),
     "overlay_budget_bytes": Setting(
@@ -275,7 +235,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         64 << 20,
         int,
         "how much memory an epoch's changes may take; more goes to local disk",
-        _positive,
+        positive,
         "a positive number of bytes",
     ),
     "open_stores": Setting(
@@ -283,7 +243,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         32,
         int,
         "stores that a worker keeps open between batches (0: none)",
-        _not_negative,
+        not_negative,
         "a number",
     ),
     "idle_close_s": Setting(
@@ -291,7 +251,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         30.0,
         float,
         "an open store that nobody used for so long is closed",
-        _positive,
+        positive,
         "seconds",
     ),
     "lease_timeout_s": Setting(
@@ -300,7 +260,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         float,
         "how long a task waits for a local store that another "
         "process of its host holds, before it makes one of its own",
-        _not_negative,
+        not_negative,
         "seconds",
     ),
     "commit_timeout_s": Setting(
@@ -308,7 +268,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         600.0,
         float,
         "how long a task waits for its epoch to be durable, also while the store is down",
-        _positive,
+        positive,
         "seconds",
     ),
     "start_timeout_s": Setting(
@@ -316,7 +276,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         120.0,
         float,
         "how long tasks wait for the driver's checks at start",
-        _positive,
+        positive,
         "seconds",
     ),
     "block_cache_bytes": Setting(
@@ -324,7 +284,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         64 << 20,
         int,
         "RocksDB's block cache, one for all stores of a worker",
-        _positive,
+        positive,
         "a positive number of bytes",
     ),
     "write_buffer_bytes": Setting(
@@ -332,7 +292,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         32 << 20,
         int,
         "RocksDB's write buffer per open store",
-        _positive,
+        positive,
         "a positive number of bytes",
     ),
     "s3_endpoint": Setting(
@@ -357,7 +317,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         60.0,
         float,
         "how long one call to S3 may go on trying",
-        _positive,
+        positive,
         "seconds",
     ),
 }
@@ -377,6 +337,7 @@ class Settings:
     rebalance_settle_s: float
     constant_bytes: int
     quick_frames: int
+    tls: int
     driver_host: str
     driver_bind: str
     driver_port: int

@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 from statebackend.continuous.slot import Run, SlotTask
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor, sent_by
-from statebackend.spark.launch import driver_server
+from statebackend.spark.services import driver_server
 from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.wire import Server
+from statebackend.spark.wire import Credentials, Server
 
 __all__ = ["Cluster", "SparkCluster", "Stage"]
 
@@ -48,7 +48,7 @@ class Cluster(Protocol):
     def ship(self, packed: PackedProcessor) -> ShippedProcessor:
         """A processor, for the slots."""
 
-    def stage(self, run: Run, token: str) -> Stage:
+    def stage(self, run: Run, credentials: Credentials) -> Stage:
         """The slots of a run, not started."""
 
 
@@ -78,11 +78,11 @@ class SparkCluster:
         context = self._spark.sparkContext
         return packed.ship(context.broadcast, sent_by(context))
 
-    def stage(self, run: Run, token: str) -> Stage:
+    def stage(self, run: Run, credentials: Credentials) -> Stage:
         """A barrier stage with a job group of its own."""
         context = self._spark.sparkContext
         group, slots = f"statebackend-{run.run}", run.graph.parallelism
-        shared = context.broadcast(token)
+        shared = context.broadcast(credentials)
 
         def go() -> None:
             context.setJobGroup(group, f"continuous job {run.job}", interruptOnCancel=True)

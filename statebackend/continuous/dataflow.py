@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
@@ -16,9 +16,8 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from recovery.restarting import Strategy
 from snapshot.alignment import Mode
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.api.arrowcalls import record_arrow_states
-from statebackend.api.calls import record_keyed_states
-from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
+from statebackend.api.processors import KeyedProcessor
+from statebackend.continuous.flavours import flavour_of, recorder
 from statebackend.continuous.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
 from statebackend.continuous.options import RESTART, RunOptions
 from statebackend.continuous.sinks.base import Sink
@@ -27,7 +26,6 @@ from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.ops.declared import Declarations, parse_schema
 from statebackend.ops.epoch import OperatorPlan
 from statebackend.ops.rowconv import arrow_schema
-from statebackend.ops.tws import record_states
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import check_value_schema
 from statebackend.spark.constants import PackedProcessor, pack
@@ -187,6 +185,8 @@ class ContinuousStream:
         parallelism: int,
         checkpoint_interval_s: float | None = 10.0,
         min_pause_s: float = 0.0,
+        max_share: float | None = None,
+        max_concurrent: int = 1,
         timeout_s: float = 600.0,
         alignment_timeout_s: float | None = None,
         mode: Mode = "exactly_once",
@@ -202,7 +202,8 @@ class ContinuousStream:
         Args:
             parallelism: subtasks of each vertex; the cluster needs as many free task slots.
             checkpoint_interval_s: from one checkpoint to the next; None: only at the end.
-            min_pause_s: between checkpoints. timeout_s: after so long one is given up.
+            min_pause_s: between checkpoints. max_share: of the time that they may take, such as
+                0.1. max_concurrent: at the same time. timeout_s: after so long one is given up.
             alignment_timeout_s: after so long a barrier overtakes the rows that it waits for, and
                 they become a part of the checkpoint; None: never.
             mode: ``exactly_once``, or ``at_least_once`` (no channel waits for another's barrier).
@@ -220,6 +221,8 @@ class ContinuousStream:
             options = RunOptions(
                 checkpoint_interval_s=checkpoint_interval_s,
                 min_pause_s=min_pause_s,
+                max_share=max_share,
+                max_concurrent=max_concurrent,
                 timeout_s=timeout_s,
                 alignment_timeout_s=alignment_timeout_s,
                 mode=mode,
@@ -238,13 +241,6 @@ class ContinuousStream:
         return start(self.flow, parallelism, options)
 
 
-_RECORDS: Final[tuple[tuple[type, str], ...]] = (
-    (KeyedProcessor, "keyed"),
-    (ArrowProcessor, "arrow"),
-    (StatefulProcessor, "rows"),
-)
-
-
 @dataclass(frozen=True)
 class KeyedStream:
     """Rows by key."""
@@ -258,6 +254,7 @@ class KeyedStream:
         *,
         uid: str,
         output_schema: StructType | str,
+        flavour: str = "rows",
         time_mode: str = "none",
         event_time: str | None = None,
     ) -> ContinuousStream:
@@ -268,9 +265,11 @@ class KeyedStream:
 
         Args:
             processor: a `KeyedProcessor`, an `ArrowProcessor`, or one of Spark's
-                ``StatefulProcessor`` (rows).
+                ``StatefulProcessor``.
             uid: the operator's name for the life of the job.
             output_schema: of its output.
+            flavour: of a ``StatefulProcessor``: ``"rows"``, or ``"pandas"`` for one that was
+                written for ``transformWithStateInPandas``.
             time_mode: ``"none"``, ``"processing"`` or ``"event"``; event time is the sources':
                 give them ``event_time`` and ``watermark_delay``.
             event_time: the column by which rows are late, and left out; None: none are.
@@ -283,7 +282,7 @@ class KeyedStream:
         return operate(
             flow,
             processor,
-            flavour=_flavour(processor),
+            flavour=flavour_of(processor, flavour),
             uid=uid,
             inputs=(Edge(self.stream.vertex, self.key_positions, timed=timed),),
             rows=rows,
@@ -353,7 +352,7 @@ def operate(
     check_value_schema(output)
     arrow_schema(output)
     packed = pack(processor, uid=uid, limit_bytes=flow.backend._settings.constant_bytes)
-    declared = _record(flavour)(packed.rehearsal(), uid, time_mode)
+    declared = recorder(flavour)(packed.rehearsal(), uid, time_mode)
     made = OperatorPlan(
         uid=uid,
         flavour=flavour,
@@ -375,29 +374,6 @@ def time_of(operation: Operation) -> TimePlan:
     if operation.plan.time_mode != "event":
         return TimePlan(operation.plan.time_mode)
     return TimePlan("event", operation.event_time, 0)
-
-
-def _flavour(processor: Any) -> str:
-    for kind, flavour in _RECORDS:
-        if isinstance(processor, kind):
-            return flavour
-    if isinstance(processor, CoProcessor | BroadcastProcessor):
-        raise SettingError(
-            f"{type(processor).__name__} takes two inputs.",
-            todo="Use connect() or connect_broadcast() before process().",
-        )
-    raise SettingError(
-        f"The processor is a {type(processor).__name__}.",
-        todo="Give a KeyedProcessor, an ArrowProcessor or a StatefulProcessor.",
-    )
-
-
-def _record(flavour: str) -> Callable[[Any, str, str], Declarations]:
-    if flavour == "arrow":
-        return lambda copy, uid, mode: record_arrow_states(copy, uid, time_mode=mode)
-    if flavour == "rows":
-        return lambda copy, uid, mode: record_states(copy, uid, time_mode=mode)
-    return lambda copy, uid, mode: record_keyed_states(copy, uid, time_mode=mode, flavour=flavour)
 
 
 def check_event(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from snapshot.checkpoints import Reason, Subtask
 from snapshot.trigger import Request
 from statebackend.continuous.messages import Acked, Command
 from statebackend.errors import StateBackendError
 
-__all__ = ["Broken", "Ended", "Out", "Publish", "Settled", "Tell", "Write"]
+__all__ = ["Broken", "Ended", "Out", "Publish", "Settled", "Tell", "Write", "named"]
+
+_NAMED: Final = 10
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,10 @@ class Broken:
 
 
 Out: TypeAlias = Tell | Write | Publish | Settled | Ended | Broken
+
+
+def named(subtasks: frozenset[Subtask]) -> str:
+    """Some of them, for people."""
+    names = [f"{one.vertex}/{one.index}" for one in sorted(subtasks)]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -249,8 +249,8 @@ class JobRun:
         match said:
             case Poll(slot=slot):
                 machine.heard(slot, now_s)
-            case Register(slot=slot, location=location, copies=copies):
-                return machine.registered(slot, location, now_s, copies)
+            case Register(slot=slot, peer=peer, copies=copies):
+                return machine.registered(slot, peer, now_s, copies)
             case Report(slot=slot, events=events):
                 machine.heard(slot, now_s)
                 return [out for event in events for out in self._event(machine, event, now_s)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -25,6 +24,7 @@ from statebackend.continuous.decisions import (
     Settled,
     Tell,
     Write,
+    named,
 )
 from statebackend.continuous.graph import Graph, reads_together
 from statebackend.continuous.messages import (
@@ -35,6 +35,7 @@ from statebackend.continuous.messages import (
     Declined,
     Deploy,
     Grant,
+    Peer,
     Stop,
 )
 from statebackend.continuous.messages import Trigger as Tripped
@@ -50,8 +51,6 @@ from statebackend.errors import (
 )
 
 __all__ = ["Broken", "Ended", "Out", "Publish", "RunMachine", "Settled", "Tell", "Write"]
-
-_NAMED: Final = 10
 
 
 @dataclass
@@ -99,13 +98,15 @@ class RunMachine:
         )
         self._trigger: Trigger | None = None
         self._failures = Failures(options.tolerable_failures)
-        self._locations: dict[int, str] = {}  # by slot, as the next two
+        self._peers: dict[int, Peer] = {}  # by slot, as the next two
         self._copies: dict[int, Sequence[Copy]] = {}
         self._heard_s: dict[int, float] = {}
         self._slot_of: dict[int, int] = {}  # by subtask
         self._starting = set(graph.subtasks)
         self._started_s = now_s
         self._attempts: dict[int, _Attempt] = {}
+        self._publishing = False
+        self._unwritten: list[Out] = []  # the attempt after the one whose output is committed
         self._in_vain: dict[Subtask, int] = {}  # the newest requests that got no split yet
         # By source: who has asked for a first split, by which number; gone once all have.
         self._first: dict[str, dict[int, int]] = {vertex: {} for vertex in assigners}
@@ -132,20 +133,20 @@ class RunMachine:
     # --- slots ---------------------------------------------------------------------------------
 
     def registered(
-        self, slot: int, location: str, now_s: float, copies: Sequence[Copy] = ()
+        self, slot: int, peer: Peer, now_s: float, copies: Sequence[Copy] = ()
     ) -> list[Out]:
         """A slot is there. A second process for one slot is another attempt of Spark's."""
-        if slot in self._locations and self._locations[slot] != location:
+        if slot in self._peers and self._peers[slot] != peer:
             return self._break(
                 PeerLostError(f"Slot {slot} was started again by Spark, within its run.")
             )
         if not 0 <= slot < self._graph.parallelism:
             return self._break(ProtocolError(f"There is no slot {slot}."))
-        new = slot not in self._locations
-        self._locations[slot] = location
+        new = slot not in self._peers
+        self._peers[slot] = peer
         self._copies[slot] = copies
         self._heard_s[slot] = now_s
-        if not new or len(self._locations) < self._graph.parallelism:
+        if not new or len(self._peers) < self._graph.parallelism:
             return []
         return self._deployed()
 
@@ -156,7 +157,7 @@ class RunMachine:
         self._slot_of = {subtask: slot for slot, subtask in given.items()}
         deploy = Deploy(
             subtask=-1,
-            locations=[self._locations[self._slot_of[i]] for i in range(graph.parallelism)],
+            peers=[self._peers[self._slot_of[i]] for i in range(graph.parallelism)],
             epoch=self._checkpoints.epoch + 1,
             stamp_ms=self._stamp_ms,
             watermarks_ms=self._watermarks_ms,
@@ -301,6 +302,7 @@ class RunMachine:
     def published(self, done: Publish, now_s: float, wall_ms: int) -> list[Out]:
         """The output of a checkpoint is committed."""
         attempt = self._attempts.pop(done.checkpoint)
+        self._publishing, next_one, self._unwritten = False, self._unwritten, []
         for assigner in self._assigners.values():
             assigner.complete(done.checkpoint)
         self._failures.succeeded(done.checkpoint)
@@ -313,8 +315,8 @@ class RunMachine:
         out.append(Settled(done.checkpoint, done.epoch, None, took_s, attempt.request))
         if done.is_last:
             self._over = True
-            out += [Tell(None, Stop()), Ended()]
-        return out
+            return [*out, Tell(None, Stop()), Ended()]
+        return out + next_one
 
     @property
     def stamp_ms(self) -> int:
@@ -334,19 +336,17 @@ class RunMachine:
         if deadline_s is not None and deadline_s <= now_s:
             self._note_missing()
         out = self._follow(self._checkpoints.tick(now_s), now_s)
-        if self._over or self._attempts:
-            return out
         if self._checkpoints.last_is_due and not self._trigger.running:
             self._trigger.request("checkpoint", now_s)
-        for request in self._trigger.poll(now_s):
-            out += self._begin(request, now_s, wall_ms)
+        while not self._none_may_begin() and (begins := self._trigger.poll(now_s, most=1)):
+            out += self._begin(begins[0], now_s, wall_ms)
         return out
 
     # --- how -----------------------------------------------------------------------------------
 
     def _lost(self, now_s: float) -> PeerLostError | None:
         if self._starting and now_s - self._started_s > self._options.start_timeout_s:
-            missing = sorted(set(range(self._graph.parallelism)) - set(self._locations))
+            missing = sorted(set(range(self._graph.parallelism)) - set(self._peers))
             what = f"slots {missing} are not there" if missing else "subtasks have not got ready"
             return PeerLostError(
                 f"After {self._options.start_timeout_s:g} s {what}.",
@@ -357,6 +357,16 @@ class RunMachine:
             if now_s - heard_s > self._options.silence_s:
                 return PeerLostError(f"Slot {slot} was not heard of for {now_s - heard_s:.1f} s.")
         return None
+
+    def _none_may_begin(self) -> bool:
+        """Whether run or job end; or a subtask waits for a split until a barrier is through.
+
+        With one barrier always on its way it would never get one.
+        """
+        if self._over or self._checkpoints.is_ending:
+            return True
+        waits = (self._assigners[one.vertex].waits_for_barrier(one.index) for one in self._in_vain)
+        return any(waits)
 
     def _begin(self, request: Request, now_s: float, wall_ms: int) -> list[Out]:
         # Before any barrier goes out: what is cut here nobody has.
@@ -383,10 +393,13 @@ class RunMachine:
                 case cp.Commit(checkpoint=number, epoch=epoch, parts=parts):
                     attempt = self._attempts[number]
                     attempt.parts = parts
-                    out.append(Write(number, epoch, parts, attempt.cuts))
+                    # One is through before the next one is written: a savepoint is a whole cut.
+                    to = self._unwritten if self._publishing else out
+                    to.append(Write(number, epoch, parts, attempt.cuts))
                 case cp.Complete(checkpoint=number, epoch=epoch, is_last=is_last):
                     found = self._attempts[number].parts
                     assert found is not None
+                    self._publishing = True
                     out.append(Publish(number, epoch, found, is_last))
                 case cp.Aborted():
                     out += self._aborted(action, now_s)
@@ -408,7 +421,7 @@ class RunMachine:
         if self._failures.failed(gone.checkpoint, gone.reason):
             by = f", by {gone.by.vertex}/{gone.by.index}" if gone.by else ""
             if gone.reason is Reason.EXPIRED:
-                by = f"; it waited for {_named(attempt.waiting)}"
+                by = f"; it waited for {named(attempt.waiting)}"
             out += self._break(
                 CheckpointsFailedError(
                     f"Checkpoint {gone.checkpoint} was given up ({gone.reason.value}{by}), and "
@@ -424,10 +437,3 @@ class RunMachine:
             return []
         self._over = True
         return [Broken(error)]
-
-
-def _named(subtasks: frozenset[Subtask]) -> str:
-    """Some of them, for people."""
-    names = [f"{one.vertex}/{one.index}" for one in sorted(subtasks)]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

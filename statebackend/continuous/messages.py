@@ -28,6 +28,7 @@ __all__ = [
     "Event",
     "Failed",
     "Grant",
+    "Peer",
     "Poll",
     "Register",
     "Report",
@@ -42,6 +43,18 @@ __all__ = [
 
 T = TypeVar("T")
 
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A slot's exchange server.
+
+    Attributes:
+        certificate: that it shows, PEM; b"": it speaks no TLS.
+    """
+
+    location: str
+    certificate: bytes = b""
+
+
 # --- from the driver -----------------------------------------------------------------------------
 
 
@@ -50,7 +63,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy"):
 
     Attributes:
         subtask: the index of the subtasks that the slot has, one of every vertex.
-        locations: of the slots' exchange servers, by subtask.
+        peers: the slots, by subtask.
         epoch: that the run begins with. stamp_ms: its stamp.
         watermarks_ms: of keyed vertices, where they stood in the restored checkpoint; one that is
             not there begins without.
@@ -59,7 +72,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy"):
     """
 
     subtask: int
-    locations: list[str]
+    peers: list[Peer]
     epoch: int
     stamp_ms: int
     watermarks_ms: dict[str, int] = {}
@@ -140,11 +153,11 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slot: its number among Spark's tasks, by which the driver knows it.
-        location: of its exchange server. copies: what it sees on its host.
+        peer: how others reach it. copies: what it sees on its host.
     """
 
     slot: int
-    location: str
+    peer: Peer
     host: str
     executor: str
     pid: int

@@ -15,14 +15,18 @@ __all__ = ["RESTART", "RunOptions"]
 RESTART: Final[Strategy] = FixedDelay(3, 1.0)
 """What happens when a job fails, unless it is told otherwise."""
 
+_CONCURRENT_MAX: Final = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Settings of one start; plain data, shipped to the slots.
 
     Attributes:
-        checkpoint_interval_s, min_pause_s: see `TriggerPolicy`; None: only at the end, or when
-            somebody asks.
+        checkpoint_interval_s, min_pause_s, max_share: see `TriggerPolicy`. Without an interval
+            and a share only at the end, or when somebody asks.
+        max_concurrent: so many checkpoints may be under way at the same time. More than 1 goes
+            with neither pauses (``min_pause_s``, ``max_share``) nor ``alignment_timeout_s``.
         timeout_s: a checkpoint that takes longer is given up.
         alignment_timeout_s: a barrier that waits for longer in a subtask overtakes the rows that it
             waits for: they become a part of the checkpoint. None: never.
@@ -40,6 +44,8 @@ class RunOptions:
 
     checkpoint_interval_s: float | None = 10.0
     min_pause_s: float = 0.0
+    max_share: float | None = None
+    max_concurrent: int = 1
     timeout_s: float = 600.0
     alignment_timeout_s: float | None = None
     mode: Mode = "exactly_once"
@@ -60,6 +66,7 @@ class RunOptions:
             SettingError: naming the value.
         """
         _ = self.policy
+        self._check_concurrent()
         if self.mode not in ("exactly_once", "at_least_once"):
             raise SettingError(
                 f"The mode is {self.mode!r}.", todo="Give 'exactly_once' or 'at_least_once'."
@@ -84,6 +91,29 @@ class RunOptions:
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} is {getattr(self, name)}.", todo="Give 0 or more.")
 
+    def _check_concurrent(self) -> None:
+        if self.max_concurrent == 1:
+            return
+        if not isinstance(self.max_concurrent, int) or self.max_concurrent > _CONCURRENT_MAX:
+            raise SettingError(
+                f"max_concurrent is {self.max_concurrent}.",
+                todo=f"Give a whole number up to {_CONCURRENT_MAX}: a later checkpoint is durable "
+                "only when those before it are.",
+            )
+        if self.min_pause_s > 0 or self.max_share is not None:
+            raise SettingError(
+                f"max_concurrent={self.max_concurrent} has a checkpoint begin while others are "
+                "under way, and min_pause_s or max_share only some time after the one before.",
+                todo="Leave one of them out.",
+            )
+        if self.alignment_timeout_s is not None:
+            # Such as a savepoint's, which waits for them: passed, it is given up, and both with it.
+            raise SettingError(
+                f"With alignment_timeout_s a barrier may overtake rows, and with max_concurrent="
+                f"{self.max_concurrent} the barrier of another checkpoint may lie among them.",
+                todo="Leave one of them out: checkpoints that overtake rows do not take long.",
+            )
+
     @property
     def alignment_timeout_ms(self) -> int | None:
         """As barriers have it."""
@@ -92,5 +122,10 @@ class RunOptions:
 
     @property
     def policy(self) -> TriggerPolicy:
-        """When checkpoints are due; one at a time."""
-        return TriggerPolicy(interval_s=self.checkpoint_interval_s, min_pause_s=self.min_pause_s)
+        """When checkpoints are due."""
+        return TriggerPolicy(
+            interval_s=self.checkpoint_interval_s,
+            min_pause_s=self.min_pause_s,
+            max_share=self.max_share,
+            max_concurrent=self.max_concurrent,
+        )

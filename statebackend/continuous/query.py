@@ -227,6 +227,7 @@ class ContinuousQuery:
     def begin(self) -> None:
         """Ship the processors, and go."""
         cluster = self._cluster
+        cluster.server()  # what is wrong with its port is said before the job is claimed
         for uid, one in self._flow.operations.items():
             self._processors[uid] = cluster.ship(one.packed)
             self._specs[uid] = task_spec(
@@ -341,7 +342,7 @@ class ContinuousQuery:
                 self._prepare(run)
                 self._begun = True
                 shipped = self._shipped(taken, endpoint.location)
-                run.launch(self._cluster.stage(shipped, token))
+                run.launch(self._cluster.stage(shipped, endpoint.credentials))
                 run.loop()
             finally:
                 run.close()

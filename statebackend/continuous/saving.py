@@ -84,7 +84,7 @@ class Savings:
             self._changed.notify_all()
 
     def settled(self, settled: Settled, parts: Mapping[Subtask, Acked]) -> None:
-        """As `CheckpointBook.settled`; no later checkpoint has begun yet."""
+        """As `CheckpointBook.settled`; no later checkpoint is being written yet."""
         kind = settled.request.kind if settled.request is not None else None
         with self._changed:
             waiting = [

@@ -7,6 +7,7 @@ the stage. When the driver does not answer any more, the slot ends by itself.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -36,6 +37,7 @@ from statebackend.continuous.messages import (
     Copy,
     Deploy,
     Grant,
+    Peer,
     Poll,
     Register,
     Stop,
@@ -51,11 +53,13 @@ from statebackend.continuous.vertexstate import Membership
 from statebackend.errors import (
     CoordinatorUnreachableError,
     StaleRequestError,
+    StateBackendError,
 )
 from statebackend.spark.opening import durable_store
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.wire import Endpoint, client_for
+from statebackend.spark.tls import Tls, self_signed
+from statebackend.spark.wire import Credentials, Endpoint, client_for
 
 __all__ = ["Run", "Slot", "SlotTask"]
 
@@ -86,10 +90,10 @@ class Run:
 
 
 class SlotTask:
-    """The function given to the barrier stage; the token comes by broadcast."""
+    """The function given to the barrier stage; the credentials come by broadcast."""
 
-    def __init__(self, run: Run, token: Broadcast[str]) -> None:
-        self.run, self.token = run, token
+    def __init__(self, run: Run, credentials: Broadcast[Credentials]) -> None:
+        self.run, self.credentials = run, credentials
 
     def __call__(self, _: Iterable[int]) -> Iterable[int]:
         """One slot, to the end of the run."""
@@ -97,8 +101,13 @@ class SlotTask:
         slot = context.partitionId()
         host = context.getTaskInfos()[slot].address.rsplit(":", 1)[0]
         system.keep_loaded("slot")
-        with system.quick_turns():
-            Slot(self.run, slot, self.token.value, host=host).serve()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(system.quick_turns())
+            if any(spec.quick_frames for spec in self.run.specs.values()):
+                from statebackend.ops.quickframes import quick_frames  # imports pandas
+
+                stack.enter_context(quick_frames())
+            Slot(self.run, slot, self.credentials.value, host=host).serve()
         return ()
 
 
@@ -116,15 +125,16 @@ class Slot:
     """One slot of one run.
 
     Args:
-        token: of the run, for the driver's service and for the exchange.
+        credentials: of the run: its token is for the driver's service and for the exchange. With a
+            certificate the slot speaks TLS, and has a certificate of its own for the others.
         host: the address that other slots reach this one by.
     """
 
-    def __init__(self, run: Run, slot: int, token: str, *, host: str) -> None:
+    def __init__(self, run: Run, slot: int, credentials: Credentials, *, host: str) -> None:
         self._run, self._slot = run, slot
         graph = run.graph
-        self._endpoint = Endpoint(location=run.location, session=run.session, token=token)
-        self._client = client_for(run.location)
+        self._endpoint = Endpoint.of(run.location, run.session, credentials)
+        self._client = client_for(self._endpoint)
         self._link = DriverLink(
             self._client,
             self._endpoint,
@@ -132,18 +142,30 @@ class Slot:
             slot=slot,
             silence_s=run.options.silence_s,
         )
-        identity = Identity(job=run.job, run=run.run, generation=run.generation, token=token)
+        self._tls = self._own_tls() if credentials.certificate else None
+        identity = Identity(
+            job=run.job, run=run.run, generation=run.generation, token=credentials.token
+        )
         start_s = run.options.start_timeout_s  # others may be told earlier, or later, who they are
-        self._server = ExchangeServer(identity, host=host, expect_s=start_s)
-        self._exchange = ExchangeClient(identity, welcome_s=start_s)
+        self._server = ExchangeServer(identity, host=host, tls=self._tls, expect_s=start_s)
+        self._exchange = ExchangeClient(identity, tls=self._tls is not None, welcome_s=start_s)
         self._inboxes: dict[str, Inbox] = {}
         self._index = -1  # of its subtasks; the driver says it
         self._host = host
         self._subtasks: dict[str, Subtask] = {}
         self._threads: list[threading.Thread] = []
         count = max(1, len(graph.keyed))
-        self._persisting = ThreadPoolExecutor(count, "statebackend-persist")
+        # One that waits for its turn keeps its thread.
+        waiting = count * run.options.max_concurrent
+        self._persisting = ThreadPoolExecutor(waiting, "statebackend-persist")
         self._background = ThreadPoolExecutor(2 * count, "statebackend-background")
+
+    def _own_tls(self) -> Tls:
+        try:
+            return self_signed()
+        except StateBackendError as error:  # the driver has what it takes, and this host not
+            self._link.broken("exchange", self._slot, error)
+            raise
 
     def _inbox(self, vertex: str) -> Inbox:
         """With its channels from other slots expected; whoever is quicker waits for that."""
@@ -169,7 +191,10 @@ class Slot:
         try:
             here = Register(
                 slot=self._slot,
-                location=self._server.location,
+                peer=Peer(
+                    location=self._server.location,
+                    certificate=self._tls.certificate if self._tls is not None else b"",
+                ),
                 host=system.host_name(),
                 executor=system.executor_name(),
                 pid=os.getpid(),
@@ -295,7 +320,7 @@ class Slot:
             Route(
                 to,
                 number,
-                self._outbox(to, number, edge, deploy.locations),
+                self._outbox(to, number, edge, deploy.peers),
                 in_order=not edge.key_positions,
             )
             for to, number, edge in run.graph.outputs(uid)
@@ -314,7 +339,7 @@ class Slot:
             return broadcast(graph.parallelism)
         return by_key_group(edge.key_positions, graph.parallelism, graph.max_parallelism)
 
-    def _outbox(self, to: str, number: int, edge: Edge, locations: list[str]) -> Outbox:
+    def _outbox(self, to: str, number: int, edge: Edge, peers: list[Peer]) -> Outbox:
         run, graph = self._run, self._run.graph
         channel = graph.channel(number, self._index)
         senders: list[ChannelSender] = []
@@ -323,7 +348,8 @@ class Slot:
                 senders.append(LocalChannel(self._inboxes[to], channel))
                 continue
             address = Address(vertex=to, subtask=other, channel=channel)
-            senders.append(self._exchange.connect(locations[other], address))
+            peer = peers[other]
+            senders.append(self._exchange.connect(peer.location, address, peer.certificate))
         return Outbox(
             senders,
             self._partitioner(edge),

@@ -8,6 +8,7 @@ then overtakes it; what it overtook is a part of the checkpoint.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -163,8 +164,7 @@ class SourceSubtask(Subtask):
         self._has_none = False  # told that there is no split for it now
         self._ask_at_s = 0.0  # not before; a request that was answered with none is repeated
         self._over = False
-        self._due: Barrier | None = None  # waits for an answer, or for room
-        self._due_s = 0.0  # it came
+        self._due: deque[tuple[Barrier, float]] = deque()  # wait for an answer, or for room; since
         self._halted = -1  # the checkpoint with which the job ends: nothing is read after it
         # There are splits that nobody reads yet, whose rows may be older than what is read here.
         self._held_back = self._together
@@ -194,12 +194,14 @@ class SourceSubtask(Subtask):
         self.output.flush_if_due(now_s)
         self._snapshot_if_due()
         if self._at_end or self._halted >= 0:
+            if not self._number:  # nobody is answered before all have asked for their first split
+                self._ask(now_s)
             if self.output.ready(NAP_S):
                 self._mail(0.1)
             return
-        if self._due is None:
+        if not self._due:
             self._ask(now_s)
-        waits = self._due is not None and not self._unanswered  # for room, and there may be now
+        waits = bool(self._due) and not self._unanswered  # for room, and there may be now
         if not self.output.ready(_ROOM_S) or waits:
             return
         got = False
@@ -251,11 +253,10 @@ class SourceSubtask(Subtask):
     def _told(self, command: Command) -> None:
         match command:
             case Trigger(barrier=barrier):
-                self._due, self._due_s = barrier, system.monotonic_s()
+                self._due.append((barrier, system.monotonic_s()))
                 self._snapshot_if_due()
             case Aborted(checkpoint=number):
-                if self._due is not None and self._due.checkpoint == number:
-                    self._due = None
+                self._due = deque(one for one in self._due if one[0].checkpoint != number)
                 if self._halted == number:
                     self._halted = -1
             case Completed(checkpoint=number):
@@ -289,18 +290,19 @@ class SourceSubtask(Subtask):
         self._snapshot_if_due()
 
     def _snapshot_if_due(self) -> None:
-        barrier = self._due
-        if barrier is None or self._unanswered:
-            return
-        waited_s = system.monotonic_s() - self._due_s
+        while self._due and not self._unanswered and self._snapshot(*self._due[0]):
+            self._due.popleft()
+
+    def _snapshot(self, barrier: Barrier, since_s: float) -> bool:
+        """Take it, and send the barrier on; False: it still waits for room."""
+        waited_s = system.monotonic_s() - since_s
         overtakes = barrier.kind == "checkpoint" and barrier.alignment_timeout_ms is not None
         unaligned = overtakes and not self._at_end and not self.output.try_flush()
         if unaligned:
             assert barrier.alignment_timeout_ms is not None
             too_soon = waited_s * 1000 < barrier.alignment_timeout_ms
             if too_soon or self.output.pending_bytes > FLIGHT_BYTES:
-                return  # nothing is read meanwhile
-        self._due = None
+                return False  # nothing is read meanwhile
         started_s = system.monotonic_s()
         positions = [one.position() for one in self._open_splits]
         prepared = self.output.prepare(barrier.checkpoint)
@@ -335,3 +337,4 @@ class SourceSubtask(Subtask):
                 "unaligned": int(unaligned),
             },
         )
+        return True

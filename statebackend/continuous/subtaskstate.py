@@ -26,6 +26,7 @@ from snapshot.storage.base import ObjectStore
 from snapshot.watermarks import END_MS
 from statebackend import system
 from statebackend.continuous.inflight import Overtaken, decode, taken_out
+from statebackend.continuous.pace import Pace
 from statebackend.continuous.vertexstate import (
     Background,
     Frozen,
@@ -50,7 +51,7 @@ __all__ = ["KeyedFrozen", "SubtaskState"]
 
 _log = logging.getLogger("statebackend.continuous")
 _TRIED_TIMES: Final = 4  # state that is so many times the budget on disk will not fit when packed
-_APPLIED_ROWS: Final = 4096  # at once: others wait for the interpreter as long as that takes
+_APPLIED_ROWS: Final = 512  # at once: others wait for the interpreter as long as that takes
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class SubtaskState(VertexState):
         self._confirmed_attempt = -1  # the newest
         self._stored: deque[int] = deque()  # attempts whose rows are in the store by now
         self._applied: Once[None] = Once.of(None)
+        self._pace = Pace()  # of that
 
     # --- the subtask's own thread --------------------------------------------------------------
 
@@ -252,6 +254,7 @@ class SubtaskState(VertexState):
             error: why it ends; a damaged store is marked, so that nobody takes it again.
         """
         self._stop()
+        self._pace.hurry()
         with contextlib.suppress(BaseException):  # it was said already, or nobody wants to know
             self._applied.get()
         opened, self._opened = self._opened, None
@@ -353,19 +356,21 @@ class SubtaskState(VertexState):
         self, attempt: int, epoch: int, chain: str
     ) -> tuple[Once[BeginReply], Once[None]]:
         self._confirmed_attempt = attempt
-        made, before = self._persisted.pop(attempt), self._applied
+        made, before, pace_before = self._persisted.pop(attempt), self._applied, self._pace
         self._persisted.clear()
+        self._pace = pace = Pace()
 
         def begin() -> BeginReply:
             assert self._opened is not None
+            pace_before.hurry()
             before.get()  # the store's marker is a part of what is asked
             return self._begin_next(self._opened.incarnation.describe(), chain)
 
         begun = Once(begin)
-        self._applied = Once(lambda: self._apply(attempt, made, begun.get()))
+        self._applied = Once(lambda: self._apply(attempt, made, begun.get(), pace))
         return begun, self._applied
 
-    def _apply(self, attempt: int, made: _Persisted, reply: BeginReply) -> None:
+    def _apply(self, attempt: int, made: _Persisted, reply: BeginReply, pace: Pace) -> None:
         """Write a confirmed epoch's rows to the store."""
         assert self._opened is not None
         steps = [(step.epoch, step.digest) for step in reply.steps]
@@ -386,7 +391,7 @@ class SubtaskState(VertexState):
         )
         try:
             held.settle()
-            store.apply_batches(_pieces(made.rows), marker)
+            store.apply_batches(pace.of(_pieces(made.rows)), marker)
             held.unflushed_epochs += 1
             self._stored.append(attempt)
             self._upload_base(reply)

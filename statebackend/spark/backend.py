@@ -36,6 +36,7 @@ from statebackend.spark.rebalancing import Rebalancer
 from statebackend.spark.savepoints import listed as listed_savepoints
 from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.savepoints import take as take_savepoint
+from statebackend.spark.tls import driver_tls
 
 __all__ = ["StateBackend"]
 
@@ -68,7 +69,7 @@ class StateBackend(FrameMaker):
     Nothing is opened or written before the first frame is made.
 
     Raises:
-        SparkConnectError, SettingError: at once.
+        SparkConnectError, SettingError, EnvironmentMissingError: at once.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class StateBackend(FrameMaker):
             **(settings or {}),
         }
         self._settings = Settings.resolve(given, lambda key: spark.conf.get(key, None))
+        driver_tls(self._settings)  # what it lacks is said here
         self._job = Job(
             uri,
             job or "default",
@@ -165,7 +167,7 @@ class StateBackend(FrameMaker):
         launch = self._new_launch()
         launch.prepare(writer)
         self._launch = launch
-        with launch.armed(self._builder.token().value):
+        with launch.armed(self._builder.credentials().value.token):
             query = writer.start()
         launch.bind(query)
         self._look_after(query, launch)
@@ -189,7 +191,7 @@ class StateBackend(FrameMaker):
         launch.prepare(None, checkpoint_location)
         self._launch = launch
         before = {query.id for query in self._active()}
-        with launch.armed(self._builder.token().value):
+        with launch.armed(self._builder.credentials().value.token):
             yield
         started = [q for q in self._active() if q.id not in before]
         launch.bind_one(started)

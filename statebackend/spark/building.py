@@ -37,6 +37,8 @@ from statebackend.spark.specs import Operator
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, time_plan
+from statebackend.spark.tls import driver_tls
+from statebackend.spark.wire import Credentials
 
 __all__ = ["Early", "FrameBuilder", "key_names", "united_sides"]
 
@@ -64,7 +66,7 @@ class FrameBuilder:
         self.heartbeat: HeartbeatFile | None = None
         self._kept: list[ShippedProcessor] = []
         self._anchor: Anchor | None = None
-        self._token: Broadcast[str] | None = None
+        self._credentials: Broadcast[Credentials] | None = None
         self._resolved: tuple[int, int] | None = None
 
     def build(
@@ -116,7 +118,7 @@ class FrameBuilder:
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
         plan = replace(plan, rules_schema=rules.schema if rules else None)
         spec = self._spec(operator, plan, packed=early is not None)
-        task = SubtaskTask(spec, self._shipped(packed), self.token())
+        task = SubtaskTask(spec, self._shipped(packed), self.credentials())
         if early:
             df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
         df = self._with_rules(df, rules, names, operator)
@@ -249,11 +251,15 @@ class FrameBuilder:
     def _conf(self, key: str, default: str) -> str:
         return self._spark.sparkContext.getConf().get(key, default) or default
 
-    def token(self) -> Broadcast[str]:
-        """What tasks show the coordinator; by broadcast, so that no closure or log has it."""
-        if self._token is None:
-            self._token = self._spark.sparkContext.broadcast(secrets.token_urlsafe(24))
-        return self._token
+    def credentials(self) -> Broadcast[Credentials]:
+        """The tasks' with the coordinator; by broadcast, so that no closure or log has them."""
+        if self._credentials is None:
+            tls = driver_tls(self._settings)
+            drawn = Credentials(
+                token=secrets.token_urlsafe(24), certificate=tls.certificate if tls else b""
+            )
+            self._credentials = self._spark.sparkContext.broadcast(drawn)
+        return self._credentials
 
     def places(self) -> SparkPlaces | None:
         """Where subtasks are; None before the first frame."""

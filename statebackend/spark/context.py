@@ -9,7 +9,7 @@ import msgspec
 from pyspark import TaskContext
 
 from statebackend.errors import WrongBatchError
-from statebackend.spark.wire import Endpoint
+from statebackend.spark.wire import Credentials, Endpoint
 
 __all__ = ["ENDPOINT_PROPERTY", "EpochContext"]
 
@@ -27,7 +27,7 @@ class EpochContext:
     endpoint: Endpoint
 
     @classmethod
-    def current(cls, uid: str, token: str) -> EpochContext:
+    def current(cls, uid: str, credentials: Credentials) -> EpochContext:
         """Read off Spark's task context.
 
         Raises:
@@ -52,7 +52,7 @@ class EpochContext:
                 todo="Start it with backend.start(writer), or inside `with backend.starting():`.",
             )
         try:
-            where = Endpoint.from_property(endpoint, token)
+            where = Endpoint.from_property(endpoint, credentials)
         except msgspec.MsgspecError as error:
             raise WrongBatchError(
                 f"The session of operator {uid!r} does not parse ({type(error).__name__}).",

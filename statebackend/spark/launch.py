@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -56,40 +55,16 @@ from statebackend.spark.savepoints import (
     refuse_half_begun,
     warn_of_sources,
 )
+from statebackend.spark.services import Services
 from statebackend.spark.session import RunSession
 from statebackend.spark.sinklog import sink_log
 from statebackend.spark.sources import check_sink, sources_in
 from statebackend.spark.specs import Operator, log_changes, operator_specs
-from statebackend.spark.wire import Server
 
-__all__ = ["Launch", "Operator", "driver_server"]
+__all__ = ["Launch", "Operator"]
 
 _log = logging.getLogger("statebackend.spark")
 _ASYNC = "asyncprogresstrackingenabled", "_asyncprogresstrackingoverridesinksupportcheck"
-
-
-class _Services:
-    """The driver's one server, and which jobs it is running."""
-
-    lock: ClassVar[threading.Lock] = threading.Lock()
-    starting: ClassVar[threading.RLock] = threading.RLock()
-    server: ClassVar[Server | None] = None
-    running: ClassVar[dict[str, tuple[str, StreamingQuery, RunSession]]] = {}
-
-    @classmethod
-    def get(cls, spark: SparkSession, settings: Settings) -> Server:
-        with cls.lock:
-            if cls.server is None:
-                conf = spark.sparkContext.getConf()
-                host = settings.driver_host or conf.get("spark.driver.host") or "127.0.0.1"
-                bind = settings.driver_bind or conf.get("spark.driver.bindAddress") or host
-                cls.server = Server(bind=bind, advertised=host, port=settings.driver_port)
-            return cls.server
-
-
-def driver_server(spark: SparkSession, settings: Settings) -> Server:
-    """The one server of this driver process; made when it is first asked for."""
-    return _Services.get(spark, settings)
 
 
 class Launch:
@@ -145,6 +120,8 @@ class Launch:
             writer: the query's, where there is one. path: else its checkpoint location.
         """
         self._refuse_running()
+        # What is wrong with its port is said before anything is claimed or taken back.
+        Services.get(self._spark, self._settings)
         if self._heartbeat is not None:
             self._heartbeat.remove()  # what a former run of this backend said
         options = options_of(writer)
@@ -237,17 +214,17 @@ class Launch:
         return f"{folder}/{name}" if folder and name else None
 
     def _refuse_running(self) -> None:
-        known = _Services.running.get(self._job.store.uri)
+        known = Services.running.get(self._job.store.uri)
         if known is None:
             return
-        name, query, session = known
+        server, name, query, session = known
         if query.isActive:
             raise JobRunningError(
                 f"Job {self._job.name!r} in {self._job.uri} is being run by query "
                 f"{query.name or query.id} of this driver.",
                 todo="Stop that query first, or give this one another job= name.",
             )
-        _Services.get(self._spark, self._settings).remove(name)
+        server.remove(name)
         # What it had on its way when it ended is part of what this start finds in the log.
         session.drain(self._settings.commit_timeout_s)
 
@@ -310,9 +287,9 @@ class Launch:
     def armed(self, token: str) -> Iterator[None]:
         """While open, a query that is started finds this session and passes Spark's check."""
         context = self._spark.sparkContext
-        server = _Services.get(self._spark, self._settings)
+        server = Services.get(self._spark, self._settings)
         endpoint = server.add(self._name, token, self.session)
-        with _Services.starting:  # the check is the session's: one start at a time
+        with Services.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
@@ -334,7 +311,7 @@ class Launch:
         """As :meth:`bind`, for the one query that a block started."""
         if not started:
             # It ended before the block did: it had no new data, or failed on its own.
-            _Services.get(self._spark, self._settings).remove(self._name)
+            Services.get(self._spark, self._settings).remove(self._name)
             _log.warning("no query was active at the end of starting(): nothing was bound")
             return
         if len(started) != 1:
@@ -361,7 +338,7 @@ class Launch:
             )
             self.session.refuse(refusal)
             query.stop()
-            _Services.get(self._spark, self._settings).remove(self._name)
+            Services.get(self._spark, self._settings).remove(self._name)
             raise
 
     def _bind(self, query: StreamingQuery) -> None:
@@ -418,7 +395,8 @@ class Launch:
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
         )
-        _Services.running[self._job.store.uri] = (self._name, query, self.session)
+        server = Services.get(self._spark, self._settings)
+        Services.running[self._job.store.uri] = (server, self._name, query, self.session)
         self.session.open(coordinator, tenure)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id

@@ -51,7 +51,7 @@ from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.slices import durable_slice, requests_of, small_base
 from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.wire import client_for
+from statebackend.spark.wire import Credentials, client_for
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 
@@ -80,17 +80,19 @@ class _Timings:
 
 
 class SubtaskTask:
-    """The function given to ``mapInArrow``; the session's token comes by broadcast."""
+    """The function given to ``mapInArrow``; its credentials come by broadcast."""
 
-    def __init__(self, spec: TaskSpec, processor: ShippedProcessor, token: Broadcast[str]) -> None:
+    def __init__(
+        self, spec: TaskSpec, processor: ShippedProcessor, credentials: Broadcast[Credentials]
+    ) -> None:
         self.spec = spec
         self.processor = processor
-        self.token = token
+        self.credentials = credentials
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask."""
         spec = self.spec
-        context = EpochContext.current(spec.uid, self.token.value)
+        context = EpochContext.current(spec.uid, self.credentials.value)
         timings = _Timings()
         work = Workspace.of_process(system.expanded(spec.local_dir), system.new_id)
         plan = spec.plan
@@ -150,7 +152,7 @@ class SubtaskEpoch:
         self._spec, self._processor = spec, processor
         self._context, self._taken = context, taken
         self._store, self._work, self._timings = store, work, timings
-        self._client = client_for(context.endpoint.location)
+        self._client = client_for(context.endpoint)
         self._counted: dict[str, int] = {}
         self._operator_state = OperatorStateIO(
             spec.local_name, spec.uid, taken.subtask, spec.parallelism, store

@@ -33,8 +33,18 @@ from statebackend.errors import (
     StateBackendError,
     error_for_code,
 )
+from statebackend.spark.tls import Tls, connect, location_of
 
-__all__ = ["Call", "Client", "Endpoint", "Handler", "Server", "client_for", "read_reply"]
+__all__ = [
+    "Call",
+    "Client",
+    "Credentials",
+    "Endpoint",
+    "Handler",
+    "Server",
+    "client_for",
+    "read_reply",
+]
 
 T = TypeVar("T")
 # What an honest worker may send: its inline budget and some room, never gigabytes.
@@ -44,33 +54,65 @@ _MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _TOKEN_HEADER: Final = "x-statebackend-token"
 
 
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """By what a session knows its tasks, and they their driver; by broadcast, in no closure or log.
+
+    Attributes:
+        certificate: the driver's, PEM, the only one that tasks trust; b"": they speak no TLS.
+    """
+
+    token: str
+    certificate: bytes = b""
+
+    def __repr__(self) -> str:
+        return "Credentials(...)"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:  # else rich shows all fields of a Struct
+        return []
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a session's coordinator answers.
 
     Location and session travel as a Spark local property, which Spark writes to event logs; the
-    token comes apart from them, by broadcast, and is in no closure and no log.
+    credentials come apart from them.
     """
 
     location: str
     session: str
     token: str
+    certificate: bytes = b""
 
     def to_property(self) -> str:
-        """As one local property, without the token."""
+        """As one local property, without the credentials."""
         return msgspec.json.encode([self.location, self.session]).decode()
 
     @classmethod
-    def from_property(cls, text: str, token: str) -> Endpoint:
+    def from_property(cls, text: str, credentials: Credentials) -> Endpoint:
         """Back from :meth:`to_property`.
 
         Raises:
             msgspec.MsgspecError: it is none.
         """
         location, session = msgspec.json.decode(text, type=tuple[str, str])
-        return cls(location=location, session=session, token=token)
+        return cls.of(location, session, credentials)
 
-    def __repr__(self) -> str:  # the token stays out of logs and tracebacks
+    @classmethod
+    def of(cls, location: str, session: str, credentials: Credentials) -> Endpoint:
+        """Of its parts."""
+        token, certificate = credentials.token, credentials.certificate
+        return cls(location=location, session=session, token=token, certificate=certificate)
+
+    @property
+    def credentials(self) -> Credentials:
+        """What is needed to be let in."""
+        return Credentials(token=self.token, certificate=self.certificate)
+
+    def __repr__(self) -> str:  # logs and tracebacks are without credentials
         return f"Endpoint(location={self.location!r}, session={self.session!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("location", self.location), ("session", self.session)]
 
 
 class Handler(Protocol):
@@ -121,11 +163,19 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     Args:
         bind: address to listen on. port: 0 for any free one.
         advertised: the name that executors use to reach it.
+        tls: None: it speaks no TLS.
     """
 
-    def __init__(self, *, bind: str, advertised: str, port: int = 0) -> None:
-        super().__init__(f"grpc://{_bracketed(bind)}:{port}", middleware={"token": _TokenFactory()})
-        self.location = f"grpc://{_bracketed(advertised)}:{self.port}"
+    def __init__(
+        self, *, bind: str, advertised: str, port: int = 0, tls: Tls | None = None
+    ) -> None:
+        super().__init__(
+            location_of(bind, port, tls=tls is not None),
+            tls_certificates=[(tls.certificate, tls.key)] if tls is not None else None,
+            middleware={"token": _TokenFactory()},
+        )
+        self.location = location_of(advertised, self.port, tls=tls is not None)
+        self.certificate = tls.certificate if tls is not None else b""
         self._sessions: dict[str, tuple[str, Handler]] = {}
         self._sessions_lock = threading.Lock()
 
@@ -133,7 +183,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         """Answer a session's requests from now on."""
         with self._sessions_lock:
             self._sessions[session] = (token, handler)
-        return Endpoint(location=self.location, session=session, token=token)
+        credentials = Credentials(token=token, certificate=self.certificate)
+        return Endpoint.of(self.location, session, credentials)
 
     def remove(self, session: str) -> None:
         """Refuse a session's requests from now on."""
@@ -219,16 +270,35 @@ def _decode(body: Any, kind: type[T]) -> T:
         ) from error
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+_UNREACHED: Final = (
+    "Check that executors reach the driver (spark.statebackend.driver.host and .port, firewalls); "
+    "the task is tried again."
+)
+_STRANGER: Final = (
+    "Who answers there has not the certificate of this task's driver, or speaks no TLS. Nothing to "
+    "do if that driver is gone; else see what stands between executors and driver."
+)
 
 
 class Client:
-    """A worker's connection to the coordinator; kept for the life of the process."""
+    """A worker's connection to the coordinator; kept for the life of the process.
 
-    def __init__(self, location: str) -> None:
+    Args:
+        certificate: the coordinator's; b"": without TLS.
+
+    Raises:
+        CoordinatorUnreachableError: the location is of a coordinator without TLS, or of one with.
+    """
+
+    def __init__(self, location: str, certificate: bytes = b"") -> None:
         self._location = location
-        self._client = flight.connect(location)
+        try:
+            self._client = connect(location, certificate)
+        except ConnectionError as error:
+            raise CoordinatorUnreachableError(
+                f"The coordinator at {location} was not asked: {error}.",
+                todo="Give the whole job, driver and executors, the same spark.statebackend.tls.",
+            ) from None
 
     def begin(
         self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
@@ -264,10 +334,10 @@ class Client:
             action = flight.Action(kind, pa.py_buffer(msgspec.msgpack.encode(request)))
             bodies = [r.body for r in self._client.do_action(action, options)]
         except (pa.ArrowException, flight.FlightError, OSError) as error:
+            strange = endpoint.certificate and "handshake" in str(error).lower()
             raise CoordinatorUnreachableError(
                 f"The coordinator at {self._location} did not answer {kind!r} ({error}).",
-                todo="Check that executors reach the driver (spark.statebackend.driver.host and "
-                ".port, firewalls); the task is tried again.",
+                todo=_STRANGER if strange else _UNREACHED,
             ) from error
         return read_reply(bodies, reply)
 
@@ -293,14 +363,19 @@ def read_reply(bodies: Sequence[pa.Buffer], kind: type[T]) -> tuple[T, list[byte
     return reply, [body.to_pybytes() for body in bodies[1:]]
 
 
-_clients: dict[tuple[int, str], Client] = {}
+_clients: dict[tuple[int, str, bytes], Client] = {}
 
 
-def client_for(location: str) -> Client:
-    """This process's connection to ``location``; never one inherited over a fork."""
-    key = (os.getpid(), location)
+def client_for(endpoint: Endpoint) -> Client:
+    """This process's connection to an endpoint's coordinator; never one inherited over a fork.
+
+    Raises:
+        CoordinatorUnreachableError: one of both is without TLS, and the other is not.
+    """
+    # A driver that takes the place of another, at its port, has another certificate.
+    key = (os.getpid(), endpoint.location, endpoint.certificate)
     client = _clients.get(key)
     if client is None:
         _clients.clear()
-        client = _clients[key] = Client(location)
+        client = _clients[key] = Client(endpoint.location, endpoint.certificate)
     return client

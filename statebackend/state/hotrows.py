@@ -7,6 +7,7 @@ one width, and values one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -41,7 +42,8 @@ _HALF: Final = np.uint64(32)
 class HotRows:
     """Keys and what they were set to, None if they were deleted; only ever more keys.
 
-    One thread writes. What is not written any more may be read by several.
+    Some are as they were before, and here only to be found (see `following`). One thread writes.
+    What is not written any more may be read by several.
 
     Args:
         key_bytes, value_bytes: the widths. rows: for how many there is room at first.
@@ -56,6 +58,7 @@ class HotRows:
         self._words: Words = []
         self._values = np.zeros((0, value_bytes), np.uint8)
         self._live = np.zeros(0, np.bool_)
+        self._changed = np.zeros(0, np.bool_)
         self._grow(max(_FIRST_ROWS, rows + 1))
 
     def __len__(self) -> int:
@@ -64,13 +67,37 @@ class HotRows:
     @property
     def nbytes(self) -> int:
         """What it takes of the memory."""
-        row_bytes = self.key_bytes + self.value_bytes + 1 + _WORD * len(self._words)
+        row_bytes = self.key_bytes + self.value_bytes + 2 + _WORD * len(self._words)
         return self._table.nbytes + len(self._live) * row_bytes
 
     @property
     def content_bytes(self) -> int:
-        """What its rows take as columns."""
-        return len(self) * (self.key_bytes + self.value_bytes)
+        """What its changes take as columns."""
+        return int(np.count_nonzero(self._changed)) * (self.key_bytes + self.value_bytes)
+
+    def following(self) -> HotRows:
+        """Others with the same rows, none of them changed; or none, if few were changed here.
+
+        What is written over and over is found in them from the first moment after a barrier.
+        """
+        changed = int(np.count_nonzero(self._changed))
+        if 2 * changed < len(self):
+            return HotRows(self.key_bytes, self.value_bytes, changed)
+        new = copy.copy(self)
+        new._table, new._keys = self._table.copy(), self._keys.copy()
+        new._words = [word.copy() for word in self._words]
+        new._values, new._live = self._values.copy(), self._live.copy()
+        new._changed = np.zeros_like(self._changed)
+        return new
+
+    def changes(self) -> HotRows:
+        """Others with what was changed alone."""
+        rows = np.flatnonzero(self._changed)
+        new = HotRows(self.key_bytes, self.value_bytes, len(rows))
+        places = new._add(self._keys[rows])
+        new._values[places], new._live[places] = self._values[rows], self._live[rows]
+        new._changed[places] = True
+        return new
 
     def find(self, keys: pa.BinaryArray) -> NDArray[np.int32]:
         """The row of each key (of the width), 0 where there is none."""
@@ -113,10 +140,11 @@ class HotRows:
         if values is not None:
             self._values[rows] = matrix_of(values, self.value_bytes)
         self._live[rows] = values is not None
+        self._changed[rows] = True
 
     def entries(self) -> Entries:
-        """All of it in the order of the keys; null: deleted."""
-        some = slice(1, self._count)
+        """What was changed, in the order of the keys; null: deleted."""
+        some = np.flatnonzero(self._changed)
         keys = fixed_column(self._keys[some])
         values = _fixed_values(self._values[some], self._live[some])
         order = order_of(keys)
@@ -179,7 +207,7 @@ class HotRows:
         self._table = np.zeros(1 << self._bits, np.int32)
         self._keys = _longer(self._keys, rows)
         self._values = _longer(self._values, rows)
-        self._live = _longer(self._live, rows)
+        self._live, self._changed = _longer(self._live, rows), _longer(self._changed, rows)
         words = self._words or _words_of(self._keys[:0])
         self._words = [_longer(word, rows) for word in words]
         kept = np.arange(1, self._count, dtype=np.int32)

@@ -51,14 +51,20 @@ class Overlay:
     ``entries`` holds every changed key. ``under`` holds, for the states that are read by prefix,
     which of these keys stand under which prefix (a set of them, but the only one as it is): a dict
     cannot be asked for a range. ``hot`` holds those of states that are written by the column, bit
-    by bit, by the numbers of these states. ``runs`` are the parts that left all these, oldest
-    first; a key in ``entries`` or ``hot`` beats them.
+    by bit, by the numbers of these states; beside them it may have others, as they were before,
+    only to be found sooner. ``runs`` are the parts that left all these, oldest first; a key in
+    ``entries`` or ``hot`` beats them.
     """
 
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
     under: dict[bytes, bytes | set[bytes]] = field(default_factory=dict)
     hot: dict[bytes, HotRows] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+
+    @property
+    def hot_bytes(self) -> int:
+        """What ``hot`` takes of the memory."""
+        return sum(hot.nbytes for hot in self.hot.values())
 
     def sources(self) -> Iterator[dict[bytes, bytes | None] | HotRows | Run]:
         """What to look a key up in, newest first."""
@@ -68,7 +74,7 @@ class Overlay:
         yield from reversed(self.runs)
 
     def all_runs(self) -> list[Run]:
-        """Everything as runs, oldest first; what is in no run as one more in memory each."""
+        """All changes as runs, oldest first; what is in no run as one more in memory each."""
         more = [hot.entries() for hot in self.hot.values()]
         if self.entries:
             more.append(_as_columns(self.entries))

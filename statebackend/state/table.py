@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from statebackend.state.bases import BaseReads, MemoryBase, ReadableBase
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
@@ -29,9 +28,9 @@ from statebackend.state.columns import (
     places_array,
     take,
     valid_bits,
-    width_of,
 )
-from statebackend.state.hotrows import HotRows, read_layers, state_of
+from statebackend.state.hotrows import HotRows
+from statebackend.state.hotstates import HotStates
 from statebackend.state.overlay import FrozenOverlay, Overlay
 from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
@@ -73,11 +72,7 @@ class StateTable:
         self._begin(Overlay())
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
-        self._cold: set[bytes] = set()  # states of which not all that is put has one width
-        self._widths: dict[bytes, int] = {}  # of the values of the others
-        # Of the newest applied overlay: the base has it too, and takes ten times as long.
-        self._clean: dict[bytes, HotRows] = {}
-        self._found: tuple[pa.BinaryArray, HotRows, NDArray[np.int32]] | None = None
+        self._hot = HotStates(spill.limit_bytes / 2 if spill else math.inf)
 
     def _begin(self, overlay: Overlay, held_bytes: int = 0) -> None:
         self._overlay = overlay
@@ -97,8 +92,10 @@ class StateTable:
         if spill is None:
             return
         size_bytes = self._gauge.look(overlay.entries, bool(overlay.under)) + self._held_bytes
-        size_bytes += sum(hot.nbytes for hot in overlay.hot.values())
-        if size_bytes <= spill.limit_bytes:
+        if size_bytes + overlay.hot_bytes <= spill.limit_bytes:
+            return
+        self._hot.shrink(overlay)
+        if size_bytes + overlay.hot_bytes <= spill.limit_bytes:
             return
         runs = [run for run in overlay.runs if run.on_disk]
         held = [run for run in overlay.all_runs() if not run.on_disk]
@@ -127,53 +124,20 @@ class StateTable:
         """As :meth:`put_columns`, of one state that is written by this alone; None deletes."""
         if not len(keys):
             return
-        state = state_of(keys)
-        if self.small_writes and state not in self._cold:
-            if self._put_hot(state, keys, values):
+        if self.small_writes:
+            overlays = self._overlays()
+            if self._hot.put(overlays, keys, values, self.get_columns):
                 return
-            self._cold.add(state)  # the dict beats what it has written so far
         self.put_columns(keys, pa.nulls(len(keys), pa.binary()) if values is None else values)
-
-    def _put_hot(self, state: bytes, keys: pa.BinaryArray, values: pa.BinaryArray | None) -> bool:
-        """Whether the widths are those that the state has had."""
-        hot, key_bytes = self._overlay.hot.get(state), width_of(keys)
-        value_bytes = self._widths.get(state) if values is None else width_of(values)
-        if values is None and value_bytes is None:  # all that is known of it is a deletion
-            value_bytes = width_of(self.get_columns(keys).drop_null())
-        if key_bytes is None or value_bytes is None:
-            return False
-        if hot is None:  # as many as then, perhaps; but not for each part of an epoch
-            rows = 0 if self._overlay.runs else len(self._clean.get(state, ()))
-            hot = self._overlay.hot[state] = HotRows(key_bytes, value_bytes, rows)
-            self._widths[state] = value_bytes
-        elif (hot.key_bytes, hot.value_bytes) != (key_bytes, value_bytes):
-            return False
-        found, self._found = self._found, None
-        known = found[2] if found and found[0] is keys and found[1] is hot else None
-        hot.put(keys, values, known)
-        return True
 
     def get_values(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """As :meth:`get_columns`, of one state."""
-        if len(keys) and self.small_writes and (state := state_of(keys)) not in self._cold:
-            found = self._get_hot(state, keys)
+        if len(keys) and self.small_writes:
+            found = self._hot.get(self._overlays(), keys, self._of_base)
             if found is not None:
                 self.read_bytes += found.nbytes
                 return found
         return self.get_columns(keys)
-
-    def _get_hot(self, state: bytes, keys: pa.BinaryArray) -> pa.BinaryArray | None:
-        """None: the state is not in `HotRows` alone, or not of one width."""
-        overlays = [self._overlay, *(frozen._overlay for frozen in reversed(self._frozen))]
-        layers = [overlay.hot[state] for overlay in overlays if state in overlay.hot]
-        if state in self._clean:
-            layers.append(self._clean[state])
-        if not layers or any(overlay.runs for overlay in overlays):
-            return None
-        values, rows = read_layers(layers, keys, self._of_base)
-        if rows is not None and layers[0] is self._overlay.hot.get(state):
-            self._found = keys, layers[0], rows  # they are likely to be put next
-        return values
 
     def seal(self) -> None:
         """Make columns of what was written bit by bit, so that later columns stand over it."""
@@ -313,10 +277,11 @@ class StateTable:
 
     def _sources(self) -> list[dict[bytes, bytes | None] | HotRows | Run]:
         """What lies over the base, newest first."""
-        sources = list(self._overlay.sources())
-        for frozen in reversed(self._frozen):
-            sources += frozen._overlay.sources()
-        return sources
+        return [source for overlay in self._overlays() for source in overlay.sources()]
+
+    def _overlays(self) -> list[Overlay]:
+        """The newest first."""
+        return [self._overlay, *(frozen._overlay for frozen in reversed(self._frozen))]
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Set (or, with None, delete) one key."""
@@ -357,7 +322,8 @@ class StateTable:
 
     def freeze(self, epoch: int) -> FrozenOverlay:
         """Close the epoch: constant time. Reads see through it until :meth:`applied`."""
-        frozen, self._found = FrozenOverlay(epoch, self._overlay), None
+        frozen = FrozenOverlay(epoch, self._overlay)
+        self._hot.frozen()
         self._frozen.append(frozen)
         self._begin(Overlay())
         return frozen
@@ -367,11 +333,8 @@ class StateTable:
         if not self._frozen or self._frozen[0] is not frozen:
             raise AssertionError("frozen overlays are applied in the order of their epochs")
         del self._frozen[0]
-        runs, kept = frozen._overlay.runs, self._clean | frozen._overlay.hot
-        half = self._spill.limit_bytes / 2 if self._spill else math.inf
-        fits = sum(hot.nbytes for hot in kept.values()) <= half
-        self._clean = kept if fits and not runs else {}
-        for run in runs:
+        self._hot.applied(frozen._overlay)
+        for run in frozen._overlay.runs:
             run.remove()
 
     @property

@@ -21,7 +21,7 @@ from snapshot.messages import (
 )
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import ProtocolError, error_for_code
-from statebackend.spark.wire import Endpoint, Server, read_reply
+from statebackend.spark.wire import Credentials, Endpoint, Server, read_reply
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or
 from tests.recovery.driver import (
@@ -225,7 +225,7 @@ def _endpoint_target() -> Target:
 
     def take(text: str) -> str:
         try:
-            Endpoint.from_property(text, "t")
+            Endpoint.from_property(text, Credentials(token="t"))
         except msgspec.MsgspecError:  # as it says; its caller words it
             return REFUSED
         return SAME if text == whole else TAKEN

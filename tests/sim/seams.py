@@ -208,7 +208,7 @@ def _replacements(
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
-    yield _spark.launch, "_Services", _Services
+    yield _spark.launch, "Services", _Services
     yield _spark.launch, "CheckpointLocation", lambda spark, path: SimLocation(spark.shared, sched)
     yield _spark.launch, "check_sink", lambda query, checked: None
     yield _spark.task, "_unhurried_collector", contextlib.nullcontext

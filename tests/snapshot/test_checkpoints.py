@@ -271,6 +271,20 @@ def test_a_job_that_is_asked_to_end_is_over_with_that_checkpoint() -> None:
     assert machine.committed(2) == [Complete(2, 2, True), Aborted(3, 3, Reason.STOPPED)]
 
 
+def test_the_job_is_ending_while_its_last_checkpoint_is_under_way() -> None:
+    machine = job()
+    begin(machine)
+    assert not machine.is_ending
+    begin(machine, kind="last")
+    assert machine.is_ending
+    machine.decline(A0, 1)
+    assert not machine.is_ending
+    for subtask in (A0, A1, S0):
+        machine.at_end(subtask)
+    begin(machine)
+    assert machine.is_ending, "what it was asked for as does not matter"
+
+
 def test_a_savepoint_stays_one_at_the_end() -> None:
     machine = job()
     for subtask in (A0, A1, S0):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from blake3 import blake3
@@ -262,6 +264,35 @@ def test_a_reader_that_retention_overtakes_reads_again() -> None:
 
     store.overtake = overtake
     assert [m.sequence for m in log_on(store, "reader").manifests()] == [2]
+
+
+def test_a_bit_that_flips_on_its_way_is_no_damage() -> None:
+    class Flipping(MemoryStore):
+        times = 1
+        asked: ClassVar[Counter[str]] = Counter()
+
+        def get_tail(self, name: str, length: int) -> tuple[bytes, int]:
+            tail, total_bytes = super().get_tail(name, length)
+            self.asked[name] += 1
+            if self.asked[name] <= self.times:
+                tail = tail[:-90] + bytes([tail[-90] ^ 4]) + tail[-89:]
+            return tail, total_bytes
+
+    store = Flipping()
+    log = log_on(store)
+    tenure = log.claim()
+    for epoch in range(3):
+        log.append(tenure, checkpoint(epoch))
+    assert [m.sequence for m in log_on(store, "reader").manifests()] == [0, 1, 2, 3]
+    store.asked.clear()
+    assert log_on(store, "reader").read(2).sequence == 2
+    assert store.asked == {record_name(2): 2}
+    store.asked.clear()
+    assert log_on(store, "b").claim().generation == 2
+    store.asked.clear()
+    store.times = 9
+    with pytest.raises(CorruptionError):
+        log_on(store, "reader").manifests()
 
 
 def test_a_passing_failure_is_never_taken_for_an_absence() -> None:

@@ -39,6 +39,16 @@ def test_intervals_that_were_missed_are_not_made_up_for() -> None:
     assert machine.next_s == 50
 
 
+def test_no_more_are_given_than_are_wanted_and_the_others_wait() -> None:
+    machine = trigger(interval_s=10, max_concurrent=3)
+    for kind in ("checkpoint", "savepoint"):
+        machine.request(kind, 1)  # type: ignore[arg-type]
+    assert [one.kind for one in machine.poll(10, most=1)] == ["savepoint"]
+    assert [one.periodic for one in machine.poll(10, most=1)] == [False]
+    assert [one.periodic for one in machine.poll(10, most=1)] == [True]
+    assert machine.poll(20, most=1) == []
+
+
 def test_a_periodic_checkpoint_inside_the_pause_is_dropped_and_comes_after_it() -> None:
     machine = trigger(interval_s=10, min_pause_s=8)
     (first,) = machine.poll(10)

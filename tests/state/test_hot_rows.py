@@ -55,6 +55,7 @@ class Model:
         self.table = StateTable(self.base, small_writes=True, spill=spill)
         self.known: dict[bytes, bytes] = {}
         self.frozen: list[FrozenOverlay] = []
+        self.changed: set[bytes] = set()  # since the last barrier
 
     def some(self) -> list[bytes]:
         return keys_of(*self.random.sample(range(300), self.random.choice([1, 5, 60, 200])))
@@ -63,11 +64,13 @@ class Model:
         keys = self.some()
         values = [self.random.randbytes(width) for _ in keys]
         self.table.put_values(column(keys), column(values))
+        self.changed.update(keys)
         self.known.update(zip(keys, values, strict=True))
 
     def delete(self) -> None:
         keys = self.some()
         self.table.put_values(column(keys), None)
+        self.changed.update(keys)
         for key in keys:
             self.known.pop(key, None)
 
@@ -77,11 +80,14 @@ class Model:
         assert self.table.get_values(wanted).to_pylist() == list(map(self.known.get, keys))
         values = [self.random.randbytes(4) for _ in keys]
         self.table.put_values(wanted, column(values))
+        self.changed.update(keys)
         self.known.update(zip(keys, values, strict=True))
 
     def freeze(self) -> None:
         if len(self.frozen) < 3:
             self.frozen.append(self.table.freeze(0))
+            assert sorted(self.changed) == self.frozen[-1].sorted()[0]
+            self.changed.clear()
 
     def apply(self) -> None:
         if self.frozen:
@@ -134,6 +140,21 @@ def test_the_base_is_not_asked_for_what_was_applied_last() -> None:
     assert not asked
 
 
+def test_what_is_written_over_and_over_is_found_in_one_place_after_a_barrier() -> None:
+    hot = HotRows(13, 1)
+    keys = keys_of(*range(2_000))
+    hot.put(column(keys), column([b"a"] * 2_000))
+    after = hot.following()
+    after.put(column(keys[:1_500]), column([b"b"] * 1_500))
+    assert after.get_many(keys[1_499:1_501]) == [b"b", b"a"]
+    assert after.entries()[0].to_pylist() == keys[:1_500]
+    assert hot.get_many(keys[:1]) == [b"a"]  # it never changes any more
+    last = after.following()
+    last.put(column(keys[:10]), None)
+    assert last.entries()[1].to_pylist() == [None] * 10
+    assert len(last.following()) == 0  # most of it was not touched for an epoch: it is let go
+
+
 def test_parts_of_an_epoch_count_by_what_they_hold_against_the_limit(tmp_path: Path) -> None:
     """A table that is sealed again and again is not written to disk for a few rows."""
     spill = OverlaySpill(limit_bytes=8 << 20, folder=lambda: tmp_path)
@@ -150,6 +171,43 @@ def test_parts_of_an_epoch_count_by_what_they_hold_against_the_limit(tmp_path: P
         table.relieve()
     assert not any(run.on_disk for run in table.sorted_runs_of_overlay)
     assert table.get_values(column(keys_of(3))).to_pylist() == [b"87654321"]
+
+
+@pytest.mark.parametrize(("states", "rows"), [(2, 12_500), (4, 3_750)])
+def test_what_is_kept_of_the_epoch_before_sends_nothing_to_disk(
+    states: int, rows: int, tmp_path: Path
+) -> None:
+    """Keys drift, several states share the limit, and the changes alone are far below it."""
+    spill = OverlaySpill(limit_bytes=4 << 20, folder=lambda: tmp_path)
+    table = StateTable(MemoryBase(), small_writes=True, spill=spill)
+    for epoch in range(8):
+        for start in range(0, rows, 1_250):
+            for state in range(states):
+                numbers = range(epoch * rows + start, epoch * rows + start + 1_250)
+                keys = [b"\0\1\0" + bytes([state]) + n.to_bytes(8, "big") for n in numbers]
+                table.put_values(column(keys), column([b"12345678"] * len(keys)))
+                table.relieve()
+        assert not any(run.on_disk for run in table.sorted_runs_of_overlay)
+        assert len(table.freeze(epoch)) == rows * states
+        if epoch:
+            table.applied(table.frozen[0])
+
+
+def test_copies_are_let_go_before_changes_go_to_disk(tmp_path: Path) -> None:
+    spill = OverlaySpill(limit_bytes=4 << 20, folder=lambda: tmp_path)
+    table = StateTable(MemoryBase(), small_writes=True, spill=spill)
+    table.put_values(column(keys_of(*range(9_000))), column([b"12345678"] * 9_000))
+    table.freeze(0)
+    table.put_values(column(keys_of(1)), column([b"87654321"]))
+    table.put_values(column(keys_of(2)), None)
+    copied_bytes = table._overlay.hot_bytes
+    spill.limit_bytes = copied_bytes // 2
+    table.relieve()
+    assert table._overlay.hot_bytes < copied_bytes / 5
+    assert not table.sorted_runs_of_overlay
+    wanted = [b"12345678", b"87654321", None, b"12345678"]
+    assert table.get_values(column(keys_of(*range(4)))).to_pylist() == wanted
+    assert table.freeze(1).sorted() == (keys_of(1, 2), [b"87654321", None])
 
 
 def test_a_state_whose_first_change_is_a_deletion_stays_by_the_column() -> None:

@@ -25,7 +25,6 @@ from statebackend.continuous.exchange.messages import (
     Identity,
     Refusal,
     Rows,
-    Tls,
     Told,
     Welcome,
     brief,
@@ -35,6 +34,7 @@ from statebackend.continuous.exchange.messages import (
 )
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
+from statebackend.spark.tls import connect
 
 __all__ = ["ExchangeClient", "RemoteChannel"]
 
@@ -48,7 +48,7 @@ class ExchangeClient:
 
     Args:
         identity: who it is.
-        tls: the roots it trusts, for locations with TLS.
+        tls: whether it speaks TLS, and to nobody without.
         connect_s: how long a connection may take.
         welcome_s: how long the answer to a stream's opening may: the receiver may not expect it
             yet. Default: as ``connect_s``.
@@ -58,7 +58,7 @@ class ExchangeClient:
         self,
         identity: Identity,
         *,
-        tls: Tls | None = None,
+        tls: bool = False,
         connect_s: float = 15.0,
         welcome_s: float | None = None,
         heartbeat_s: float = HEARTBEAT_S,
@@ -71,7 +71,7 @@ class ExchangeClient:
         self._welcome_s = connect_s if welcome_s is None else welcome_s
         self._clock = clock
         self._headers = [(TOKEN_HEADER.encode(), identity.token.encode())]
-        self._peers: dict[str, Any] = {}
+        self._peers: dict[tuple[str, bytes], Any] = {}
         self._channels: list[RemoteChannel] = []
         self._opening: set[_End] = set()  # not welcomed yet
         self._closed = False
@@ -80,19 +80,21 @@ class ExchangeClient:
             "exchange-client-pulse", heartbeat_s=heartbeat_s, silence_s=silence_s, clock=clock
         )
 
-    def connect(self, location: str, address: Address) -> RemoteChannel:
+    def connect(self, location: str, address: Address, certificate: bytes = b"") -> RemoteChannel:
         """Open a channel.
 
         Args:
             location: of the receiver's `ExchangeServer`.
+            certificate: that it must show; b"": it speaks no TLS.
 
         Raises:
-            PeerLostError: nobody answers there in time, or the client is closed meanwhile.
+            PeerLostError: nobody answers there in time, with that certificate; or only one of both
+                speaks TLS; or the client is closed meanwhile.
             StaleRequestError: the token, the run or the generation is not the receiver's, or it
                 does not expect the channel.
             ProtocolError: the receiver is of another release.
         """
-        peer = self._peer(location)
+        peer = self._peer(location, certificate)
         options = flight.FlightCallOptions(headers=self._headers)
         descriptor = flight.FlightDescriptor.for_command(encode(self._hello(address)))
         try:
@@ -145,17 +147,19 @@ class ExchangeClient:
             address=address,
         )
 
-    def _peer(self, location: str) -> Any:
+    def _peer(self, location: str, certificate: bytes) -> Any:
         """A connection that has been used: the opening of a stream knows no time limit."""
+        key = location, certificate
         with self._lock:
-            peer = self._peers.get(location)
+            peer = self._peers.get(key)
         if peer is not None:
             return peer
-        roots = {"tls_root_certs": self._tls.roots} if self._tls is not None else {}
         options = flight.FlightCallOptions(timeout=self._connect_s, headers=self._headers)
         action = flight.Action("hello", pa.py_buffer(encode(self._hello(None))))
         try:
-            peer = flight.connect(location, **roots)
+            if self._tls and not certificate:
+                raise ConnectionError("its certificate is not known")
+            peer = connect(location, certificate)
             answers = [result.body for result in peer.do_action(action, options)]
         except BROKEN as error:
             raise _unreachable(location, error) from error
@@ -164,7 +168,7 @@ class ExchangeClient:
             peer.close()
             raise answer.error()
         with self._lock:
-            return self._peers.setdefault(location, peer)
+            return self._peers.setdefault(key, peer)
 
 
 class _End:

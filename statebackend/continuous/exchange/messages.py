@@ -32,7 +32,6 @@ __all__ = [
     "Identity",
     "Refusal",
     "Rows",
-    "Tls",
     "Told",
     "Up",
     "Welcome",
@@ -41,7 +40,6 @@ __all__ = [
     "decode_down",
     "decode_up",
     "encode",
-    "location_of",
     "peer_lost",
 ]
 
@@ -76,22 +74,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"Identity(job={self.job!r}, run={self.run!r}, generation={self.generation})"
 
-
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM bytes. A process that only sends needs ``roots`` alone.
-
-    Attributes:
-        roots: the authorities whose certificates a sender trusts.
-        certificate: a receiver's own, with its chain; for the name it is reached by.
-        key: the certificate's private key.
-    """
-
-    roots: bytes
-    certificate: bytes = b""
-    key: bytes = b""
-
-    def __repr__(self) -> str:  # no key in logs and tracebacks
-        return "Tls(...)"
+    def __rich_repr__(self) -> list[tuple[str, Any]]:  # else rich shows all fields
+        return [("job", self.job), ("run", self.run), ("generation", self.generation)]
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -221,12 +205,6 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
 def brief(error: Exception) -> str:
     """What pyarrow says of a broken stream, without gRPC's inner life."""
     return str(error).partition(". gRPC client debug context")[0].partition(". Detail")[0]
-
-
-def location_of(host: str, port: int, *, tls: bool) -> str:
-    """As Flight writes an address."""
-    named = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{'grpc+tls' if tls else 'grpc'}://{named}:{port}"
 
 
 def peer_lost(what: str) -> PeerLostError:

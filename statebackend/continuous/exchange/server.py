@@ -24,19 +24,18 @@ from statebackend.continuous.exchange.messages import (
     Identity,
     Refusal,
     Rows,
-    Tls,
     Told,
     Welcome,
     brief,
     decode_as,
     decode_up,
     encode,
-    location_of,
     peer_lost,
 )
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.continuous.exchange.severing import sever
-from statebackend.errors import ProtocolError, SettingError, StaleRequestError, StateBackendError
+from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
+from statebackend.spark.tls import Tls, location_of
 
 __all__ = ["ExchangeServer"]
 
@@ -52,11 +51,11 @@ class ExchangeServer:
         identity: whose streams it admits.
         host: the address it listens on. port: 0 for any free one.
         advertised: the name that others reach it by; as ``host``, if not given.
-        tls: with certificate and key; None: plain.
+        tls: this process's own; None: it speaks no TLS.
         expect_s: how long a stream may wait for its channel to be expected.
 
     Raises:
-        SettingError: TLS without a certificate or key; times that mean nothing.
+        SettingError: times that mean nothing.
         OSError: it cannot listen there.
     """
 
@@ -73,11 +72,6 @@ class ExchangeServer:
         expect_s: float = 10.0,
         clock: Callable[[], float] = system.monotonic_s,
     ) -> None:
-        if tls is not None and not (tls.certificate and tls.key):
-            raise SettingError(
-                "A receiver with TLS has no certificate, or no key to it.",
-                todo="Give both, as PEM bytes.",
-            )
         self.identity = identity
         self._expect_s = expect_s
         self._clock = clock
@@ -141,7 +135,7 @@ class ExchangeServer:
             with self._changed:
                 peers = list(self._peers)
             for peer in peers:
-                sever(peer)
+                sever(peer, self.port)
             ending.join(timeout_s)
         return not ending.is_alive()
 
@@ -184,7 +178,7 @@ class ExchangeServer:
         self.check(hello, peer)
         assert hello.address is not None
         inbox, channel = self._claimed(hello.address)
-        lane = _Lane(hello.address, inbox, channel, peer, writer, self._clock)
+        lane = _Lane(hello.address, inbox, channel, peer, self.port, writer, self._clock)
         inbox.attach(channel, lane)
         with self._changed:
             self._lanes.add(lane)
@@ -225,11 +219,12 @@ class _Lane:
         inbox: Inbox,
         channel: int,
         peer: str,
+        port: int,
         writer: Any,
         clock: Callable[[], float],
     ) -> None:
         self.heard_s = 0.0
-        self.peer = peer
+        self.peer, self._port = peer, port
         self._address = address
         self._inbox = inbox
         self._channel = channel
@@ -303,7 +298,7 @@ class _Lane:
         """The sender is taken for gone."""
         what = f"The sender of the {self._address} has not been heard of for {for_s:.1f} s."
         self._inbox.lost(self._channel, peer_lost(what))
-        sever(self.peer)
+        sever(self.peer, self._port)
 
     def _write(self, data: bytes) -> None:
         with self._writing:

@@ -16,20 +16,22 @@ __all__ = ["sever"]
 _OPEN_FILES = "/dev/fd"
 
 
-def sever(peer: str) -> int:
+def sever(peer: str, port: int) -> int:
     """Shut this process's connections with a peer, both ways.
 
     Args:
         peer: as a Flight call's context names it: ``ipv4:127.0.0.1:4711``, ``ipv6:%5B::1%5D:4711``.
+        port: of this process, that it has called. Calls of two ports may come from one of the
+            peer's, and are two connections.
 
     Returns:
         How many there were; 0 also where a process cannot look at its open files.
     """
     kind, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+    host, _, own = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not own.isdigit():
         return 0
-    sought = (host.strip("[]").partition("%")[0], int(port))
+    sought = (host.strip("[]").partition("%")[0], int(own), port)
     try:
         numbers = [int(name) for name in os.listdir(_OPEN_FILES)]
     except (OSError, ValueError):
@@ -37,7 +39,7 @@ def sever(peer: str) -> int:
     return sum(_shut(number, sought) for number in numbers)
 
 
-def _shut(number: int, sought: tuple[str, int]) -> bool:
+def _shut(number: int, sought: tuple[str, int, int]) -> bool:
     try:
         # A duplicate: the number may be another file's by the time it is used.
         copy = os.dup(number)
@@ -54,7 +56,8 @@ def _shut(number: int, sought: tuple[str, int]) -> bool:
                 return False
             host, port = one.getpeername()[:2]
             # A socket for both families has its IPv4 peers as ::ffff:a.b.c.d.
-            if (host.removeprefix("::ffff:").partition("%")[0], port) != sought:
+            host = host.removeprefix("::ffff:").partition("%")[0]
+            if (host, port, one.getsockname()[1]) != sought:
                 return False
             one.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -130,7 +130,7 @@ class SplitAssigner:
             return before[1]
         if not self._pending:
             return None if self._done else WAIT
-        if self._passed[subtask] < max(self._cuts, default=-1) or not self._may_have(subtask):
+        if self.waits_for_barrier(subtask) or not self._may_have(subtask):
             return WAIT
         assignment = self._pending.popleft()
         self._held[subtask].add(assignment.split.id)
@@ -144,6 +144,10 @@ class SplitAssigner:
         total = len(self._pending) + sum(map(len, self._held))
         share = -(-total // self._parallelism)
         return len(self._held[subtask]) < share
+
+    def waits_for_barrier(self, subtask: int) -> bool:
+        """Whether there are splits, and none for a subtask before it has passed a barrier."""
+        return bool(self._pending) and self._passed[subtask] < max(self._cuts, default=-1)
 
     def finished(self, subtask: int, split_id: str) -> None:
         """A subtask has read a split to its end; said twice it counts once."""

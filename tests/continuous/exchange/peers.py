@@ -17,8 +17,9 @@ from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import Address, Identity, Tls
+from statebackend.continuous.exchange.messages import Address, Identity
 from statebackend.continuous.exchange.server import ExchangeServer
+from statebackend.spark.tls import Tls
 
 ME = Identity(job="sums", run="run-1", generation=3, token="a secret of this run")
 QUICK = {"heartbeat_s": 0.2, "silence_s": 1.0}
@@ -87,11 +88,12 @@ def wired(
         yield from _run(Wired(inbox, [LocalChannel(inbox, i) for i in range(channels)]))
         return
     server = ExchangeServer(ME, host="127.0.0.1", tls=tls)
-    client = ExchangeClient(ME, tls=tls)
+    client = ExchangeClient(ME, tls=tls is not None)
+    certificate = tls.certificate if tls is not None else b""
     for i in range(channels):
         server.expect(address(i), inbox, i)
     ends: list[ChannelSender] = [
-        client.connect(server.location, address(i)) for i in range(channels)
+        client.connect(server.location, address(i), certificate) for i in range(channels)
     ]
     yield from _run(Wired(inbox, ends, server, client))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
@@ -23,7 +26,6 @@ from statebackend.continuous.exchange.messages import (
     Hello,
     Identity,
     Rows,
-    Tls,
     Told,
     encode,
 )
@@ -37,6 +39,7 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.spark.tls import Tls, self_signed
 from tests.continuous.exchange.peers import (
     ME,
     QUICK,
@@ -48,6 +51,7 @@ from tests.continuous.exchange.peers import (
     until,
     wired,
 )
+from tests.support.wiretap import tapped
 
 
 @pytest.fixture
@@ -66,6 +70,10 @@ def refused(server: ExchangeServer, who: Identity, to: Address | None = None) ->
     finally:
         client.close()
     raise AssertionError("it was admitted")
+
+
+def own() -> Tls:
+    return self_signed()
 
 
 # --- who is admitted
@@ -168,30 +176,63 @@ def test_nobody_there_is_a_typed_error() -> None:
     assert type(error) is PeerLostError
 
 
-def test_tls_carries_and_unknown_authorities_are_refused(tmp_path: Path) -> None:
-    import trustme
-
-    authority = trustme.CA()
-    own = authority.issue_cert("127.0.0.1")
-    chain = b"".join(blob.bytes() for blob in own.cert_chain_pems)
-    tls = Tls(
-        roots=authority.cert_pem.bytes(),
-        certificate=chain,
-        key=own.private_key_pem.bytes(),
-    )
-    assert "PRIVATE" not in repr(tls)
-    with wired("remote", tls=tls) as pair:
+def test_tls_carries_and_another_certificate_is_refused() -> None:
+    with wired("remote", tls=own()) as pair:
         assert pair.server is not None
-        assert pair.server.location.startswith("grpc+tls://")
+        location = pair.server.location
+        assert location.startswith("grpc+tls://")
         pair.channels[0].send(rows(0))
         pair.channels[0].send(EndOfInput())
         assert numbers(drain(pair.inbox, ends=1)[0]) == list(range(10))
-        stranger = ExchangeClient(ME, tls=Tls(roots=trustme.CA().cert_pem.bytes()), connect_s=5)
-        with pytest.raises(PeerLostError):
-            stranger.connect(pair.server.location, address(0))
+        stranger = ExchangeClient(ME, tls=True)
+        with pytest.raises(PeerLostError, match="certificate"):
+            stranger.connect(location, address(0), own().certificate)
         stranger.close()
-    with pytest.raises(SettingError):
-        ExchangeServer(ME, host="127.0.0.1", tls=Tls(roots=b""))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_only_rows_that_go_without_tls_can_be_read_on_the_network(tls: bool) -> None:
+    certified = own() if tls else None
+    server = ExchangeServer(ME, host="127.0.0.1", tls=certified)
+    client = ExchangeClient(ME, tls=tls)
+    inbox = Inbox(1, capacity_bytes=64 << 10)
+    server.expect(address(0), inbox, 0)
+    said = b"what nobody else is to read " * 10
+    batch = pa.record_batch({"said": pa.array([said])})
+    with tapped(server.location) as tap:
+        certificate = certified.certificate if certified is not None else b""
+        channel = client.connect(tap.location, address(0), certificate)
+        channel.send(batch)
+        channel.send(EndOfInput())
+        assert drain(inbox, ends=1)[0][0].equals(batch)  # type: ignore[union-attr]
+        heard = tap.heard()
+        client.close()
+    assert server.close()
+    assert len(heard) > len(said)
+    for secret in (said, ME.token.encode(), b"run-1"):
+        assert (secret in heard) is not tls, secret
+
+
+def test_with_tls_nothing_is_said_to_who_has_none_and_the_other_way_round() -> None:
+    with wired("remote", tls=own()) as secure, wired("remote") as plain:
+        assert secure.server is not None
+        assert plain.server is not None
+        with_tls, without = secure.server.location, plain.server.location
+        certificate = own().certificate
+        tries = [
+            (True, without, b""),
+            (True, without, certificate),
+            (True, without.replace("grpc:", "grpc+tls:"), certificate),
+            (False, with_tls, b""),
+            (False, with_tls.replace("grpc+tls:", "grpc:"), b""),
+        ]
+        for tls, location, shown in tries:
+            client = ExchangeClient(ME, tls=tls)
+            began_s = time.monotonic()
+            with pytest.raises(PeerLostError):
+                client.connect(location, address(1), shown)
+            assert time.monotonic() - began_s < 5
+            client.close()
 
 
 def test_the_token_is_in_no_text() -> None:
@@ -295,6 +336,29 @@ def test_a_server_ends_in_time_although_a_sender_stands_still() -> None:
         assert server.streams == 0
 
 
+def test_two_connections_from_one_port_are_two() -> None:
+    """Two servers of one process may be called from the same port of a peer."""
+    with contextlib.ExitStack() as stack:
+        ends: list[socket.socket] = []
+        ports: list[int] = []
+        calls: list[socket.socket] = []
+        for _ in range(2):
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            ports.append(listening.getsockname()[1])
+            call = stack.enter_context(socket.socket())
+            call.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            call.bind(("127.0.0.1", calls[0].getsockname()[1] if calls else 0))
+            call.connect(("127.0.0.1", ports[-1]))
+            calls.append(call)
+            ends.append(stack.enter_context(listening.accept()[0]))
+        own = calls[0].getsockname()[1]
+        assert calls[1].getsockname()[1] == own
+        assert sever(f"ipv4:127.0.0.1:{own}", ports[0]) == 1
+        calls[1].sendall(b"still here")
+        assert ends[1].recv(16) == b"still here"
+        assert ends[0].recv(16) == b""
+
+
 @pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:/tmp/x", "ipv6:%5B::1%5D:1", "", "x"])
 def test_only_the_connections_of_a_peer_are_severed(server: ExchangeServer, peer: str) -> None:
     inbox = Inbox(1, capacity_bytes=8192)
@@ -302,7 +366,7 @@ def test_only_the_connections_of_a_peer_are_severed(server: ExchangeServer, peer
     client = ExchangeClient(ME, **QUICK)
     channel = client.connect(server.location, address(0))
     files = set(os.listdir("/proc/self/fd"))
-    assert sever(peer) == 0
+    assert sever(peer, server.port) == 0
     assert len(set(os.listdir("/proc/self/fd")) - files) <= 1  # that of the listing
     channel.send(EndOfInput())
     assert drain(inbox, ends=1)

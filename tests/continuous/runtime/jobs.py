@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
@@ -88,6 +90,28 @@ class ArrowCounting(ArrowProcessor):
         self._state.put(ctx.keys, {"n": n, "total": total})
         out = ctx.keys.columns.append_column("n", pa.array(n))
         yield out.append_column("total", pa.array(total))
+
+
+class PandasCounting(StatefulProcessor):
+    """As `Counting`, in Spark's form, with DataFrames."""
+
+    def init(self, handle: Any) -> None:
+        self._state = handle.getValueState("counts", "n BIGINT, total BIGINT")
+
+    def handleInputRows(
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,
+    ) -> Iterator[pd.DataFrame]:
+        n, total = self._state.get() or (0, 0)
+        for frame in rows:
+            n, total = n + len(frame), total + int(frame["value"].sum())
+        self._state.update((n, total))
+        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+    def close(self) -> None:
+        pass
 
 
 class FailingOnce(Counting):

@@ -30,9 +30,10 @@ from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.base import Assignment
 from statebackend.continuous.sourcetask import SourceSubtask
 from statebackend.continuous.subtaskstate import SubtaskState
+from statebackend.continuous.vertexstate import VertexState
 from tests.continuous.runtime.trial import Trial
 
-__all__ = ["BUGS", "Bug"]
+__all__ = ["BUGS", "SEVERAL", "Bug"]
 
 Plant = Callable[[pytest.MonkeyPatch, Trial], None]
 
@@ -132,7 +133,7 @@ def _offsets_of_the_next_batch(patch: pytest.MonkeyPatch, trial: Trial) -> None:
     really = SourceSubtask._snapshot_if_due
 
     def snapshot(self: SourceSubtask) -> None:
-        if self._due is None or self._unanswered:
+        if not self._due or self._unanswered:
             return
         early = [(one, one.reader.read(4096)) for one in self._open_splits]
         really(self)
@@ -388,5 +389,67 @@ BUGS: dict[str, Bug] = {
     "not committed after a restore": Bug(
         "what the restored checkpoint had prepared is left, and swept",
         _not_committed_after_a_restore,
+    ),
+}
+
+
+# --- several checkpoints under way at once --------------------------------------------------------
+
+
+def _the_turn_is_not_waited_for(patch: pytest.MonkeyPatch, trial: Trial) -> None:
+    """A part is made for the epoch that the attempt before it is to be."""
+    patch.setattr(VertexState, "_await_turn", VertexState._wanted)
+
+
+def _confirmed_with_those_behind(patch: pytest.MonkeyPatch, trial: Trial) -> None:
+    """What was frozen for the attempts behind a complete one counts as durable with it."""
+    really = SubtaskState._following
+
+    def following(self: SubtaskState, attempt: int, epoch: int, chain: str) -> Any:
+        found = really(self, attempt, epoch, chain)
+        self._confirmed_attempt = max(number for number, _ in self._layers)
+        return found
+
+    patch.setattr(SubtaskState, "_following", following)
+
+
+def _output_of_those_behind_is_forgotten(patch: pytest.MonkeyPatch, trial: Trial) -> None:
+    """With a complete checkpoint's output that of later attempts is taken for committed."""
+    really = Output.completed
+
+    def completed(self: Output, checkpoint: int) -> None:
+        really(self, checkpoint + 16)
+
+    patch.setattr(Output, "completed", completed)
+
+
+def _held_back_for_the_oldest_cut(patch: pytest.MonkeyPatch, trial: Trial) -> None:
+    """A split goes to a subtask that has passed the oldest barrier, and not the newest."""
+
+    def waits(self: SplitAssigner, subtask: int) -> bool:
+        return bool(self._pending) and self._passed[subtask] < min(self._cuts, default=-1)
+
+    patch.setattr(SplitAssigner, "waits_for_barrier", waits)
+
+
+SEVERAL: dict[str, Bug] = {
+    "the turn is not waited for": Bug(
+        "a part is made while the attempt before it may be complete or given up",
+        _the_turn_is_not_waited_for,
+        ("rows", "error", "stuck"),
+    ),
+    "confirmed with those behind": Bug(
+        "what was frozen for a later attempt is taken for durable with an earlier one",
+        _confirmed_with_those_behind,
+        ("rows", "error"),
+    ),
+    "output of those behind is forgotten": Bug(
+        "what was prepared for a later attempt is taken for committed with an earlier one",
+        _output_of_those_behind_is_forgotten,
+    ),
+    "held back for the oldest cut": Bug(
+        "a split is handed out after a cut that its subtask has not passed",
+        _held_back_for_the_oldest_cut,
+        ("rows", "error"),
     ),
 }

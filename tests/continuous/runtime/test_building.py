@@ -55,6 +55,8 @@ def process(world: World, **given: Any) -> Any:
         ({"uid": "source"}, DuplicateUidError, "source"),
         ({"processor": Both()}, SettingError, "two inputs"),
         ({"processor": object()}, SettingError, "object"),
+        ({"flavour": "pandas"}, SettingError, "Counting"),
+        ({"flavour": "polars"}, SettingError, "polars"),
         ({"processor": Broken()}, ProcessorError, "at open"),
         ({"output_schema": "n BIGIN"}, SchemaError, "does not parse"),
         ({"time_mode": "wall"}, SettingError, "wall"),
@@ -105,6 +107,8 @@ def test_a_job_without_a_sink_is_not_started(world: World) -> None:
     [
         {"checkpoint_interval_s": 0},
         {"min_pause_s": -1},
+        {"max_share": 0},
+        {"max_concurrent": 0},
         {"timeout_s": 0},
         {"mode": "sometimes"},
         {"buffer_timeout_s": -1},
@@ -121,6 +125,8 @@ def test_an_unknown_setting_is_refused_by_its_name(world: World) -> None:
     stream = process(world).sink(CollectSink())
     with pytest.raises(SettingError, match="chekpoint"):
         stream.start(parallelism=2, chekpoint=1)
+    with pytest.raises(SettingError, match="and min_pause_s or max_share"):
+        stream.start(parallelism=2, max_concurrent=2, max_share=0.5)
 
 
 def test_a_job_goes_on_only_as_what_its_checkpoint_says_it_was(world: World) -> None:

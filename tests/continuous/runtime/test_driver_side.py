@@ -389,7 +389,7 @@ def test_connections_to_the_driver_that_are_reset_cost_no_restart(
         bodies = list(answer(self, context, action))
         if next(answered) % 7 == 0:
             next(resets)
-            sever(context.peer())
+            sever(context.peer(), self.port)
         return iter(bodies)
 
     monkeypatch.setattr(Server, "do_action", resetting)

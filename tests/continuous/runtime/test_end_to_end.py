@@ -20,6 +20,7 @@ from tests.continuous.runtime.jobs import (
     Counting,
     FailingOnce,
     Numbers,
+    PandasCounting,
     PerClass,
     Windows,
     WithClass,
@@ -81,6 +82,14 @@ def test_a_vectorised_processor_counts_the_same(world: World) -> None:
     sink = counting(world, Numbers(5000), ArrowCounting())
     assert world.start(2).await_termination(60.0)
     check_counts(sink.rows(), truth(5000))
+
+
+def test_a_processor_of_dataframes_counts_the_same(world: World) -> None:
+    sink = CollectSink()
+    keyed = world.source(Numbers(3000)).key_by("key")
+    keyed.process(PandasCounting(), uid="count", output_schema=OUTPUT, flavour="pandas").sink(sink)
+    assert world.start(2).await_termination(60.0)
+    check_counts(sink.rows(), truth(3000))
 
 
 def test_channels_that_do_not_wait_count_the_same_while_nothing_fails(world: World) -> None:

@@ -102,7 +102,7 @@ def test_a_run_is_deployed_once_every_slot_is_there() -> None:
     assert driver.machine.registered(1, "b", 0.0) == []  # asked again
     outs = driver.machine.registered(0, "a", 0.0)
     assert outs == [
-        Tell(i, Deploy(subtask=i, locations=["a", "b"], epoch=5, stamp_ms=1000)) for i in range(P)
+        Tell(i, Deploy(subtask=i, peers=["a", "b"], epoch=5, stamp_ms=1000)) for i in range(P)
     ]
 
 
@@ -112,7 +112,7 @@ def test_subtasks_go_where_their_copies_are_and_so_do_their_splits() -> None:
     driver.machine.registered(0, "a", 0.0, sees[0])
     outs = driver.machine.registered(1, "b", 0.0, sees[1])
     assert [(out.slot, out.command.subtask) for out in outs] == [(0, 1), (1, 0)]  # type: ignore[union-attr]
-    assert [out.command.locations for out in outs] == [["b", "a"]] * 2  # type: ignore[union-attr]
+    assert [out.command.peers for out in outs] == [["b", "a"]] * 2  # type: ignore[union-attr]
     driver.machine.split_asked(SOURCES[0], 1)
     grants = driver.machine.split_asked(SOURCES[1], 1)
     assert [(out.slot, out.command.subtask) for out in grants] == [(1, 0), (0, 1)]  # type: ignore[union-attr]

@@ -25,12 +25,14 @@ from statebackend.api.processors import KeyedProcessor
 from statebackend.continuous import subtaskstate
 from statebackend.continuous.cluster import Stage
 from statebackend.continuous.job import JobRun
+from statebackend.continuous.machine import RunMachine
 from statebackend.continuous.sinks.files import FileSink
 from statebackend.continuous.slot import Run
 from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import StateBackendError, StoreUnreachableError
 from statebackend.schema.types import arrow_schema
 from statebackend.spark.session import RunSession
+from statebackend.spark.wire import Credentials
 from tests.continuous.runtime.world import ThreadCluster, World
 
 __all__ = ["Shown", "Trial"]
@@ -114,11 +116,11 @@ class _LossyCluster(ThreadCluster):
         super().__init__()
         self._trial, self._local = trial, local
 
-    def stage(self, run: Run, token: str) -> Stage:
+    def stage(self, run: Run, credentials: Credentials) -> Stage:
         if self._trial.drawn.random() < 0.5:
             shutil.rmtree(self._local, ignore_errors=True)
         self._trial.runs += 1
-        return super().stage(run, token)
+        return super().stage(run, credentials)
 
 
 class Trial:
@@ -127,11 +129,15 @@ class Trial:
     Attributes:
         runs: how often it was started. made: faults so far, by kind.
         settled: checkpoints that are over, complete or not.
+        most: so many were under way at once.
     """
 
-    def __init__(self, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, seed: int, patch: pytest.MonkeyPatch, *, concurrent: int = 1
+    ) -> None:
         self.drawn = random.Random(seed)
-        self.runs = self.settled = 0
+        self.runs = self.settled = self.most = 0
+        self._concurrent = concurrent
         self.made = dict.fromkeys(BUDGET, 0)
         self.out = folder / "out"
         self._lock = threading.Lock()
@@ -140,6 +146,7 @@ class Trial:
         self._world.cluster = _LossyCluster(self, folder / "local")
         self._world.renew(inline_limit_bytes=16)
         self._fail_at_random(patch)
+        self._count(patch)
 
     def run(self) -> tuple[Shown, str]:
         """To the end, or to where it is seen that it will not come; what is wrong, and how."""
@@ -149,7 +156,8 @@ class Trial:
         query = self._world.start(
             2,
             restart=FixedDelay(BUDGET[SLOTS] + BUDGET[DRIVER] + 6, 0.0),
-            checkpoint_interval_s=0.03,
+            checkpoint_interval_s=0.03 / self._concurrent,
+            max_concurrent=self._concurrent,
             tolerable_failures=1000,
         )
         until_s = system.monotonic_s() + LIMIT_S
@@ -160,7 +168,8 @@ class Trial:
                     return "stuck", f"after {self.runs} runs and {self.settled} checkpoints"
                 self.settled = len(query.checkpoints())
                 if run != self.runs or not query.is_running:
-                    run, fail_at = self.runs, self.settled + self.drawn.randint(1, 4)
+                    run, more = self.runs, self.drawn.randint(1, 4 * self._concurrent)
+                    fail_at = self.settled + more
                 elif self.settled >= fail_at and self._may_fail(SLOTS):
                     system.sleep_s(self.drawn.uniform(0.0, 0.03))
                     slot = self.drawn.choice(self._world.cluster.slots[-2:])
@@ -171,6 +180,23 @@ class Trial:
             self._world.close()
         wrong = self._wrong()
         return ("rows", wrong) if wrong else ("", "")
+
+    def _count(self, patch: pytest.MonkeyPatch) -> None:
+        """How many checkpoints are under way; where there are to be several, the store is slow."""
+        really, durable = RunMachine.tick, subtaskstate.durable_slice
+
+        def tick(machine: RunMachine, now_s: float, wall_ms: int) -> Any:
+            outs = really(machine, now_s, wall_ms)
+            self.most = max(self.most, len(machine._attempts))
+            return outs
+
+        def slowly(*given: Any) -> Any:
+            system.sleep_s(0.02)
+            return durable(*given)
+
+        patch.setattr(RunMachine, "tick", tick)
+        if self._concurrent > 1:
+            patch.setattr(subtaskstate, "durable_slice", slowly)
 
     # --- what fails ------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from statebackend.spark.constants import PackedProcessor
 from statebackend.spark.job import Job
 from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.wire import Server
+from statebackend.spark.tls import Tls
+from statebackend.spark.wire import Credentials, Server
 
 
 class ThreadCluster:
@@ -30,8 +31,8 @@ class ThreadCluster:
     timezone = "UTC"
     keeps_workers = True
 
-    def __init__(self) -> None:
-        self._server = Server(bind="127.0.0.1", advertised="127.0.0.1")
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._server = Server(bind="127.0.0.1", advertised="127.0.0.1", tls=tls)
         self.slots: list[Slot] = []
         self.on_slot: Callable[[Slot], None] = lambda slot: None
         self.host_of: Callable[[int], str] = lambda slot: ""  # a folder of its own for each
@@ -43,12 +44,12 @@ class ThreadCluster:
         assert not packed.parts
         return ShippedProcessor(packed.uid, packed.data, ())
 
-    def stage(self, run: Run, token: str) -> Stage:
+    def stage(self, run: Run, credentials: Credentials) -> Stage:
         errors: list[BaseException] = []
 
         def serve(index: int) -> None:
             try:
-                slot = Slot(self._on_host(run, index), index, token, host="127.0.0.1")
+                slot = Slot(self._on_host(run, index), index, credentials, host="127.0.0.1")
                 self.slots.append(slot)
                 self.on_slot(slot)
                 slot.serve()
@@ -84,9 +85,9 @@ class ThreadCluster:
 class World:
     """A job's folder, and starts of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: Tls | None = None) -> None:
         self.folder = folder
-        self.cluster = ThreadCluster()
+        self.cluster = ThreadCluster(tls)
         self.queries: list[ContinuousQuery] = []
         self.backend: Any = None
         self.renew()

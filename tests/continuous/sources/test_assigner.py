@@ -55,6 +55,20 @@ def test_after_a_cut_only_those_get_splits_that_have_passed_the_barrier() -> Non
     assert id_of(assigner.request(0)) == "b"
 
 
+def test_whoever_waits_for_a_barrier_is_known() -> None:
+    assigner = SplitAssigner(2)
+    assigner.add(found("a"))
+    assert not assigner.waits_for_barrier(0)
+    assigner.cut(1)
+    assigner.cut(2)
+    assigner.passed(0, 1)
+    assert assigner.waits_for_barrier(0), "the newest counts"
+    assigner.passed(0, 2)
+    assert [assigner.waits_for_barrier(one) for one in (0, 1)] == [False, True]
+    assigner.request(0)
+    assert not assigner.waits_for_barrier(1), "there is nothing to wait for"
+
+
 def test_an_aborted_checkpoint_holds_nobody_back() -> None:
     assigner = SplitAssigner(1)
     assigner.add(found("a", "b"))

@@ -264,17 +264,19 @@ class StreamJob:
             whole = self.acks.take(ack)
         return whole
 
-    def complete(self) -> None:
-        """The attempt is made an epoch, and everybody is told."""
-        assert self.acks.commit(self.attempt) == self.epoch
+    def complete(self, attempt: int | None = None) -> None:
+        """The (newest) attempt is made an epoch, and everybody is told."""
+        number = attempt or self.attempt
+        assert self.acks.commit(number) == self.epoch
         self.epoch += 1
         for one in (*self.keyed, *self.sources):
-            one.confirmed(self.attempt, self.stamp(self.epoch))
+            one.confirmed(number, self.stamp(self.epoch))
 
-    def abort(self) -> None:
-        self.acks.drop(self.attempt)
+    def abort(self, attempt: int | None = None) -> None:
+        number = attempt or self.attempt
+        self.acks.drop(number)
         for one in (*self.keyed, *self.sources):
-            one.aborted(self.attempt)
+            one.aborted(number)
 
     def checkpoint(self) -> None:
         assert self.persist(self.freeze())

@@ -17,7 +17,7 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partition import forward
 from statebackend.continuous.inflight import Lane, Place, batches_of, decode, watermark
-from statebackend.continuous.messages import Acked, Grant, SplitAsked, Trigger
+from statebackend.continuous.messages import Aborted, Acked, Grant, SplitAsked, Trigger
 from statebackend.continuous.output import Output, Route
 from statebackend.continuous.sources.base import Assignment, Split
 from statebackend.continuous.sourcetask import SourceSubtask
@@ -73,9 +73,11 @@ class World:
         )
         self.task.mailbox.put(grant)
 
-    def trigger(self, timeout_ms: int | None, kind: str = "checkpoint") -> None:
+    def trigger(
+        self, timeout_ms: int | None, kind: str = "checkpoint", checkpoint: int = 1
+    ) -> None:
         barrier = Barrier(
-            checkpoint=1,
+            checkpoint=checkpoint,
             stamp_ms=system.wall_ms(),
             kind=kind,
             alignment_timeout_ms=timeout_ms,
@@ -135,8 +137,8 @@ def test_a_barrier_waits_for_room_and_then_overtakes_what_has_none() -> None:
     for _ in range(3):
         world.task._step()
     assert world.acked() == [], "it may come through in time"
-    assert world.task._due is not None
-    world.task._due_s -= 61.0
+    [(barrier, since_s)] = world.task._due
+    world.task._due[0] = barrier, since_s - 61.0
     world.task._step()
     [acked] = world.acked()
     [one, at] = decode("source", acked.in_flight, 2)
@@ -160,6 +162,31 @@ def test_a_barrier_waits_for_room_and_then_overtakes_what_has_none() -> None:
     assert at.at_ms == max(marks(arrived))
     with pytest.raises(RescaleError, match="unaligned"):
         decode("source", acked.in_flight, 3)
+
+
+@pytest.mark.parametrize("aborted", [0, 1, 2])
+def test_barriers_that_are_due_together_go_on_in_their_order(aborted: int) -> None:
+    """Several checkpoints may be under way, and each wants its barrier."""
+    world = World()
+    world.granted(world.splits[0], held_back=False)
+    for _ in range(2):
+        world.task._step()
+    assert world.task._unanswered
+    for number in (1, 2, 3):
+        world.trigger(None, checkpoint=number)
+    world.task._step()
+    assert world.acked() == [], "the answer may be a split of all of them"
+    if aborted:
+        world.task.mailbox.put(Aborted(checkpoint=aborted))
+    world.granted_nothing()
+    wanted = [number for number in (1, 2, 3) if number != aborted]
+    assert [one.checkpoint for one in world.acked()] == wanted
+    arrived = world.sent()
+    events = [one for one in arrived if isinstance(one, Barrier)]
+    assert [one.checkpoint for one in events] == wanted
+    for acked, event in zip(world.acked(), events, strict=True):
+        before = values(arrived[: arrived.index(event)])
+        assert acked.positions[0].position["rows"] == len(before)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("given", [(None, "checkpoint"), (0, "savepoint"), (0, "last")])
@@ -223,13 +250,31 @@ def test_a_source_whose_end_is_near_takes_a_barrier_that_waited_for_room() -> No
     assert len(values(arrived[:place])) == acked.positions[0].position["rows"]  # type: ignore[index]
 
 
+def test_a_source_that_stops_before_its_first_request_asks_all_the_same() -> None:
+    """The driver answers nobody before all have asked, and theirs is the barrier it waits for."""
+    world = World()
+    world.trigger(None, "last")
+    world.task._step()
+    assert [one.checkpoint for one in world.acked()] == [1]
+    assert [one.number for one in world.events if isinstance(one, SplitAsked)] == [1]
+    world.granted(world.splits[0], held_back=False)
+    for _ in range(3):
+        world.task._step()
+    assert values(world.sent()) == [], "the job ends here"
+    world.task.mailbox.put(Aborted(checkpoint=1))
+    for _ in range(3):
+        world.task._step()
+    assert values(world.sent())
+
+
 def test_a_source_at_its_end_takes_a_barrier_that_is_due() -> None:
     """Whatever it waited for: nobody else says anything of it any more."""
     world = World(rows=10, splits=1)
     world.granted(None, held_back=False, over=True)
     world.task._step()
     assert isinstance(world.sent()[-1], EndOfInput)
-    world.task._due = Barrier(checkpoint=1, stamp_ms=0, alignment_timeout_ms=60_000)
+    barrier = Barrier(checkpoint=1, stamp_ms=0, alignment_timeout_ms=60_000)
+    world.task._due.append((barrier, system.monotonic_s()))
     world.task._step()
     [acked] = world.acked()
     assert acked.in_flight == []

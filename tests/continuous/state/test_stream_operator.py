@@ -132,12 +132,13 @@ def test_state_that_nobody_touches_expires() -> None:
 
 def test_late_rows_are_left_out_and_counted() -> None:
     stream = Stream(Clocked(), record_keyed_states, CLOCKED, time_mode="event", late_position=2)
+    assert stream.process((1, 0, 0), (1, 0, -1)) == [], "the watermark begins there, as Spark's"
     assert stream.process((1, 0, 1))[0][1] == 1
     stream.times.late_watermark_ms = 10
     assert stream.process((1, 0, 10)) == []
     assert stream.process((1, 0, 10), (1, 0, 11), (2, 0, 3))[0][1] == 2
-    assert stream.operator.counted.late_rows == 3
-    assert stream.operator.counted.rows == 5
+    assert stream.operator.counted.late_rows == 5
+    assert stream.operator.counted.rows == 7
 
 
 def test_a_null_key_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,34 @@ class Trial:
         job.complete()
         self.durable, self.completed = cut, self.completed + 1
 
+    def several(self, pool: ThreadPoolExecutor | None = None) -> None:
+        """Two or three at once; with one that is given up go the newer ones."""
+        job, under_way = self.job, list[tuple[int, Any, Model]]()
+        whole: list[Future[bool]] = []
+        for _ in range(self.random.choice([2, 3])):
+            under_way.append((job.attempt + 1, job.freeze(), self.model.copy()))
+            assert {one.times.epoch for one in job.keyed} == {job.epoch + len(under_way)}
+            if pool is not None:
+                whole.append(pool.submit(job.persist, under_way[-1][1]))
+            self.some()
+        for place, (number, frozen, cut) in enumerate(under_way):
+            if self.random.random() < 0.3:
+                if pool is None:
+                    job.persist(frozen, self.random.randrange(2 * job.parallelism + 1))
+                for newer, *_ in under_way[place:]:
+                    self.some()
+                    job.abort(newer)
+                    self.aborted += 1
+                for one in whole[place:]:
+                    one.result(20.0)  # whether it acked meanwhile or not, nobody wants it
+                break
+            assert job.persist(frozen) if pool is None else whole[place].result(20.0)
+            self.some()
+            job.complete(number)
+            self.durable, self.completed = cut, self.completed + 1
+            self.some()
+        assert {one.times.epoch for one in job.keyed} == {job.epoch}
+
     def crash(self) -> None:
         self.crashed += 1
         if self.random.random() < 0.5:
@@ -146,6 +174,29 @@ def test_a_stream_is_its_model_whatever_happens_between(tmp_path: Path, seed: in
     trial = Trial(ledger_job(tmp_path, background=background, **options), seed)
     trial.run(14)
     assert trial.completed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stream_is_its_model_while_several_attempts_are_under_way(
+    tmp_path: Path, seed: int
+) -> None:
+    options: dict[str, Any] = [
+        {},
+        {"inline_budget_bytes": 400, "base_every_epochs": 4},
+        {"overlay_bytes": 3000},
+        {"base_every_epochs": 3, "clean_every_epochs": 1},
+    ][seed % 4]
+    with ThreadPoolExecutor(6) as pool:
+        background = Sometimes(seed) if seed < 4 else pool
+        trial = Trial(ledger_job(tmp_path, background=background, **options), seed)
+        for step in range(14):
+            trial.some()
+            trial.several(None if seed < 4 else pool)
+            if step % 5 == 4:
+                trial.crash()
+        trial.job.crash()
+    assert trial.completed > 10
+    assert trial.aborted
 
 
 @pytest.mark.parametrize("overlay_bytes", [3000, 64 << 20])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
@@ -28,15 +28,16 @@ def jobs_travel_by_value() -> Iterator[None]:
 
 
 @pytest.fixture
-def backend(spark: SparkSession, tmp_path: Path) -> Callable[[], StateBackend]:
+def backend(spark: SparkSession, tmp_path: Path) -> Callable[..., StateBackend]:
     """Makes backends of one job."""
 
-    def make() -> StateBackend:
+    def make(**settings: Any) -> StateBackend:
         return StateBackend(
             spark,
             uri=f"file://{tmp_path}/state",
             job="continuous",
             local_dir=str(tmp_path / "local"),
+            settings=settings,
         )
 
     return make

@@ -7,18 +7,21 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
 
 from recovery.restarting import FixedDelay, NoRestart
 from statebackend.continuous.sinks.files import FileSink
 from statebackend.errors import PeerLostError, ProcessorError
+from statebackend.spark.services import Services
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     ArrowCounting,
     Counting,
     FailingOnce,
     Numbers,
+    PandasCounting,
     Windows,
     check_counts,
     truth,
@@ -70,6 +73,17 @@ def test_the_smallest_job_from_source_to_files(
     assert {one.operator for one in query.progress().epochs} >= {"numbers", "count"}
 
 
+def test_a_processor_of_dataframes_gives_what_it_gives_in_micro_batches(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend().continuous(Numbers(4000), name="numbers").key_by("key")
+    counted = keyed.process(PandasCounting(), uid="count", output_schema=OUTPUT, flavour="pandas")
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2)
+    queries.append(query)
+    assert query.await_termination(120.0)
+    check_counts(rows_of(tmp_path / "out"), truth(4000))
+
+
 def test_killed_workers_change_nothing_of_windows_and_counts(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:
@@ -94,6 +108,32 @@ def test_killed_workers_change_nothing_of_windows_and_counts(
     assert len(found) == len(set(found))
     assert set(found) == windows_truth(rows, 500)
     assert "local" in {restore.source for restore in query.restores()}
+
+
+def test_slots_and_driver_speak_tls_also_after_a_kill(
+    backend: Callable[..., StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend(tls=1).continuous(Numbers(8000, rows_per_s=1500), name="numbers").key_by("key")
+    counted = keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT)
+    query = counted.sink(FileSink(tmp_path / "out")).start(
+        parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0)
+    )
+    queries.append(query)
+    running_at(query, 1)
+    before = {slot.peer.certificate for slot in query.slots()}
+    kill(query, 0)
+    soon(lambda: query.restarts == 1)
+    running_at(query, 3)
+    soon(lambda: len({slot.peer.certificate for slot in query.slots()} | before) == 4)
+    locations = [slot.peer.location for slot in query.slots()]
+    for location in (*locations, Services.servers[True].location):
+        assert location.startswith("grpc+tls://")
+        bare = flight.connect(location.replace("grpc+tls", "grpc"))
+        with bare, pytest.raises(flight.FlightUnavailableError):
+            list(bare.do_action("hello", flight.FlightCallOptions(timeout=60)))
+    assert query.await_termination(120.0)
+    assert query.restarts == 1
+    check_counts(rows_of(tmp_path / "out"), truth(8000))
 
 
 def test_the_users_error_comes_back_from_the_worker(

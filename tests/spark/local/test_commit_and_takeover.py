@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from snapshot.log import CommitLog
 from statebackend.errors import FencedError
-from statebackend.spark.launch import _Services
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.services import Services
+from statebackend.spark.tls import driver_tls
 from tests.spark.local.processors import FailingLedger
 from tests.spark.local.world import checkpoints, job_store, manifests, sources
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
     from recovery.rewind import LocationProgress
@@ -148,10 +148,10 @@ def test_a_start_that_was_overtaken_takes_nothing_back(
 # --- secrets -------------------------------------------------------------------------------------
 
 
-def _tokens() -> set[str]:
+def _tokens(tls: bool) -> set[str]:
     """The tokens that the driver's service knows."""
-    assert _Services.server is not None
-    return {token for token, _ in _Services.server._sessions.values()}
+    server = Services.servers.get(tls)
+    return set() if server is None else {token for token, _ in server._sessions.values()}
 
 
 def _event_log(world: World, folder: Path) -> Any:
@@ -178,22 +178,28 @@ def _closure(frame: DataFrame) -> bytes:
     return bytes(command.toArray(jvm.scala.reflect.ClassTag.Byte()))
 
 
+def _holding(secret: bytes, folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if secret in path.read_bytes()]
+
+
+@pytest.mark.parametrize("tls", [False, True])
 def test_the_sessions_token_is_nowhere_to_be_read(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, tls: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.INFO, "py4j")  # py4j shows every argument of every call
     world.input.add_keys("a", "bad")
     flag = world.root / "flag"
     flag.touch()
-    backend = world.backend()
+    backend = world.backend(settings={"tls": int(tls)})
     frame = world.ledger(backend, processor=FailingLedger(str(flag), "bad"))
     listener = _event_log(world, world.root / "events")
-    before = set() if _Services.server is None else _tokens()
+    before, others = _tokens(tls), _tokens(not tls)
     try:
         text = world.fail(backend, frame)
         world.run(backend, frame)
-        tokens = _tokens() - before
+        tokens = _tokens(tls) - before
     finally:
         context: Any = world.spark.sparkContext
         context._jsc.sc().listenerBus().waitUntilEmpty()
@@ -205,14 +211,25 @@ def test_the_sessions_token_is_nowhere_to_be_read(
     assert b"SparkListenerJobStart" in events
     closure = _closure(frame)
     assert b"SubtaskTask" in closure
-    # Store, checkpoint location and local copies stand below the same folder.
-    files = {p: p.read_bytes() for p in world.root.rglob("*") if p.is_file()}
-    for token in tokens:
-        assert token not in text
-        assert token not in caplog.text
-        assert token.encode() not in closure
-        assert token.encode() not in events
-        assert [p for p, data in files.items() if token.encode() in data] == []
+    assert _tokens(not tls) == others
+    secrets = {token.encode() for token in tokens}
+    if tls:
+        own = driver_tls(backend._settings)
+        assert own is not None
+        key = own.key.splitlines()[1]
+        secrets.add(key)
+        assert Services.servers[True].location.startswith("grpc+tls://")
+        # Spark keeps broadcasts in files: the token's, and never the key.
+        broadcasts = Path(context._temp_dir)
+        assert all(_holding(token.encode(), broadcasts) for token in tokens)
+        assert _holding(key, broadcasts) == []
+    for secret in secrets:
+        assert secret.decode() not in text
+        assert secret.decode() not in caplog.text
+        assert secret not in closure
+        assert secret not in events
+        # Store, checkpoint location and local copies stand below the same folder.
+        assert _holding(secret, world.root) == []
 
 
 def test_an_endpoint_shows_no_token() -> None:
