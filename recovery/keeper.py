@@ -32,7 +32,7 @@ from statebackend.errors import LocalCopyError, StateBackendError
 if TYPE_CHECKING:
     from recovery.local import Clock
 
-__all__ = ["Keeper", "KeeperSettings", "ask_for"]
+__all__ = ["Keeper", "KeeperSettings", "ask_for", "reach"]
 
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
@@ -84,7 +84,7 @@ class Keeper:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door = str(self._folder / "door")
-        with _address(Path(self.door)) as address:
+        with reach(Path(self.door)) as address:
             self._socket.bind(address)
         self._socket.listen(64)
         self._socket.settimeout(_TICK_S)
@@ -129,6 +129,12 @@ class Keeper:
             return kept.held
         _let_go(kept.held)
         return None
+
+    def keeps(self, path: Path) -> bool:
+        """Whether an incarnation is open here, good, and not in use."""
+        with self._lock:
+            kept = self._kept.get(path.parent)
+            return kept is not None and kept.held.path == path and kept.held.bad is None
 
     def keep(self, held: Incarnation, settings: KeeperSettings | None = None) -> None:
         """Keep a store open; the one that was unused for longest makes room.
@@ -264,8 +270,8 @@ def _let_go(held: Incarnation) -> None:
 
 
 @contextlib.contextmanager
-def _address(door: Path) -> Iterator[str]:
-    """A socket's address: at most 107 bytes, so a longer path goes by way of its open folder."""
+def reach(door: Path) -> Iterator[str]:
+    """A local socket's address: 107 bytes at most; a longer path goes by way of its open folder."""
     if len(os.fsencode(door)) < _ADDRESS_BYTES:
         yield str(door)
         return
@@ -285,7 +291,7 @@ def ask_for(path: Path, timeout_s: float) -> bool:
         door = (path / HOLDER).read_text()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
-            with _address(Path(door)) as address:
+            with reach(Path(door)) as address:
                 asking.connect(address)
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"

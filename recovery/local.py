@@ -32,7 +32,7 @@ from typing import Final
 from urllib.parse import quote
 
 from recovery.folders import remove, unusable
-from recovery.incarnation import Incarnation, RecentDelta
+from recovery.incarnation import HOLDER, Incarnation, RecentDelta
 from recovery.keeper import Keeper, KeeperSettings, ask_for
 from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
@@ -144,6 +144,20 @@ class LocalSubtask:
                 held.release()
                 return None, f"{_MARKED_BAD}: {reason}"
             return held, ""
+
+    def kept_elsewhere(self) -> tuple[Path, str] | None:
+        """The current incarnation and the door of the process that keeps it open.
+
+        None where that is this process, or nobody says so.
+        """
+        name = _current(self.path)
+        if name is None or self._keeper is None or self._keeper.keeps(self.path / name):
+            return None
+        try:
+            door = (self.path / name / HOLDER).read_text()
+        except (OSError, ValueError):
+            return None
+        return None if door == self._keeper.door else (self.path / name, door)
 
     def give_back(self, held: Incarnation) -> None:
         """Done for this epoch: keep the store open, or let it go."""

@@ -99,6 +99,15 @@ SETTINGS: Final[dict[str, Setting]] = {
         switch,
         "0 or 1",
     ),
+    "follow_stores": Setting(
+        "followStores",
+        1,
+        int,
+        "whether rows go to the worker of the executor that has their store open (1), or the store "
+        "always to the worker that Spark gave the task (0)",
+        switch,
+        "0 or 1",
+    ),
     "tls": Setting(
         "tls",
         0,
@@ -337,6 +346,7 @@ class Settings:
     rebalance_settle_s: float
     constant_bytes: int
     quick_frames: int
+    follow_stores: int
     tls: int
     driver_host: str
     driver_bind: str

@@ -237,6 +237,7 @@ class ContinuousQuery:
                 self._backend._settings,
                 local_dir=self._backend._builder.local_dir,
                 keep_stores=cluster.keeps_workers,
+                may_follow=False,
                 packed=False,
             )
         self._thread.start()

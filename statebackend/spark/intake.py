@@ -8,6 +8,7 @@ stream side ended well. An input that ends without it was cut off.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.packing import unpacked
 from statebackend.ops.staging import InputStage, Part
 
-__all__ = ["CONTROL_COLUMNS", "EpochInput", "read_epoch"]
+__all__ = ["CONTROL_COLUMNS", "EpochInput", "peeked", "read_epoch"]
 
 CONTROL_COLUMNS = ("__statebackend_key_group", "__statebackend_subtask", "__statebackend_stamp")
 _CHECKED_ROWS = 32
@@ -105,6 +106,20 @@ class EpochInput:
         self.stage.close()
         if self.rules is not None:
             self.rules.close()
+
+
+def peeked(
+    batches: Iterator[pa.RecordBatch],
+) -> tuple[int | None, Iterator[pa.RecordBatch]]:
+    """Whose epoch the input is, by its first row, and the whole input; None: it has no row."""
+    seen: list[pa.RecordBatch] = []
+    for batch in batches:
+        seen.append(batch)
+        if batch.num_rows:
+            marker = batch.column(batch.num_columns - len(CONTROL_COLUMNS) + 1)[0].as_py()
+            subtask = marker if marker is None or marker >= 0 else ~marker
+            return subtask, itertools.chain(seen, batches)
+    return None, iter(seen)
 
 
 def read_epoch(

@@ -20,7 +20,7 @@ from statebackend.spark.reporter import UploadClient, UploadReporter
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Endpoint
 
-__all__ = ["base_upload", "durable_store", "local_subtask", "site_of"]
+__all__ = ["base_upload", "durable_store", "keeper_of", "local_subtask", "site_of"]
 
 _stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
 
@@ -34,17 +34,21 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     return store
 
 
+def keeper_of(spec: TaskSpec, work: Workspace) -> Keeper:
+    """This process's keeper."""
+    return Keeper.of_process(Clock(system.monotonic_s, system.sleep_s), spec.keeper, work.path)
+
+
 def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask:
     """A subtask's copies on this host, by way of this process's keeper."""
-    clock = Clock(system.monotonic_s, system.sleep_s)
     return LocalSubtask(
         system.expanded(spec.local_dir),
         job=spec.local_name,
         operator=spec.uid,
         key_groups=key_group_range(subtask, spec.parallelism, spec.max_parallelism),
         new_id=system.new_id,
-        clock=clock,
-        keeper=Keeper.of_process(clock, spec.keeper, work.path),
+        clock=Clock(system.monotonic_s, system.sleep_s),
+        keeper=keeper_of(spec, work),
         keeper_settings=spec.keeper,
     )
 

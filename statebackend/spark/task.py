@@ -7,7 +7,6 @@ acked without the barrier, and nothing before the last output row was handed to 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,9 +43,16 @@ from statebackend.ops.operatorstate import OperatorSnapshot
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
 from statebackend.spark.context import EpochContext
+from statebackend.spark.hosting import Hosting, Request, pass_on
 from statebackend.spark.initial import read_initial
-from statebackend.spark.intake import EpochInput, read_epoch
-from statebackend.spark.opening import base_upload, durable_store, local_subtask, site_of
+from statebackend.spark.intake import EpochInput, peeked, read_epoch
+from statebackend.spark.opening import (
+    base_upload,
+    durable_store,
+    keeper_of,
+    local_subtask,
+    site_of,
+)
 from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.slices import durable_slice, requests_of, small_base
@@ -60,7 +66,6 @@ __all__ = ["SubtaskTask"]
 _log = logging.getLogger("statebackend.task")
 
 
-_YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
 _RULES_SHARE = 4  # of the input's budget, in parts: what rules may take
 _TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit when packed
@@ -90,11 +95,38 @@ class SubtaskTask:
         self.credentials = credentials
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One epoch of one subtask."""
+        """One epoch of one subtask: here, or in the worker that has its store open."""
+        context = EpochContext.current(self.spec.uid, self.credentials.value)
+        work = Workspace.of_process(system.expanded(self.spec.local_dir), system.new_id)
+        if not self.spec.follow_stores:
+            yield from self.epoch(context, batches, work)
+            return
+        hosting = Hosting.of_process(keeper_of(self.spec, work))
+        with hosting.task(context.endpoint, self.spec.uid, self._as_guest):
+            subtask, batches = peeked(batches)
+            kept = None
+            if subtask is not None:
+                kept = local_subtask(self.spec, subtask, work).kept_elsewhere()
+            host = hosting.host_of(kept, self.spec.uid, context)
+            if host is not None:
+                yield from pass_on(batches, host)
+            else:
+                yield from self.epoch(context, batches, work)
+
+    def _as_guest(
+        self, request: Request, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Another worker's attempt, in this one."""
+        context = request.context(self.credentials.value)
+        work = Workspace.of_process(system.expanded(self.spec.local_dir), system.new_id)
+        return self.epoch(context, batches, work)
+
+    def epoch(
+        self, context: EpochContext, batches: Iterator[pa.RecordBatch], work: Workspace
+    ) -> Iterator[pa.RecordBatch]:
+        """One epoch of one subtask, in this process."""
         spec = self.spec
-        context = EpochContext.current(spec.uid, self.credentials.value)
         timings = _Timings()
-        work = Workspace.of_process(system.expanded(spec.local_dir), system.new_id)
         plan = spec.plan
         schema = arrow_schema(plan.input_schema)
         rules, budget_bytes = None, spec.input_budget_bytes
@@ -176,7 +208,7 @@ class SubtaskEpoch:
             table = StateTable(opened.store, spill=spill)
             for epoch, rows in opened.layers:
                 table.add_layer(epoch, rows)
-            with _unhurried_collector():
+            with system.unhurried_collector():
                 yield from self._process(table, opened.reply)
             timings.mark("process")
             request = self._snapshot(opened, table)
@@ -387,15 +419,3 @@ class SubtaskEpoch:
             "stored_bytes": opened.store.stored_bytes(),
             **self._counted,
         }
-
-
-@contextlib.contextmanager
-def _unhurried_collector() -> Iterator[None]:
-    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -41,6 +41,7 @@ class TaskSpec:
     keeper: KeeperSettings
     store_options: StoreOptions
     quick_frames: bool = False
+    follow_stores: bool = False  # see statebackend.spark.hosting
     packed: bool = False  # rows come as payloads (see statebackend.ops.packing)
 
     @property
@@ -57,9 +58,15 @@ def task_spec(
     *,
     local_dir: str,
     keep_stores: bool,
+    may_follow: bool,
     packed: bool,
 ) -> TaskSpec:
-    """An operator, its job and the settings, as its tasks need them."""
+    """An operator, its job and the settings, as its tasks need them.
+
+    Args:
+        keep_stores: whether workers live longer than a task. may_follow: whether an epoch may run
+            in another worker than the one that has the task (see statebackend.spark.hosting).
+    """
     return TaskSpec(
         job=job.name,
         local_name=job.local_name,
@@ -82,6 +89,7 @@ def task_spec(
         ),
         store_options=job.options,
         quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
+        follow_stores=bool(settings.follow_stores) and keep_stores and may_follow,
         packed=packed,
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,

@@ -269,3 +269,17 @@ class KeyCounter(BroadcastProcessor):
             self.keys.add(key)
         for row in rows:
             yield (*key, row.id, "", json.dumps(self.before))
+
+
+class MovingLedger(Ledger):
+    """Says in ``n`` how often a key was at another process than the time before."""
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("at", "pid bigint, moves bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        ids = [row["id"] for row in rows]
+        pid, moves = self.state.get() or (os.getpid(), 0)
+        moves += pid != os.getpid()
+        self.state.update((os.getpid(), moves))
+        yield Row(k=str(key[0]), ids=ids, n=moves, total=0)
