@@ -60,6 +60,7 @@ from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Credentials, client_for
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
+from statebackend.system import unhurried_collector
 
 __all__ = ["SubtaskTask"]
 
@@ -208,7 +209,7 @@ class SubtaskEpoch:
             table = StateTable(opened.store, spill=spill)
             for epoch, rows in opened.layers:
                 table.add_layer(epoch, rows)
-            with system.unhurried_collector():
+            with unhurried_collector():
                 yield from self._process(table, opened.reply)
             timings.mark("process")
             request = self._snapshot(opened, table)
