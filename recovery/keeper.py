@@ -189,6 +189,8 @@ class Keeper:
             kept, self._kept = list(self._kept.values()), {}
         for one in kept:
             _let_go(one.held)
+        with contextlib.suppress(OSError):  # who waits for askers is woken
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(10 * _TICK_S)
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
