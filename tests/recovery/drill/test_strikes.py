@@ -264,6 +264,7 @@ from pathlib import Path
 from snapshot.storage.local import LocalStore
 while not Path(os.environ["SB_SHIM"], "hold-at").exists():
     time.sleep(0.02)
+time.sleep(0.2)  # the library looks again only after a while
 ids = map(str, itertools.count())
 store = LocalStore(sys.argv[1], new_id=lambda: next(ids))
 store.create("log/1.ckpt", [b"one"])
