@@ -130,11 +130,16 @@ class Keeper:
         _let_go(kept.held)
         return None
 
-    def keeps(self, path: Path) -> bool:
-        """Whether an incarnation is open here, good, and not in use."""
-        with self._lock:
+    def keeps(self, path: Path, at_least_bytes: int = 0) -> bool:
+        """Whether an incarnation is open here, good, not in use, and about so large."""
+        with self._lock:  # so that it is not closed meanwhile
             kept = self._kept.get(path.parent)
-            return kept is not None and kept.held.path == path and kept.held.bad is None
+            if kept is None or kept.held.path != path or kept.held.bad is not None:
+                return False
+            if not at_least_bytes:
+                return True
+            store = kept.held.store
+            return store is not None and store.stored_bytes() >= at_least_bytes
 
     def keep(self, held: Incarnation, settings: KeeperSettings | None = None) -> None:
         """Keep a store open; the one that was unused for longest makes room.

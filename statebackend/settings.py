@@ -99,14 +99,14 @@ SETTINGS: Final[dict[str, Setting]] = {
         switch,
         "0 or 1",
     ),
-    "follow_stores": Setting(
-        "followStores",
-        1,
+    "follow_stores_bytes": Setting(
+        "followStoresBytes",
+        8 << 20,
         int,
-        "whether rows go to the worker of the executor that has their store open (1), or the store "
-        "always to the worker that Spark gave the task (0)",
-        switch,
-        "0 or 1",
+        "a store of so many bytes stays in the worker that has it open, and its rows go there; a "
+        "smaller one goes to the worker that Spark gave the task (0: every one does)",
+        not_negative,
+        "a number of bytes",
     ),
     "tls": Setting(
         "tls",
@@ -346,7 +346,7 @@ class Settings:
     rebalance_settle_s: float
     constant_bytes: int
     quick_frames: int
-    follow_stores: int
+    follow_stores_bytes: int
     tls: int
     driver_host: str
     driver_bind: str

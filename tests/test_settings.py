@@ -24,7 +24,7 @@ def resolve(
 def other_value(name: str) -> Any:
     """A value that the setting takes and that is not its default."""
     special = {"commit": "async", "s3_sse": "AES256", "heartbeat": 0, "quick_frames": 0, "tls": 1}
-    special |= {"rebalance": "off", "follow_stores": 0}
+    special |= {"rebalance": "off"}
     return special.get(name, OTHER[SETTINGS[name].kind])
 
 

@@ -3,9 +3,9 @@
 Spark hands its idle Python workers to tasks in any order: in about every second batch two tasks of
 an executor find each other's store with the other. To hand the stores over costs a flush each, a
 small file that every read has to look into, and in the end a merge of the whole store. So the rows
-go to the store instead: the worker that was given the task (the *asker*) passes its input on to
-the one that has the store open (the *host*), which runs the epoch in a thread, as the asker's
-attempt, and sends the output back.
+go to the store instead, if that is not small: the worker that was given the task (the *asker*)
+passes its input on to the one that has the store open (the *host*), which runs the epoch in a
+thread, as the asker's attempt, and sends the output back.
 
 A worker takes a guest only while its own task is with another host, its own task ends after the
 guest has, and one that is not taken in waits for the guest: so one process computes one epoch at a
@@ -60,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that looks for a host. Nothing secret is in it: the host has its credentials.
 
     ``endpoint``: as its local property. ``daemon``: the process that makes this executor's workers.
-    ``incarnation``: the path of the store.
+    ``incarnation``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
     """
 
     endpoint: str
@@ -68,12 +68,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     executor: str
     incarnation: str
+    at_least_bytes: int
     epoch: int
     query_id: str
     attempt: int
 
     @classmethod
-    def of(cls, uid: str, incarnation: Path, context: EpochContext) -> Request:
+    def of(cls, uid: str, incarnation: Path, context: EpochContext, at_least_bytes: int) -> Request:
         """Of an attempt in this process."""
         return cls(
             endpoint=context.endpoint.to_property(),
@@ -81,6 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             uid=uid,
             executor=system.executor_name(),
             incarnation=str(incarnation),
+            at_least_bytes=at_least_bytes,
             epoch=context.epoch,
             query_id=context.query_id,
             attempt=context.attempt,
@@ -249,7 +251,7 @@ class Hosting:
                 return None
             if self._guest is not None or self._closed.is_set():
                 return None
-            if not self._keeper.keeps(Path(request.incarnation)):
+            if not self._keeper.keeps(Path(request.incarnation), request.at_least_bytes):
                 return None
             self._guest = (threading.current_thread(), frames)
         return run
@@ -257,16 +259,22 @@ class Hosting:
     # --- the asker's side ------------------------------------------------------------------------
 
     def host_of(
-        self, kept: tuple[Path, str] | None, uid: str, context: EpochContext
+        self,
+        kept: tuple[Path, str] | None,
+        uid: str,
+        context: EpochContext,
+        *,
+        at_least_bytes: int,
     ) -> Frames | None:
         """A connection to the worker that runs this process's task; None: it is run here.
 
         Args:
             kept: its store and the door of the process that keeps it open, if there is one.
+            at_least_bytes: of the store; a smaller one is handed over.
         """
         if kept is not None:
             self._goes(_Own.AWAY)
-            host = _knock(kept[1], Request.of(uid, kept[0], context))
+            host = _knock(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
             if host is not None:
                 return host
         self._goes(_Own.HERE)

@@ -99,7 +99,7 @@ class SubtaskTask:
         """One epoch of one subtask: here, or in the worker that has its store open."""
         context = EpochContext.current(self.spec.uid, self.credentials.value)
         work = Workspace.of_process(system.expanded(self.spec.local_dir), system.new_id)
-        if not self.spec.follow_stores:
+        if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)
             return
         hosting = Hosting.of_process(keeper_of(self.spec, work))
@@ -108,7 +108,9 @@ class SubtaskTask:
             kept = None
             if subtask is not None:
                 kept = local_subtask(self.spec, subtask, work).kept_elsewhere()
-            host = hosting.host_of(kept, self.spec.uid, context)
+            host = hosting.host_of(
+                kept, self.spec.uid, context, at_least_bytes=self.spec.follow_stores_bytes
+            )
             if host is not None:
                 yield from pass_on(batches, host)
             else:

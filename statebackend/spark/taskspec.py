@@ -41,7 +41,7 @@ class TaskSpec:
     keeper: KeeperSettings
     store_options: StoreOptions
     quick_frames: bool = False
-    follow_stores: bool = False  # see statebackend.spark.hosting
+    follow_stores_bytes: int = 0  # see statebackend.spark.hosting
     packed: bool = False  # rows come as payloads (see statebackend.ops.packing)
 
     @property
@@ -89,7 +89,7 @@ def task_spec(
         ),
         store_options=job.options,
         quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
-        follow_stores=bool(settings.follow_stores) and keep_stores and may_follow,
+        follow_stores_bytes=settings.follow_stores_bytes if keep_stores and may_follow else 0,
         packed=packed,
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,

@@ -73,9 +73,10 @@ class Worker:
         finally:
             self.closed.set()
 
-    def host_of(self, number: int) -> Any:
+    def host_of(self, number: int, at_least_bytes: int = 0) -> Any:
         context = EpochContext(epoch=3, query_id="query", attempt=7 + number, endpoint=ENDPOINT)
-        return self.hosting.host_of(self.copies(number).kept_elsewhere(), "op", context)
+        kept = self.copies(number).kept_elsewhere()
+        return self.hosting.host_of(kept, "op", context, at_least_bytes=at_least_bytes)
 
     def task(
         self,
@@ -184,6 +185,18 @@ def test_a_worker_of_another_executor_is_no_host(
         system, "executor_name", lambda: "1" if threading.current_thread().name == name else "2"
     )
     assert asker.task(0) is None
+
+
+def test_a_small_store_is_handed_over(away: Worker, asker: Worker) -> None:
+    knows(away)
+    copies = away.copies(0)
+    held, _ = copies.acquire(0.0)
+    assert held.store is not None
+    size_bytes = held.store.stored_bytes()
+    copies.give_back(held)
+    assert asker.host_of(0, size_bytes + 1) is None
+    host = asker.host_of(0, size_bytes)
+    assert numbers(pass_on(iter([rows(1)]), host)) == [10]
 
 
 def test_a_worker_that_does_not_know_the_run_is_no_host(away: Worker, asker: Worker) -> None:

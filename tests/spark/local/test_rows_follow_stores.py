@@ -14,7 +14,7 @@ BATCHES = 24
 
 def test_state_stays_where_it_is_though_tasks_change_workers(world: World) -> None:
     world.input.add_batches(BATCHES)
-    backend = world.backend()
+    backend = world.backend(settings={"follow_stores_bytes": 1})
     world.run(backend, world.ledger(backend, processor=MovingLedger()))
     rows = world.sink.rows()
     assert sorted(i for row in rows for i in row["ids"]) == sorted(
