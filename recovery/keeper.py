@@ -131,7 +131,7 @@ class Keeper:
         return None
 
     def keeps(self, path: Path, at_least_bytes: int = 0) -> bool:
-        """Whether an incarnation is open here, good, not in use, and about so large."""
+        """Whether an incarnation is open here, good, not in use, and about so large on disk."""
         with self._lock:  # so that it is not closed meanwhile
             kept = self._kept.get(path.parent)
             if kept is None or kept.held.path != path or kept.held.bad is not None:
@@ -139,7 +139,7 @@ class Keeper:
             if not at_least_bytes:
                 return True
             store = kept.held.store
-            return store is not None and store.stored_bytes() >= at_least_bytes
+            return store is not None and store.live_bytes() >= at_least_bytes
 
     def keep(self, held: Incarnation, settings: KeeperSettings | None = None) -> None:
         """Keep a store open; the one that was unused for longest makes room.

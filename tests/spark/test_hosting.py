@@ -23,7 +23,7 @@ from statebackend.spark.context import EpochContext
 from statebackend.spark.hosting import Hosting, Request, Run, pass_on
 from statebackend.spark.wire import Endpoint
 from tests.recovery.test_keeper import REAL, subtask
-from tests.recovery.test_local import SMALL
+from tests.recovery.test_local import SMALL, marker
 
 GUEST = "statebackend-guest"
 ENDPOINT = Endpoint(location="grpc://127.0.0.1:1", session="session", token="secret")
@@ -192,7 +192,10 @@ def test_a_small_store_is_handed_over(away: Worker, asker: Worker) -> None:
     copies = away.copies(0)
     held, _ = copies.acquire(0.0)
     assert held.store is not None
-    size_bytes = held.store.stored_bytes()
+    held.store.apply([b"k" * 9], [b"v" * 9], marker(1))
+    held.store.flush()
+    size_bytes = held.store.live_bytes()
+    assert size_bytes > 0
     copies.give_back(held)
     assert asker.host_of(0, size_bytes + 1) is None
     host = asker.host_of(0, size_bytes)
