@@ -241,6 +241,9 @@ class Hosting:
     def _admitted(self, request: Request, frames: Frames) -> Run | None:
         if (request.executor, request.daemon) != (system.executor_name(), os.getppid()):
             return None  # another executor's memory, and another one's account
+        path = Path(request.incarnation)
+        if not self._keeper.keeps(path, request.at_least_bytes):
+            return None  # at once: nothing that follows would change it
         with self._changed:
             # Tasks of a stage begin within milliseconds of each other; where no other one begins,
             # this one is not to wait for it in every batch.
@@ -251,7 +254,7 @@ class Hosting:
                 return None
             if self._guest is not None or self._closed.is_set():
                 return None
-            if not self._keeper.keeps(Path(request.incarnation), request.at_least_bytes):
+            if not self._keeper.keeps(path):  # it may have been let go meanwhile
                 return None
             self._guest = (threading.current_thread(), frames)
         return run
