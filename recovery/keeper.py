@@ -32,7 +32,7 @@ from statebackend.errors import LocalCopyError, StateBackendError
 if TYPE_CHECKING:
     from recovery.local import Clock
 
-__all__ = ["Keeper", "KeeperSettings", "ask_for", "reach"]
+__all__ = ["Keeper", "KeeperSettings", "ask_for", "socket_address"]
 
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
@@ -84,7 +84,7 @@ class Keeper:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door = str(self._folder / "door")
-        with reach(Path(self.door)) as address:
+        with socket_address(Path(self.door)) as address:
             self._socket.bind(address)
         self._socket.listen(64)
         self._socket.settimeout(_TICK_S)
@@ -277,7 +277,7 @@ def _let_go(held: Incarnation) -> None:
 
 
 @contextlib.contextmanager
-def reach(door: Path) -> Iterator[str]:
+def socket_address(door: Path) -> Iterator[str]:
     """A local socket's address: 107 bytes at most; a longer path goes by way of its open folder."""
     if len(os.fsencode(door)) < _ADDRESS_BYTES:
         yield str(door)
@@ -298,7 +298,7 @@ def ask_for(path: Path, timeout_s: float) -> bool:
         door = (path / HOLDER).read_text()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
-            with reach(Path(door)) as address:
+            with socket_address(Path(door)) as address:
                 asking.connect(address)
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"

@@ -9,13 +9,11 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 __all__ = [
     "default_local_dir",
@@ -29,7 +27,6 @@ __all__ = [
     "quick_turns",
     "sleep_s",
     "temporary_folder",
-    "unhurried_collector",
     "wall_ms",
 ]
 
@@ -56,28 +53,6 @@ def quick_turns(interval_s: float = 0.001) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before_s)
-
-
-_YOUNG_OBJECTS: Final = 50_000
-_hurry = threading.Lock()
-_unhurried: list[tuple[int, int, int]] = []  # thresholds before, once for each epoch that runs
-
-
-@contextmanager
-def unhurried_collector() -> Iterator[None]:
-    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
-    with _hurry:
-        before = gc.get_threshold()
-        _unhurried.append(_unhurried[0] if _unhurried else before)
-        if before[0]:
-            gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
-    try:
-        yield
-    finally:
-        with _hurry:  # a guest and a task of our own may overlap: the last one sets it back
-            before = _unhurried.pop()
-            if not _unhurried:
-                gc.set_threshold(*before)
 
 
 def sleep_s(seconds: float) -> None:

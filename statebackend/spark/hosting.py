@@ -34,7 +34,7 @@ from typing import ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from recovery.keeper import Keeper, reach
+from recovery.keeper import Keeper, socket_address
 from statebackend import system
 from statebackend.errors import PeerLostError
 from statebackend.spark.context import EpochContext
@@ -130,7 +130,7 @@ class Hosting:
         self._closed = threading.Event()
         path = Path(keeper.door).with_name(_SOCKET)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with reach(path) as address:
+        with socket_address(path) as address:
             self._socket.bind(address)
         self._socket.listen(16)
         self._socket.settimeout(_TICK_S)
@@ -173,14 +173,14 @@ class Hosting:
             yield
         finally:
             self._goes(_Own.NONE)
-            self._alone()
+            self._wait_for_guest()
 
     def _goes(self, where: _Own) -> None:
         with self._changed:
             self._own = where
             self._changed.notify_all()
 
-    def _alone(self) -> None:
+    def _wait_for_guest(self) -> None:
         """Wait until there is no guest."""
         with self._changed:
             self._changed.wait_for(lambda: self._guest is None)
@@ -281,7 +281,7 @@ class Hosting:
             if host is not None:
                 return host
         self._goes(_Own.HERE)
-        self._alone()  # one was let in while this one asked
+        self._wait_for_guest()  # one was let in while this one asked
         return None
 
 
@@ -289,7 +289,7 @@ def _knock(door: str, request: Request) -> Frames | None:
     """Ask the process behind a door to be the host; None: it will not, or does not answer."""
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
     try:
-        with reach(Path(door).with_name(_SOCKET)) as address:
+        with socket_address(Path(door).with_name(_SOCKET)) as address:
             frames.connect(address)
         frames.send_text(msgspec.json.encode(request))
         if frames.said():

@@ -7,6 +7,7 @@ acked without the barrier, and nothing before the last output row was handed to 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -60,13 +61,13 @@ from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Credentials, client_for
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
-from statebackend.system import unhurried_collector
 
 __all__ = ["SubtaskTask"]
 
 _log = logging.getLogger("statebackend.task")
 
 
+_YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
 _RULES_SHARE = 4  # of the input's budget, in parts: what rules may take
 _TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit when packed
@@ -211,7 +212,7 @@ class SubtaskEpoch:
             table = StateTable(opened.store, spill=spill)
             for epoch, rows in opened.layers:
                 table.add_layer(epoch, rows)
-            with unhurried_collector():
+            with _unhurried_collector():
                 yield from self._process(table, opened.reply)
             timings.mark("process")
             request = self._snapshot(opened, table)
@@ -422,3 +423,15 @@ class SubtaskEpoch:
             "stored_bytes": opened.store.stored_bytes(),
             **self._counted,
         }
+
+
+@contextlib.contextmanager
+def _unhurried_collector() -> Iterator[None]:
+    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

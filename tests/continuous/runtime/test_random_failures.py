@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from recovery.restarting import FixedDelay
-from statebackend import system
 from statebackend.continuous.sinks.collect import CollectSink
 from tests.continuous.runtime.jobs import (
     OUTPUT,
@@ -46,14 +45,7 @@ def test_the_result_is_exact_whatever_fails_and_when(world: World, seed: int) ->
     schema = "class BIGINT, n BIGINT"
     classes.process(PerClass(), uid="classes", output_schema=schema).sink(CollectSink())
     query = world.start(3, restart=FixedDelay(None, 0.0), checkpoint_interval_s=0.05)
-    failures = 0
-    next_s = system.monotonic_s() + drawn.uniform(0.2, 0.8)
-    while not query.await_termination(0.02):
-        if query.is_running and system.monotonic_s() > next_s and failures < 6:
-            slot = drawn.choice(world.cluster.slots[-3:])
-            slot._link.broken("drawn", 0, RuntimeError("drawn"))
-            failures += 1
-            next_s = system.monotonic_s() + drawn.uniform(0.2, 0.8)
+    failures = world.run_with_failures(query, drawn, slots=3, most=6, after_s=(0.2, 0.8))
     assert query.restarts >= min(failures, 2)
     check_counts(counts.rows(), truth(ROWS))
     found = [tuple(row.values()) for row in windows.rows()]

@@ -114,14 +114,7 @@ def test_the_result_is_exact_whatever_fails_while_several_are_under_way(
         tolerable_failures=1000,
         **{**MANY, "max_concurrent": limit},
     )
-    failures = 0
-    next_s = system.monotonic_s() + drawn.uniform(0.3, 0.8)
-    while not query.await_termination(0.02):
-        if query.is_running and system.monotonic_s() > next_s and failures < 3:
-            slot = drawn.choice(world.cluster.slots[-3:])
-            slot._link.broken("drawn", 0, RuntimeError("drawn"))
-            failures += 1
-            next_s = system.monotonic_s() + drawn.uniform(0.3, 0.8)
+    world.run_with_failures(query, drawn, slots=3, most=3, after_s=(0.3, 0.8))
     assert watch.most == limit
     assert {"", "declined"} <= {one.aborted for one in query.checkpoints()}
     check_counts(counts.rows(), truth(ROWS))

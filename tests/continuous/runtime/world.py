@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +118,25 @@ class World:
         query = start(flow, parallelism, RunOptions(**given), self.cluster)
         self.queries.append(query)
         return query
+
+    def run_with_failures(
+        self,
+        query: ContinuousQuery,
+        drawn: random.Random,
+        *,
+        slots: int,
+        most: int,
+        after_s: tuple[float, float],
+    ) -> int:
+        """To the job's end, with failures of one of its newest ``slots``; how many there were."""
+        failures, next_s = 0, system.monotonic_s() + drawn.uniform(*after_s)
+        while not query.await_termination(0.02):
+            if query.is_running and system.monotonic_s() > next_s and failures < most:
+                slot = drawn.choice(self.cluster.slots[-slots:])
+                slot._link.broken("drawn", 0, RuntimeError("drawn"))
+                failures += 1
+                next_s = system.monotonic_s() + drawn.uniform(*after_s)
+        return failures
 
     def close(self) -> None:
         for query in self.queries:
