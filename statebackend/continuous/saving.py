@@ -23,7 +23,7 @@ from statebackend.continuous.checkpointbook import Asked, CheckpointBook
 from statebackend.continuous.machine import Settled
 from statebackend.continuous.messages import Acked
 from statebackend.continuous.takeover import Taken
-from statebackend.errors import ObjectNotFoundError, StateBackendError
+from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBackendError
 from statebackend.spark.job import Job
 from statebackend.spark.savepoints import deadline_of, making_of
 
@@ -154,7 +154,10 @@ class Savings:
             raise self._error
         with deadline.doing("reading the job's log"):
             manifests = self._job.log().manifests()
-        epoch = complete_epoch(manifests)
+        try:
+            epoch = complete_epoch(manifests)
+        except NotRestorableError as error:
+            raise error from self._error  # why there is none, where it is known
         return _Cut(epoch, manifests, uncommitted=epoch != self._book.epoch)
 
     def _hold(self, wanted: _Wanted, deadline: Deadline) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import recovery.savepoint_create
-from recovery.restarting import FixedDelay
+from recovery.restarting import FixedDelay, NoRestart
 from recovery.savepoint import delete_savepoint, read_savepoint
 from recovery.savepoint_check import check_savepoint
 from statebackend import system
@@ -24,6 +24,7 @@ from statebackend.errors import (
     MissingUidError,
     NotRestorableError,
     SettingError,
+    StateBackendError,
     StateMismatchError,
     StoreUnreachableError,
 )
@@ -384,6 +385,18 @@ def test_a_job_without_a_checkpoint_has_nothing_to_save(world: World) -> None:
     assert query.stop()
     with pytest.raises(NotRestorableError, match="no checkpoint"):
         query.savepoint()
+
+
+def test_a_job_that_failed_before_its_first_checkpoint_says_why(
+    world: World, tmp_path: Path
+) -> None:
+    counting(world, processor=FailingOnce(str(tmp_path / "failed"), 0))
+    query = world.start(2, checkpoint_interval_s=None, restart=NoRestart())
+    with pytest.raises(StateBackendError):
+        query.await_termination(60.0)
+    with pytest.raises(NotRestorableError, match="no checkpoint") as raised:
+        query.stop_with_savepoint()
+    assert "the row that fails" in str(raised.value.__cause__)
 
 
 def cli(*args: str, status: int = 0) -> dict[str, Any]:
