@@ -109,7 +109,8 @@ class Harness:
     Args:
         folder: for the local copy, and for the store where there is no ``uri``.
         keys: how many keys there are; each epoch brings each once, in another order.
-        processor: what runs over them. state: of its one value state, ``count``.
+        processor: what runs over them. state: of its one value state, ``count``; or any other
+            ``declared``.
         flavour, columns, output: of the operator; ``columns`` are its input.
         overrides: settings by name.
         uri, options: of the durable store.
@@ -122,6 +123,7 @@ class Harness:
         keys: int,
         processor: Any = None,
         state: StructType = STATE,
+        declared: StateDeclaration | None = None,
         flavour: str = "rows",
         columns: StructType = INPUT,
         output: StructType = OUTPUT,
@@ -133,7 +135,9 @@ class Harness:
         uri = uri or f"file://{folder}/store"
         options = options or StoreOptions()
         self.driver_store = CountingStore(open_store(uri, new_id=system.new_id, options=options))
-        self.declared = StateDeclaration(name="count", kind="value", value_schema=state.json())
+        self.declared = declared or StateDeclaration(
+            name="count", kind="value", value_schema=state.json()
+        )
         self.spec = TaskSpec(
             job="bench",
             local_name="bench",
@@ -143,7 +147,7 @@ class Harness:
                 input_schema=columns,
                 key_positions=(0,),
                 output_schema=output,
-                states={"count": self.declared},
+                states={self.declared.name: self.declared},
             ),
             time=NO_TIME,
             parallelism=1,
@@ -156,7 +160,12 @@ class Harness:
             input_budget_bytes=settings.input_budget_bytes,
             overlay_budget_bytes=settings.overlay_budget_bytes,
             base_bytes_per_s=settings.base_bytes_per_s,
-            rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
+            rocks=RocksSettings(
+                settings.block_cache_bytes,
+                settings.write_buffer_bytes,
+                for_maps=self.declared.kind == "map",
+                whole_filters=self.declared.kind == "map",
+            ),
             keeper=KeeperSettings(settings.open_stores, settings.idle_close_s),
             store_options=options,
         )
@@ -185,8 +194,8 @@ class Harness:
             uid=UID,
             parallelism=1,
             max_parallelism=MAX_PARALLELISM,
-            states={"count": 1},
-            schemas={"count": self.declared.to_json()},
+            states={self.declared.name: 1},
+            schemas={self.declared.name: self.declared.to_json()},
         )
         self.coordinator = Coordinator(
             job="bench",

@@ -158,7 +158,8 @@ class Keeper:
                 with contextlib.suppress(StateBackendError):
                     held.release()
                 raise
-        if self._closed.is_set() or settings.open_limit < 1:
+        outgrown = held.store is not None and held.store.outgrown()
+        if self._closed.is_set() or settings.open_limit < 1 or outgrown:
             held.release()
             return
         held.say_holder(self.door)

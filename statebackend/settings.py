@@ -290,11 +290,12 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "block_cache_bytes": Setting(
         "rocksdb.blockCacheBytes",
-        64 << 20,
+        0,
         int,
-        "RocksDB's block cache, one for all stores of a worker",
-        positive,
-        "a positive number of bytes",
+        "RocksDB's block cache, one for all stores of a worker (0: by the memory of its host or "
+        "container, of which all workers' caches take up to an eighth; 64 to 256 MiB)",
+        not_negative,
+        "a number of bytes, or 0",
     ),
     "write_buffer_bytes": Setting(
         "rocksdb.writeBufferBytes",

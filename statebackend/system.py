@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import getpass
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -13,22 +14,33 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 __all__ = [
+    "cores",
     "default_local_dir",
     "executor_name",
     "expanded",
     "host_name",
     "keep_loaded",
+    "memory_bytes",
     "monotonic_s",
     "new_id",
+    "own_memory_limit_bytes",
     "process_name",
     "quick_turns",
     "sleep_s",
     "temporary_folder",
     "wall_ms",
 ]
+
+
+_CONTAINER_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 def monotonic_s() -> float:
@@ -102,6 +114,27 @@ def keep_loaded(what: str) -> None:
 def process_name() -> str:
     """This process, for people: host and process id."""
     return f"{host_name()}:{os.getpid()}"
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """The memory of this host, or of the container that it is."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # not there; "max"
+            size = min(size, int(Path(name).read_text(encoding="ascii")))
+    return size
+
+
+def own_memory_limit_bytes() -> int | None:
+    """What this process may map (Spark limits it by ``spark.executor.pyspark.memory``), if so."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def default_local_dir() -> str:

@@ -14,6 +14,7 @@ from statebackend.spark.constants import PackedProcessor, sent_by
 from statebackend.spark.services import driver_server
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.wire import Credentials, Server
+from statebackend.spark.workermemory import WorkerMemory, worker_memory
 
 __all__ = ["Cluster", "SparkCluster", "Stage"]
 
@@ -42,6 +43,10 @@ class Cluster(Protocol):
     def keeps_workers(self) -> bool:
         """Whether a worker process lives on for the next run."""
 
+    @property
+    def memory(self) -> WorkerMemory:
+        """A worker's."""
+
     def server(self) -> Server:
         """The driver's service."""
 
@@ -68,6 +73,11 @@ class SparkCluster:
         """As the session was told."""
         conf = self._spark.sparkContext.getConf()
         return conf.get("spark.python.worker.reuse", "true") != "false"
+
+    @property
+    def memory(self) -> WorkerMemory:
+        """As the session was told."""
+        return worker_memory(self._spark)
 
     def server(self) -> Server:
         """The one of this driver process."""

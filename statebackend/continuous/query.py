@@ -239,6 +239,8 @@ class ContinuousQuery:
                 keep_stores=cluster.keeps_workers,
                 may_follow=False,
                 packed=False,
+                stays_open=True,
+                memory=cluster.memory,
             )
         self._thread.start()
 

@@ -17,12 +17,14 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-__all__ = ["RocksSettings", "store_options"]
+from statebackend.rocks.memory import CACHE_MAX_BYTES, CACHE_MIN_BYTES, cache_bytes
+
+__all__ = ["RocksSettings", "level0_files_max", "store_options"]
 
 _OPEN_FILES_MAX: Final = 256
 _BUFFERS_PER_PROCESS: Final = 4
 _MAP_BLOCK_BYTES: Final = 16 << 10
-_MAP_BUFFER_FILTER: Final = 0.01  # of the write buffer's size
+_MAP_BUFFER_FILTER: Final = 0.03  # of the write buffer's size
 _FILTER_PART_BYTES: Final = 16 << 10
 _LEVEL0_FILES: Final = 4
 _MAP_LEVEL0_FILES: Final = 8
@@ -32,12 +34,23 @@ _MAP_LEVEL0_FILES: Final = 8
 class RocksSettings:
     """Memory in bytes: the cache of all stores of a process, the write buffer of each.
 
-    ``for_maps``: entries are mostly read one by one, in key order, and those of a key lie together.
+    A cache of 0 bytes is as large as :func:`~statebackend.rocks.memory.cache_bytes` says, with
+    ``workers`` and ``cache_max_bytes``. ``for_maps``: entries are mostly read one by one, in key
+    order, and those of a key lie together. ``whole_filters``: as long as they are small, see
+    :mod:`statebackend.rocks.filters`; for who opens a store anew that has outgrown them.
     """
 
-    block_cache_bytes: int = 64 << 20
+    block_cache_bytes: int = CACHE_MIN_BYTES
     write_buffer_bytes: int = 32 << 20
     for_maps: bool = False
+    whole_filters: bool = False
+    workers: int = 1
+    cache_max_bytes: int = CACHE_MAX_BYTES
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the cache in this process."""
+        return self.block_cache_bytes or cache_bytes(self.workers, self.cache_max_bytes)
 
 
 @functools.cache
@@ -66,8 +79,19 @@ def _cache(size_bytes: int) -> Any:
     return Cache.new_hyper_clock_cache(size_bytes, 0)
 
 
-def store_options(settings: RocksSettings) -> Any:
-    """What a store is opened with: always all of it, never what lies beside the files."""
+def level0_files_max(settings: RocksSettings) -> int:
+    """How many files of level 0 begin a merge."""
+    # A merge of maps rewrites all of them, since each epoch touches keys all over: half as many of
+    # them are worth more than the files in between cost.
+    return _MAP_LEVEL0_FILES if settings.for_maps else _LEVEL0_FILES
+
+
+def store_options(settings: RocksSettings, *, whole_filters: bool = False) -> Any:
+    """What a store is opened with: always all of it, never what lies beside the files.
+
+    Args:
+        whole_filters: a file's filter and index are one block each, beside the cache.
+    """
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(settings.write_buffer_bytes)
@@ -77,10 +101,7 @@ def store_options(settings: RocksSettings) -> Any:
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)
-    # A merge of maps rewrites all of them, since each epoch touches keys all over: half as many of
-    # them are worth more than the files in between cost.
-    level0_files = _MAP_LEVEL0_FILES if settings.for_maps else _LEVEL0_FILES
-    options.set_level_zero_file_num_compaction_trigger(level0_files)
+    options.set_level_zero_file_num_compaction_trigger(level0_files_max(settings))
     options.set_max_background_jobs(2)
     options.set_skip_stats_update_on_db_open(True)
     options.set_max_open_files(_open_files())
@@ -92,7 +113,16 @@ def store_options(settings: RocksSettings) -> Any:
         table.set_block_size(_MAP_BLOCK_BYTES)
         options.set_memtable_prefix_bloom_ratio(_MAP_BUFFER_FILTER)
         options.set_memtable_whole_key_filtering(True)
-    table.set_block_cache(_cache(settings.block_cache_bytes))
+    table.set_block_cache(_cache(settings.cache_bytes))
+    if whole_filters:
+        table.set_cache_index_and_filter_blocks(False)
+    else:
+        _filters_in_cache(table)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+def _filters_in_cache(table: Any) -> None:
     table.set_cache_index_and_filter_blocks(True)
     # In parts: the filter of a million entries does not fit a shard of the cache, and was read anew
     # for each get (62 us instead of 4).
@@ -100,8 +130,4 @@ def store_options(settings: RocksSettings) -> Any:
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)
     # Fewer, larger parts: 4 to 15% of a get less than at 4 KB, and not more where they do not fit.
-    # (Whole ones are 1 us less for a map of some files, and 300 us more once the maps of a process
-    # have more filters than its cache holds.)
     table.set_metadata_block_size(_FILTER_PART_BYTES)
-    options.set_block_based_table_factory(table)
-    return options

@@ -257,6 +257,10 @@ class PartedStore:
         """Files that every point read of some part may have to look into."""
         return max(part.level0_files() for part in self._parts)
 
+    def outgrown(self) -> bool:
+        """Whether it should be opened anew, see :meth:`RocksStore.outgrown`."""
+        return sum(part.outgrown() for part in self._parts) > 0  # each notes it for itself
+
     def live_bytes(self) -> int:
         """About how large the live data is on disk; unflushed writes are not in it."""
         return sum(part.live_bytes() for part in self._parts)

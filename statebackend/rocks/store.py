@@ -35,8 +35,10 @@ from statebackend.rocks.clipping import (
 )
 from statebackend.rocks.due import forget_due, note_due
 from statebackend.rocks.faults import classify, said_shut_down
-from statebackend.rocks.options import RocksSettings, store_options
+from statebackend.rocks.filters import are_in_parts, note_parts, room_bytes
+from statebackend.rocks.options import RocksSettings, level0_files_max, store_options
 from statebackend.rocks.reading import META_PREFIX, RocksReads
+from statebackend.rocks.settling import Settling
 
 __all__ = [
     "META_PREFIX",
@@ -88,8 +90,11 @@ class RocksStore(RocksReads):
     values. No write-ahead log is kept, because the delta itself is one.
     """
 
-    def __init__(self, db: Any, path: str) -> None:
+    _settling: Settling | None = None
+
+    def __init__(self, db: Any, path: str, filters_max_bytes: int | None = None) -> None:
         super().__init__(db, path)
+        self._filters_max_bytes = filters_max_bytes
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment] # wrong stub
         self._compaction: Compaction | None = None
@@ -115,13 +120,18 @@ class RocksStore(RocksReads):
             StoreBusyError: another process has it open.
             LocalCopyError: it is damaged (RocksDB checks names and sizes against its MANIFEST).
         """
-        options = store_options(settings or RocksSettings())
+        settings = settings or RocksSettings()
+        whole_filters = settings.whole_filters and not are_in_parts(path)
+        room = room_bytes(settings.cache_bytes) if whole_filters else None
+        options = store_options(settings, whole_filters=whole_filters)
         options.create_if_missing(make)
         options.set_disable_auto_compactions(not compacting or is_clipped(path))
         try:
-            return cls(Rdict(path, options, column_families={"default": options}), path)
+            store = cls(Rdict(path, options, column_families={"default": options}), path, room)
         except Exception as error:
             raise classify(error, path) from error
+        store._settling = Settling(store._db, level0_files_max(settings))
+        return store
 
     def marker(self) -> Marker | None:
         """What the store holds; None for a new or unreadable marker."""
@@ -187,6 +197,8 @@ class RocksStore(RocksReads):
         """One batch, whole or not at all."""
         try:
             self._write(keys, values, marker)
+            if self._settling is not None:
+                self._settling.wrote(len(keys), whole=marker is not None)
         except Exception as error:
             raise classify(error, self.path) from error
 
@@ -210,6 +222,16 @@ class RocksStore(RocksReads):
     def level0_files(self) -> int:
         """Files that every point read may have to look into."""
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+    def outgrown(self) -> bool:
+        """Whether it should be opened anew: its filters take too much room beside the cache.
+
+        Whoever hears it closes the store; another one is opened with filters in parts.
+        """
+        if self._filters_max_bytes is None:
+            return False
+        held = self._db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+        return int(held) > self._filters_max_bytes and note_parts(self.path)
 
     def live_bytes(self) -> int:
         """About how large the live data is on disk; unflushed writes are not in it.
@@ -365,7 +387,7 @@ class RocksStore(RocksReads):
         """Flush and close; may be called twice."""
         if self._db is None:
             return
-        db, self._db = self._db, None
+        db, self._db, self._settling = self._db, None, None
         compaction, self._compaction = self._compaction, None
         try:
             try:

@@ -39,6 +39,7 @@ from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, time_plan
 from statebackend.spark.tls import driver_tls
 from statebackend.spark.wire import Credentials
+from statebackend.spark.workermemory import worker_memory
 
 __all__ = ["Early", "FrameBuilder", "key_names", "united_sides"]
 
@@ -197,6 +198,8 @@ class FrameBuilder:
             # Of two attempts one is killed with its worker, and with the guest in it.
             may_follow=self._conf("spark.speculation", "false") != "true",
             packed=packed,
+            stays_open=False,
+            memory=worker_memory(self._spark),
         )
 
     def _operator(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the driver's: no worker need import them
     from statebackend.settings import Settings
     from statebackend.spark.job import Job
     from statebackend.spark.specs import Operator
+    from statebackend.spark.workermemory import WorkerMemory
 
 __all__ = ["TaskSpec", "task_spec"]
 
@@ -60,13 +61,17 @@ def task_spec(
     keep_stores: bool,
     may_follow: bool,
     packed: bool,
+    stays_open: bool,
+    memory: WorkerMemory,
 ) -> TaskSpec:
     """An operator, its job and the settings, as its tasks need them.
 
     Args:
         keep_stores: whether workers live longer than a task. may_follow: whether an epoch may run
             in another worker than the one that has the task (see statebackend.spark.hosting).
+        stays_open: a store is open for a whole run. memory: of a worker.
     """
+    for_maps = any(state.kind == "map" for state in operator.states.values())
     return TaskSpec(
         job=job.name,
         local_name=job.local_name,
@@ -94,6 +99,9 @@ def task_spec(
         rocks=RocksSettings(
             block_cache_bytes=settings.block_cache_bytes,
             write_buffer_bytes=settings.write_buffer_bytes,
-            for_maps=any(state.kind == "map" for state in operator.states.values()),
+            for_maps=for_maps,
+            whole_filters=for_maps and not stays_open,
+            workers=memory.workers,
+            cache_max_bytes=memory.cache_max_bytes,
         ),
     )

@@ -140,6 +140,9 @@ class ModelStore(RocksStore):
     def level0_files(self) -> int:
         return len(self._files)
 
+    def outgrown(self) -> bool:
+        return False
+
     def live_bytes(self) -> int:
         return self._config.large_bytes
 

@@ -24,6 +24,7 @@ from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.tls import Tls
 from statebackend.spark.wire import Credentials, Server
+from statebackend.spark.workermemory import WorkerMemory
 
 
 class ThreadCluster:
@@ -31,6 +32,7 @@ class ThreadCluster:
 
     timezone = "UTC"
     keeps_workers = True
+    memory = WorkerMemory()
 
     def __init__(self, tls: Tls | None = None) -> None:
         self._server = Server(bind="127.0.0.1", advertised="127.0.0.1", tls=tls)
