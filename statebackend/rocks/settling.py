@@ -7,6 +7,7 @@ the next ones, much later, beside the rows. They are merged right away instead.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 __all__ = ["Settling"]
@@ -14,6 +15,7 @@ __all__ = ["Settling"]
 _BULK_ROWS: Final = 400_000  # more than a write buffer holds, of small rows
 _TRIGGER: Final = "level0_file_num_compaction_trigger"
 _FILES: Final = 2
+_log = logging.getLogger("statebackend.rocks")
 
 
 class Settling:
@@ -36,11 +38,17 @@ class Settling:
         if self._merging:
             if self._level0_files() < _FILES:
                 self._merging = False
-                self._db.set_options({_TRIGGER: str(self._trigger)})
+                self._merge_from(self._trigger)
         elif self._due and not bulk and self._level0_files() >= _FILES:
             self._merging = True
-            self._db.set_options({_TRIGGER: str(_FILES)})
+            self._merge_from(_FILES)
         self._due = bulk
+
+    def _merge_from(self, files: int) -> None:
+        try:
+            self._db.set_options({_TRIGGER: str(files)})
+        except Exception as error:  # a full disk, for one: the rows were written
+            _log.warning("level 0 is not merged from %d files on (%s)", files, error)
 
     def _level0_files(self) -> int:
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,28 @@ def test_a_store_that_is_kept_open_is_taken_up_by_its_own_process_without_asking
         assert again.store is store
         assert (again.opened_here, reason) == (False, "")
         again.release()
+
+
+def test_a_store_that_outgrew_its_filters_is_closed_and_comes_back_with_all_it_holds(
+    tmp_path: Path,
+) -> None:
+    small = replace(SMALL, block_cache_bytes=1 << 12, for_maps=True, whole_filters=True)
+    with keeping() as keeper:
+        local = subtask(tmp_path, keeper)
+        held, _ = local.acquire(0)
+        held.open_store(small)
+        written(held, 0)
+        held.flush()  # a table file, with a filter
+        local.give_back(held)
+        again, reason = local.acquire(0)
+        assert again is not held
+        again.open_store(small)
+        assert (reason, seen(again)) == ("", (0, b"0"))
+        written(again, 1)
+        local.give_back(again)
+        third, _ = local.acquire(0)
+        assert third is again  # once
+        third.release()
 
 
 def test_a_store_in_use_is_not_handed_over_and_the_asker_makes_its_own(

@@ -1,0 +1,100 @@
+"""What a bulk load leaves in level 0 is merged once epochs are small again, and only then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statebackend.rocks import settling
+from statebackend.rocks.store import RocksStore
+from tests.rocks.test_store import TINY, apply, entries_of, marker
+
+FOR_MAPS = replace(TINY, for_maps=True)  # merges from 8 files on
+BULK, SMALL = entries_of(2_000), entries_of(10, seed=1)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RocksStore]:
+    monkeypatch.setattr(settling, "_BULK_ROWS", len(BULK))
+    opened = RocksStore.open(str(tmp_path / "db"), FOR_MAPS)
+    yield opened
+    opened.close()
+
+
+def load(store: RocksStore, epoch: int, files: int) -> None:
+    """A large epoch, of which ``files`` more come to be."""
+    before = store.level0_files()
+    keys = sorted(BULK)
+    for number in range(files):
+        some = keys[number::files]
+        last = number == files - 1
+        store._write_checked(some, [BULK[key] for key in some], marker(epoch) if last else None)
+        store.flush()
+    assert store.level0_files() == before + files
+
+
+def merged(store: RocksStore, within_s: float) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while store.level0_files() > 1:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_what_a_load_left_is_merged_with_the_first_small_epoch(store: RocksStore) -> None:
+    load(store, 0, files=3)
+    apply(store, SMALL, marker(1))
+    assert merged(store, 30.0)
+    assert dict(store.scan()) == BULK | SMALL
+
+
+def test_nothing_is_merged_while_large_epochs_follow_each_other(store: RocksStore) -> None:
+    load(store, 0, files=2)
+    load(store, 1, files=2)
+    assert not merged(store, 0.3)
+
+
+def test_afterwards_files_come_together_as_before(store: RocksStore) -> None:
+    load(store, 0, files=3)
+    apply(store, SMALL, marker(1))
+    assert merged(store, 30.0)
+    for epoch in range(2, 6):
+        apply(store, SMALL, marker(epoch))
+        store.flush()
+    assert store.level0_files() >= 3
+    assert not merged(store, 0.3)
+
+
+def test_epochs_that_were_never_large_are_left_alone(store: RocksStore) -> None:
+    for epoch in range(4):
+        apply(store, SMALL, marker(epoch))
+        store.flush()
+    assert store.level0_files() == 4
+    assert not merged(store, 0.3)
+
+
+def test_rows_are_written_where_rocksdb_takes_no_option(
+    store: RocksStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing:
+        def __init__(self, db: object) -> None:
+            self._db = db
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._db, name)
+
+        def set_options(self, options: dict[str, str]) -> None:
+            raise OSError("no space left on device")
+
+    load(store, 0, files=3)
+    assert store._settling is not None
+    store._settling._db = Refusing(store._settling._db)
+    apply(store, SMALL, marker(1))
+    assert "no space left" in caplog.text
+    assert dict(store.scan()) == BULK | SMALL
+    assert store.marker() == marker(1)
