@@ -31,7 +31,11 @@ __all__ = ["memory", "memory_text"]
 _SMALL_MB = 16
 _SAMPLE_S = 0.005
 _FILL_EPOCHS_MB = 128
-_OVERRIDES = {"base_every_epochs": 2, "base_apart_min_bytes": 1 << 60}
+_OVERRIDES = {
+    "base_every_epochs": 2,
+    "base_apart_min_bytes": 1 << 60,
+    "block_cache_bytes": 64 << 20,  # by itself it is as large as the host allows
+}
 
 
 def memory(*, base_mb: int, input_mb: int, work: Path) -> dict[str, Any]:

@@ -158,8 +158,8 @@ class Keeper:
                 with contextlib.suppress(StateBackendError):
                     held.release()
                 raise
-        outgrown = held.store is not None and held.store.outgrown()
-        if self._closed.is_set() or settings.open_limit < 1 or outgrown:
+        reopened = held.store is not None and held.store.give_up_whole_filters()
+        if self._closed.is_set() or settings.open_limit < 1 or reopened:
             held.release()
             return
         held.say_holder(self.door)

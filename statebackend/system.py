@@ -37,10 +37,12 @@ __all__ = [
 ]
 
 
-_CONTAINER_LIMITS: Final = (
+# Of the container that this is, by both versions of control groups; groups within it are not seen.
+_MEMORY_LIMITS: Final = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
+_CPU_QUOTA: Final = "/sys/fs/cgroup/cpu.max"  # in a period, and the period
 
 
 def monotonic_s() -> float:
@@ -117,15 +119,19 @@ def process_name() -> str:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Processors that this process may use, or the time of so many in its container."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # not there; "max"
+        quota, period = map(int, Path(_CPU_QUOTA).read_text(encoding="ascii").split())
+        count = max(1, min(count, round(quota / max(1, period))))
+    return count
 
 
 def memory_bytes() -> int:
     """The memory of this host, or of the container that it is."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in _CONTAINER_LIMITS:
+    for name in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # not there; "max"
             size = min(size, int(Path(name).read_text(encoding="ascii")))
     return size

@@ -257,9 +257,9 @@ class PartedStore:
         """Files that every point read of some part may have to look into."""
         return max(part.level0_files() for part in self._parts)
 
-    def outgrown(self) -> bool:
-        """Whether it should be opened anew, see :meth:`RocksStore.outgrown`."""
-        return sum(part.outgrown() for part in self._parts) > 0  # each notes it for itself
+    def give_up_whole_filters(self) -> bool:
+        """As :meth:`RocksStore.give_up_whole_filters`, of any part; each notes it for itself."""
+        return True in [part.give_up_whole_filters() for part in self._parts]
 
     def live_bytes(self) -> int:
         """About how large the live data is on disk; unflushed writes are not in it."""

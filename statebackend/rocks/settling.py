@@ -15,40 +15,47 @@ __all__ = ["Settling"]
 _BULK_ROWS: Final = 400_000  # more than a write buffer holds, of small rows
 _TRIGGER: Final = "level0_file_num_compaction_trigger"
 _FILES: Final = 2
+_EPOCHS_MAX: Final = 16
 _log = logging.getLogger("statebackend.rocks")
 
 
 class Settling:
-    """Of one open database; ``trigger`` is the number of files that usually begins a merge.
+    """Of one open database. What it knows is lost when that is closed, and nothing depends on it.
 
-    It is lost with the store's closing, and nothing depends on it.
+    Args:
+        trigger: the number of files that usually begins a merge.
+        due: a load is over, by what is known from before.
     """
 
-    def __init__(self, db: Any, trigger: int) -> None:
-        self._db, self._trigger = db, trigger
+    def __init__(self, db: Any, trigger: int, *, due: bool = False) -> None:
+        self._db, self._trigger, self._due = db, trigger, due
         self._rows = 0
-        self._due = self._merging = False
+        self._epochs_left = 0  # not 0: it is being merged
+
+    def begins(self) -> None:
+        """A delta of several batches begins, perhaps once more."""
+        self._rows = 0
 
     def wrote(self, rows: int, *, whole: bool) -> None:
         """A batch of so many rows was written; ``whole``: with it, its delta."""
-        self._rows += rows
-        if not whole:
-            return
-        bulk, self._rows = self._rows >= _BULK_ROWS, 0
-        if self._merging:
-            if self._level0_files() < _FILES:
-                self._merging = False
-                self._merge_from(self._trigger)
-        elif self._due and not bulk and self._level0_files() >= _FILES:
-            self._merging = True
-            self._merge_from(_FILES)
-        self._due = bulk
+        try:
+            self._rows += rows
+            bulk = self._rows >= _BULK_ROWS
+            if self._epochs_left and (bulk or whole):
+                self._epochs_left = 0 if bulk else self._epochs_left - 1
+                if not self._epochs_left or self._level0_files() < _FILES:
+                    self._epochs_left = 0
+                    self._merge_from(self._trigger)
+            elif whole and self._due and not bulk and self._level0_files() >= _FILES:
+                self._merge_from(_FILES)
+                self._epochs_left = _EPOCHS_MAX
+            if whole:
+                self._due, self._rows = bulk, 0
+        except Exception as error:  # a full disk, for one: the rows were written
+            _log.warning("level 0 is not merged after a large load (%s)", error)
 
     def _merge_from(self, files: int) -> None:
-        try:
-            self._db.set_options({_TRIGGER: str(files)})
-        except Exception as error:  # a full disk, for one: the rows were written
-            _log.warning("level 0 is not merged from %d files on (%s)", files, error)
+        self._db.set_options({_TRIGGER: str(files)})
 
     def _level0_files(self) -> int:
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)

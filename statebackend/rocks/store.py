@@ -35,7 +35,7 @@ from statebackend.rocks.clipping import (
 )
 from statebackend.rocks.due import forget_due, note_due
 from statebackend.rocks.faults import classify, said_shut_down
-from statebackend.rocks.filters import are_in_parts, note_parts, room_bytes
+from statebackend.rocks.filters import WholeFilters, are_in_parts, went_over
 from statebackend.rocks.options import RocksSettings, level0_files_max, store_options
 from statebackend.rocks.reading import META_PREFIX, RocksReads
 from statebackend.rocks.settling import Settling
@@ -91,10 +91,10 @@ class RocksStore(RocksReads):
     """
 
     _settling: Settling | None = None
+    _filters: WholeFilters | None = None
 
-    def __init__(self, db: Any, path: str, filters_max_bytes: int | None = None) -> None:
+    def __init__(self, db: Any, path: str) -> None:
         super().__init__(db, path)
-        self._filters_max_bytes = filters_max_bytes
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment] # wrong stub
         self._compaction: Compaction | None = None
@@ -122,15 +122,16 @@ class RocksStore(RocksReads):
         """
         settings = settings or RocksSettings()
         whole_filters = settings.whole_filters and not are_in_parts(path)
-        room = room_bytes(settings.cache_bytes) if whole_filters else None
         options = store_options(settings, whole_filters=whole_filters)
         options.create_if_missing(make)
         options.set_disable_auto_compactions(not compacting or is_clipped(path))
         try:
-            store = cls(Rdict(path, options, column_families={"default": options}), path, room)
+            store = cls(Rdict(path, options, column_families={"default": options}), path)
         except Exception as error:
             raise classify(error, path) from error
-        store._settling = Settling(store._db, level0_files_max(settings))
+        store._settling = Settling(store._db, level0_files_max(settings), due=went_over(path))
+        if whole_filters:
+            store._filters = WholeFilters(path, settings.cache_bytes)
         return store
 
     def marker(self) -> Marker | None:
@@ -197,10 +198,13 @@ class RocksStore(RocksReads):
         """One batch, whole or not at all."""
         try:
             self._write(keys, values, marker)
-            if self._settling is not None:
-                self._settling.wrote(len(keys), whole=marker is not None)
         except Exception as error:
             raise classify(error, self.path) from error
+        if self._settling is not None:
+            if marker is not None and marker.applying:
+                self._settling.begins()
+            else:
+                self._settling.wrote(len(keys), whole=marker is not None)
 
     def _write(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], marker: Marker | None
@@ -223,15 +227,15 @@ class RocksStore(RocksReads):
         """Files that every point read may have to look into."""
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
 
-    def outgrown(self) -> bool:
-        """Whether it should be opened anew: its filters take too much room beside the cache.
+    def give_up_whole_filters(self) -> bool:
+        """Note that they take too much room beside the cache, if so.
 
-        Whoever hears it closes the store; another one is opened with filters in parts.
+        Whoever hears True closes the store: it has them in parts when it is opened anew.
         """
-        if self._filters_max_bytes is None:
+        if self._filters is None:
             return False
         held = self._db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
-        return int(held) > self._filters_max_bytes and note_parts(self.path)
+        return self._filters.give_up(int(held))
 
     def live_bytes(self) -> int:
         """About how large the live data is on disk; unflushed writes are not in it.
@@ -388,6 +392,8 @@ class RocksStore(RocksReads):
         if self._db is None:
             return
         db, self._db, self._settling = self._db, None, None
+        if self._filters is not None:
+            self._filters.close()
         compaction, self._compaction = self._compaction, None
         try:
             try:

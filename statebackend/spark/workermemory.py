@@ -15,7 +15,8 @@ __all__ = ["WorkerMemory", "worker_memory"]
 
 _OVERHEAD_FACTOR: Final = 0.1
 _OVERHEAD_MIN_BYTES: Final = 384 << 20  # both as Spark has them
-_SHARE: Final = 2  # of what is left for an executor's workers: a half, at most, for their caches
+_BUFFERS_BYTES: Final = 256 << 20  # a worker's write buffers, and the budgets of its task
+_SHARE: Final = 2  # of what is left beside them: a half for caches, at most
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,31 @@ class WorkerMemory:
 def worker_memory(spark: SparkSession) -> WorkerMemory:
     """By the session's master and settings.
 
-    In local mode the host is the limit. Elsewhere it is what an executor has beside the JVM
-    (``spark.executor.pyspark.memory``, else ``spark.executor.memoryOverhead``): some cluster
-    managers kill an executor that has more, and the host's memory does not say so.
+    On YARN and Kubernetes an executor is killed that takes more than it asked for beside the JVM
+    (``spark.executor.pyspark.memory``, else ``spark.executor.memoryOverhead``), and on YARN the
+    host's memory does not say so. Elsewhere the host is the limit.
     """
     context = spark.sparkContext
-    if re.match(r"local(\[|$)", context.master or ""):
-        return WorkerMemory(context.defaultParallelism)
+    master = context.master or ""
+    if local := re.match(r"local(?:\[(\d+|\*)|$)", master):
+        threads = local[1] or "1"
+        return WorkerMemory(1 if threads == "*" else int(threads))
     conf = context.getConf()
+    cores = int(conf.get("spark.executor.cores") or 1)
+    workers = max(1, cores // int(conf.get("spark.task.cpus") or 1))
+    if not master.startswith(("yarn", "k8s:")):
+        return WorkerMemory(workers)
     jvm = context._jvm
     assert jvm is not None
     # "2g", "512m", "1024": a number alone is in MiB.
     to_mib: Callable[[str], int] = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsMb
 
-    def size_of(key: str) -> int | None:
-        value = conf.get(key)
-        return None if value is None else int(to_mib(value)) << 20
+    def size_of(key: str) -> int:
+        return int(to_mib(conf.get(key) or "0")) << 20
 
-    own = size_of("spark.executor.pyspark.memory")
-    if own is None:
-        own = size_of("spark.executor.memoryOverhead")
-    if own is None:
+    own = size_of("spark.executor.pyspark.memory") or size_of("spark.executor.memoryOverhead")
+    if not own:
         heap = size_of("spark.executor.memory") or 1 << 30
         factor = float(conf.get("spark.executor.memoryOverheadFactor") or _OVERHEAD_FACTOR)
         own = max(int(factor * heap), _OVERHEAD_MIN_BYTES)
-    workers = int(conf.get("spark.executor.cores") or 1)
-    return WorkerMemory(workers, own // _SHARE // workers)
+    return WorkerMemory(workers, max(0, own - workers * _BUFFERS_BYTES) // _SHARE // workers)

@@ -196,7 +196,7 @@ def test_a_store_that_is_kept_open_is_taken_up_by_its_own_process_without_asking
         again.release()
 
 
-def test_a_store_that_outgrew_its_filters_is_closed_and_comes_back_with_all_it_holds(
+def test_a_store_with_too_large_filters_is_closed_and_comes_back_with_all_it_holds(
     tmp_path: Path,
 ) -> None:
     small = replace(SMALL, block_cache_bytes=1 << 12, for_maps=True, whole_filters=True)

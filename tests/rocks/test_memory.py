@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from typing import Any
@@ -76,8 +77,20 @@ def test_the_limit_of_a_container_is_its_memory(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, none = tmp_path / "memory.max", tmp_path / "missing"
-    monkeypatch.setattr(system, "_CONTAINER_LIMITS", (str(limit), str(none)))
+    monkeypatch.setattr(system, "_MEMORY_LIMITS", (str(limit), str(none)))
     limit.write_text("268435456\n")
     assert system.memory_bytes() == 256 * MB
     limit.write_text("max\n")
     assert system.memory_bytes() > 256 * MB
+
+
+def test_a_containers_share_of_time_counts_as_its_cores(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(system, "_CPU_QUOTA", str(quota))
+    assert system.cores() == 64
+    for text, cores in (("max 100000\n", 64), ("400000 100000\n", 4), ("50000 100000\n", 1)):
+        quota.write_text(text)
+        assert system.cores() == cores

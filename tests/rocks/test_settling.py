@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +26,41 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RocksStor
     opened.close()
 
 
+class Slow:
+    """A database that takes options and merges nothing."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.triggers: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def set_options(self, options: dict[str, str]) -> None:
+        self.triggers += options.values()
+
+
 def load(store: RocksStore, epoch: int, files: int) -> None:
-    """A large epoch, of which ``files`` more come to be."""
-    before = store.level0_files()
-    keys = sorted(BULK)
-    for number in range(files):
-        some = keys[number::files]
-        last = number == files - 1
-        store._write_checked(some, [BULK[key] for key in some], marker(epoch) if last else None)
-        store.flush()
-    assert store.level0_files() == before + files
+    """A large epoch, in batches; each is flushed, as a full buffer is."""
+    before, keys = store.level0_files(), sorted(BULK)
+    flushing = store._db.write
+
+    class Flushed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def write(self, *args: Any) -> None:
+            flushing(*args)
+            real.flush()
+
+    real, store._db = store._db, Flushed()
+    try:
+        pieces = [keys[number::files] for number in range(files)]
+        rows = [(some, [BULK[key] for key in some]) for some in pieces]
+        store.apply_batches(rows, marker(epoch))
+    finally:
+        store._db = real
+    assert store.level0_files() >= before + files
 
 
 def merged(store: RocksStore, within_s: float) -> bool:
@@ -57,6 +83,44 @@ def test_nothing_is_merged_while_large_epochs_follow_each_other(store: RocksStor
     load(store, 0, files=2)
     load(store, 1, files=2)
     assert not merged(store, 0.3)
+
+
+def test_a_load_that_follows_a_small_epoch_is_not_merged_file_by_file(store: RocksStore) -> None:
+    store._db = Slow(store._db)
+    assert store._settling is not None
+    store._settling._db = store._db
+    load(store, 0, files=3)
+    apply(store, SMALL, marker(1))
+    assert store._db.triggers == ["2"]
+    load(store, 2, files=2)
+    assert store._db.triggers == ["2", "8"]
+
+
+def test_it_is_given_up_after_some_epochs_that_fill_level_0_themselves(store: RocksStore) -> None:
+    store._db = Slow(store._db)
+    assert store._settling is not None
+    store._settling._db = store._db
+    load(store, 0, files=3)
+    for epoch in range(1, 17):
+        apply(store, SMALL, marker(epoch))
+        assert store._db.triggers == ["2"]
+    apply(store, SMALL, marker(17))
+    assert store._db.triggers == ["2", "8"]
+
+
+def test_what_was_due_when_filters_went_over_to_parts_is_done_after(tmp_path: Path) -> None:
+    """A load is what makes them too large."""
+    tight = replace(FOR_MAPS, block_cache_bytes=1 << 12, whole_filters=True)
+    path = str(tmp_path / "other")
+    store = RocksStore.open(path, tight)
+    load(store, 0, files=3)
+    assert store.give_up_whole_filters()
+    store.close()
+    store = RocksStore.open(path, tight)
+    apply(store, SMALL, marker(1))
+    assert merged(store, 30.0)
+    assert dict(store.scan()) == BULK | SMALL
+    store.close()
 
 
 def test_afterwards_files_come_together_as_before(store: RocksStore) -> None:

@@ -140,7 +140,7 @@ class ModelStore(RocksStore):
     def level0_files(self) -> int:
         return len(self._files)
 
-    def outgrown(self) -> bool:
+    def give_up_whole_filters(self) -> bool:
         return False
 
     def live_bytes(self) -> int:

@@ -17,35 +17,49 @@ MB = 1 << 20
 def session(spark: SparkSession, master: str, **conf: str) -> Any:
     """With the units of Spark's own parser."""
     named = {f"spark.executor.{name.replace('_', '.')}": value for name, value in conf.items()}
-    context = SimpleNamespace(
-        master=master, getConf=lambda: named, _jvm=spark.sparkContext._jvm, defaultParallelism=3
-    )
+    context = SimpleNamespace(master=master, getConf=lambda: named, _jvm=spark.sparkContext._jvm)
     return SimpleNamespace(sparkContext=context)
 
 
-def test_in_local_mode_the_host_is_the_limit(spark: SparkSession) -> None:
-    slots = spark.sparkContext.defaultParallelism
-    assert worker_memory(spark) == WorkerMemory(slots, CACHE_MAX_BYTES)
-    with_retries = session(spark, "local[3,4]", memoryOverhead="1g")
-    assert worker_memory(with_retries) == WorkerMemory(3, CACHE_MAX_BYTES)
-
-
 @pytest.mark.parametrize(
-    "master", ["yarn", "k8s://https://h:1", "spark://h:1", "local-cluster[2,1,9]"]
+    ("master", "workers"), [("local", 1), ("local[3]", 3), ("local[3,4]", 3), ("local[*]", 1)]
 )
+def test_in_local_mode_the_host_is_the_limit(
+    spark: SparkSession, master: str, workers: int
+) -> None:
+    found = worker_memory(session(spark, master, memoryOverhead="1g", cores="9"))
+    assert found == WorkerMemory(workers, CACHE_MAX_BYTES)
+
+
+@pytest.mark.parametrize("master", ["spark://h:1", "local-cluster[2,4,900]"])
+def test_so_it_is_where_nobody_ends_what_takes_more(spark: SparkSession, master: str) -> None:
+    found = worker_memory(session(spark, master, cores="4", memoryOverhead="1g"))
+    assert found == WorkerMemory(4, CACHE_MAX_BYTES)
+
+
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://h:1"])
 @pytest.mark.parametrize(
     ("conf", "workers", "limit_mb"),
     [
-        ({}, 1, 192),  # Spark's least overhead is 384 MB
-        ({"memory": "8g", "cores": "4"}, 4, 102),
-        ({"memory": "8g", "cores": "4", "memoryOverhead": "2048"}, 4, 256),
-        ({"memory": "8g", "memoryOverheadFactor": "0.4"}, 1, 1638),
-        ({"pyspark_memory": "4g", "memoryOverhead": "1g", "cores": "2"}, 2, 1024),
+        ({}, 1, 64),  # half of what buffers leave of Spark's least overhead, 384 MB
+        ({"memory": "8g", "cores": "4"}, 4, 0),  # which leave nothing: the least cache
+        ({"memory": "8g", "cores": "4", "memoryOverhead": "2048"}, 4, 128),
+        ({"memory": "8g", "memoryOverheadFactor": "0.4"}, 1, 1510),
+        ({"pyspark_memory": "4g", "memoryOverhead": "1g", "cores": "2"}, 2, 896),
+        ({"pyspark_memory": "0", "memoryOverhead": "1g", "cores": "2"}, 2, 128),
     ],
 )
-def test_on_a_cluster_it_is_half_of_what_an_executor_has_beside_the_jvm(
+def test_on_yarn_and_kubernetes_it_is_half_of_what_an_executor_has_to_spare(
     spark: SparkSession, master: str, conf: dict[str, str], workers: int, limit_mb: int
 ) -> None:
     found = worker_memory(session(spark, master, **conf))
     assert found.workers == workers
     assert found.cache_max_bytes // MB == limit_mb
+
+
+def test_tasks_of_several_cores_are_fewer_workers(spark: SparkSession) -> None:
+    found = worker_memory(session(spark, "spark://h:1", cores="8"))
+    assert found.workers == 8
+    of_two = session(spark, "spark://h:1", cores="8")
+    of_two.sparkContext.getConf()["spark.task.cpus"] = "2"
+    assert worker_memory(of_two).workers == 4
