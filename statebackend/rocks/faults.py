@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
 
-__all__ = ["classify", "said_shut_down"]
+__all__ = ["classify", "close_at_once"]
 
 _NOT_WRITABLE: Final = ("No space left", "Read-only file system", "Permission denied")
 # Of the process, not of the store: a copy that cannot be opened for it is a good copy.
@@ -43,6 +43,11 @@ def classify(error: Exception, path: str) -> StateBackendError:
     )
 
 
-def said_shut_down(error: Exception) -> bool:
-    """Whether something was refused because the store's background work was called off."""
-    return "Shutdown in progress" in str(error)
+def close_at_once(db: Any) -> None:
+    """Call off what it does in the background, and close it."""
+    db.cancel_all_background(True)
+    try:
+        db.close()
+    except Exception as error:
+        if "Shutdown in progress" not in str(error):  # said of what it was just called off
+            raise

@@ -34,7 +34,7 @@ from statebackend.rocks.clipping import (
     outside,
 )
 from statebackend.rocks.due import forget_due, note_due
-from statebackend.rocks.faults import classify, said_shut_down
+from statebackend.rocks.faults import classify, close_at_once
 from statebackend.rocks.filters import WholeFilters, are_in_parts, went_over
 from statebackend.rocks.options import RocksSettings, level0_files_max, store_options
 from statebackend.rocks.reading import META_PREFIX, RocksReads
@@ -404,20 +404,11 @@ class RocksStore(RocksReads):
                 if compaction is not None or self.clipped:
                     # Or closing waits until what was cut off is freed. What `close` itself flushes
                     # is then refused, and there is nothing left to flush.
-                    _close_at_once(db)
+                    close_at_once(db)
                 else:
                     db.close()
         except Exception as error:
             raise classify(error, self.path) from error
-
-
-def _close_at_once(db: Any) -> None:
-    db.cancel_all_background(True)
-    try:
-        db.close()
-    except Exception as error:
-        if not said_shut_down(error):
-            raise
 
 
 @dataclass(frozen=True)
