@@ -42,10 +42,11 @@ class Settling:
             self._rows += rows
             bulk = self._rows >= _BULK_ROWS
             if self._epochs_left and (bulk or whole):
-                self._epochs_left = 0 if bulk else self._epochs_left - 1
-                if not self._epochs_left or self._level0_files() < _FILES:
-                    self._epochs_left = 0
-                    self._merge_from(self._trigger)
+                left = 0 if bulk else self._epochs_left - 1
+                if not left or self._level0_files() < _FILES:
+                    self._merge_from(self._trigger)  # where that fails: again after the next one
+                    left = 0
+                self._epochs_left = left
             elif whole and self._due and not bulk and self._level0_files() >= _FILES:
                 self._merge_from(_FILES)
                 self._epochs_left = _EPOCHS_MAX
