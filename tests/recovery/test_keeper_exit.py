@@ -16,7 +16,7 @@ from recovery.keeper import Keeper, KeeperSettings
 from recovery.local import Clock
 
 class Held:
-    bad = recent = None
+    bad = recent = store = None
     unflushed_epochs = 0
     def __init__(self, path): self.path = path
     def say_holder(self, door): pass
