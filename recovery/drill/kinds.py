@@ -6,7 +6,6 @@ checkpoint's `commits/`, and all of its output lies in one folder of Parquet fil
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from recovery.drill import files, sink
+from statebackend.spark.workermemory import local_slots
 
 __all__ = ["BATCHES", "CONTINUOUS", "KINDS", "Kind", "KindName", "slots_of"]
 
@@ -54,11 +54,12 @@ class Kind:
 
 def slots_of(cluster: str) -> int:
     """How many tasks can run at once on the cluster of a drill, by its name."""
-    if local := re.fullmatch(r"local\[(\d+|\*)(?:,.*)?\]", cluster):
-        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1])
+    local = local_slots(cluster)
+    if local is not None:
+        return local
     if several := re.fullmatch(r"local-cluster\[(\d+),\s*(\d+),.*\]", cluster):
         return min(_CORES_MAX, int(several[1]) * int(several[2]))
-    return 1 if cluster == "local" else _CORES_MAX
+    return _CORES_MAX
 
 
 BATCHES: Final = Kind(

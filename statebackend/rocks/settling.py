@@ -8,6 +8,7 @@ the next ones, much later, beside the rows. They are merged right away instead.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 __all__ = ["Settling"]
@@ -23,12 +24,15 @@ class Settling:
     """Of one open database. What it knows is lost when that is closed, and nothing depends on it.
 
     Args:
-        trigger: the number of files that usually begins a merge.
+        level0_files: says how many there are. trigger: the number that usually begins a merge.
         due: a load is over, by what is known from before.
     """
 
-    def __init__(self, db: Any, trigger: int, *, due: bool = False) -> None:
-        self._db, self._trigger, self._due = db, trigger, due
+    def __init__(
+        self, db: Any, level0_files: Callable[[], int], trigger: int, *, due: bool = False
+    ) -> None:
+        self._db, self._level0_files = db, level0_files
+        self._trigger, self._due = trigger, due
         self._rows = 0
         self._epochs_left = 0  # not 0: it is being merged
 
@@ -57,6 +61,3 @@ class Settling:
 
     def _merge_from(self, files: int) -> None:
         self._db.set_options({_TRIGGER: str(files)})
-
-    def _level0_files(self) -> int:
-        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)

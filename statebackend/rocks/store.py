@@ -129,7 +129,8 @@ class RocksStore(RocksReads):
             store = cls(Rdict(path, options, column_families={"default": options}), path)
         except Exception as error:
             raise classify(error, path) from error
-        store._settling = Settling(store._db, level0_files_max(settings), due=went_over(path))
+        trigger = level0_files_max(settings)
+        store._settling = Settling(store._db, store.level0_files, trigger, due=went_over(path))
         if whole_filters:
             store._filters = WholeFilters(path, settings.cache_bytes)
         return store

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import SparkSession
-
+from statebackend import system
 from statebackend.rocks.memory import CACHE_MAX_BYTES
 
-__all__ = ["WorkerMemory", "worker_memory"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["WorkerMemory", "local_slots", "worker_memory"]
 
 _OVERHEAD_FACTOR: Final = 0.1
 _OVERHEAD_MIN_BYTES: Final = 384 << 20  # both as Spark has them
@@ -27,6 +29,16 @@ class WorkerMemory:
     cache_max_bytes: int = CACHE_MAX_BYTES
 
 
+def local_slots(master: str) -> int | None:
+    """Tasks that run at once in local mode; None: the master is another one."""
+    if master == "local":
+        return 1
+    found = re.fullmatch(r"local\[(\d+|\*)(?:,.*)?\]", master)
+    if found is None:
+        return None
+    return system.cores() if found[1] == "*" else int(found[1])
+
+
 def worker_memory(spark: SparkSession) -> WorkerMemory:
     """By the session's master and settings.
 
@@ -36,9 +48,9 @@ def worker_memory(spark: SparkSession) -> WorkerMemory:
     """
     context = spark.sparkContext
     master = context.master or ""
-    if local := re.match(r"local(?:\[(\d+|\*)|$)", master):
-        threads = local[1] or "1"
-        return WorkerMemory(1 if threads == "*" else int(threads))
+    slots = local_slots(master)
+    if slots is not None:
+        return WorkerMemory(slots)
     conf = context.getConf()
     cores = int(conf.get("spark.executor.cores") or 1)
     workers = max(1, cores // int(conf.get("spark.task.cpus") or 1))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from statebackend import system
 from statebackend.rocks.memory import CACHE_MAX_BYTES
 from statebackend.spark.workermemory import WorkerMemory, worker_memory
 
@@ -22,7 +23,8 @@ def session(spark: SparkSession, master: str, **conf: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("master", "workers"), [("local", 1), ("local[3]", 3), ("local[3,4]", 3), ("local[*]", 1)]
+    ("master", "workers"),
+    [("local", 1), ("local[3]", 3), ("local[3,4]", 3), ("local[*]", system.cores())],
 )
 def test_in_local_mode_the_host_is_the_limit(
     spark: SparkSession, master: str, workers: int
