@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from typing import Final
 
 __all__ = ["WholeFilters", "are_in_parts", "went_over"]
@@ -23,7 +24,7 @@ _CACHE_SHARE: Final = 8  # all stores of the process may have so large a part of
 _STORES_MIN: Final = 2
 _log = logging.getLogger("statebackend.rocks")
 _lock = threading.Lock()
-_open: set[WholeFilters] = set()
+_open: weakref.WeakSet[WholeFilters] = weakref.WeakSet()  # as a store may be only let go of
 _gone_over: set[str] = set()
 
 

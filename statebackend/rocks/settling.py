@@ -8,10 +8,9 @@ the next ones, much later, beside the rows. They are merged right away instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Settling"]
+__all__ = ["Settling", "level0_files"]
 
 _BULK_ROWS: Final = 400_000  # more than a write buffer holds, of small rows
 _TRIGGER: Final = "level0_file_num_compaction_trigger"
@@ -20,19 +19,24 @@ _EPOCHS_MAX: Final = 16
 _log = logging.getLogger("statebackend.rocks")
 
 
+def level0_files(db: Any) -> int:
+    """Files of ``db`` that every point read may have to look into."""
+    return int(db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+
 class Settling:
     """Of one open database. What it knows is lost when that is closed, and nothing depends on it.
 
+    It knows the database, not the store that has it: a store that is only let go of closes at once,
+    not when cycles are next collected.
+
     Args:
-        level0_files: says how many there are. trigger: the number that usually begins a merge.
+        trigger: the number of files that usually begins a merge.
         due: a load is over, by what is known from before.
     """
 
-    def __init__(
-        self, db: Any, level0_files: Callable[[], int], trigger: int, *, due: bool = False
-    ) -> None:
-        self._db, self._level0_files = db, level0_files
-        self._trigger, self._due = trigger, due
+    def __init__(self, db: Any, trigger: int, *, due: bool = False) -> None:
+        self._db, self._trigger, self._due = db, trigger, due
         self._rows = 0
         self._epochs_left = 0  # not 0: it is being merged
 
@@ -47,11 +51,11 @@ class Settling:
             bulk = self._rows >= _BULK_ROWS
             if self._epochs_left and (bulk or whole):
                 left = 0 if bulk else self._epochs_left - 1
-                if not left or self._level0_files() < _FILES:
+                if not left or level0_files(self._db) < _FILES:
                     self._merge_from(self._trigger)  # where that fails: again after the next one
                     left = 0
                 self._epochs_left = left
-            elif whole and self._due and not bulk and self._level0_files() >= _FILES:
+            elif whole and self._due and not bulk and level0_files(self._db) >= _FILES:
                 self._merge_from(_FILES)
                 self._epochs_left = _EPOCHS_MAX
             if whole:

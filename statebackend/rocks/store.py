@@ -38,7 +38,7 @@ from statebackend.rocks.faults import classify, close_at_once
 from statebackend.rocks.filters import WholeFilters, are_in_parts, went_over
 from statebackend.rocks.options import RocksSettings, level0_files_max, store_options
 from statebackend.rocks.reading import META_PREFIX, RocksReads
-from statebackend.rocks.settling import Settling
+from statebackend.rocks.settling import Settling, level0_files
 
 __all__ = [
     "META_PREFIX",
@@ -130,7 +130,7 @@ class RocksStore(RocksReads):
         except Exception as error:
             raise classify(error, path) from error
         trigger = level0_files_max(settings)
-        store._settling = Settling(store._db, store.level0_files, trigger, due=went_over(path))
+        store._settling = Settling(store._db, trigger, due=went_over(path))
         if whole_filters:
             store._filters = WholeFilters(path, settings.cache_bytes)
         return store
@@ -226,7 +226,7 @@ class RocksStore(RocksReads):
 
     def level0_files(self) -> int:
         """Files that every point read may have to look into."""
-        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+        return level0_files(self._db)
 
     def give_up_whole_filters(self) -> bool:
         """Note that they take too much room beside the cache, if so.

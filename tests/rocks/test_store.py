@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -174,6 +175,23 @@ def test_a_scan_left_half_way_does_not_keep_the_lock(path: str) -> None:
     scan.close()
     store.close()
     RocksStore.open(path, TINY).close()
+
+
+@pytest.mark.parametrize("for_maps", [False, True])
+def test_a_store_that_is_only_let_go_of_does_not_keep_the_lock(path: str, for_maps: bool) -> None:
+    """As what an error leaves behind half opened; with nothing in it that waits for the gc."""
+    settings = replace(TINY, for_maps=for_maps, whole_filters=for_maps)
+    gc.disable()
+    try:
+        for epoch in range(2):
+            store = RocksStore.open(path, settings)
+            store.apply([b"a", b"b"], [b"1", b"2"], marker(epoch))
+            store.flush()
+            assert store.level0_files() == epoch + 1
+            del store
+        RocksStore.open(path, settings).close()
+    finally:
+        gc.enable()
 
 
 # --- the marker and the batches ------------------------------------------------------------------
