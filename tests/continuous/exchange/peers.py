@@ -126,10 +126,10 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         child.communicate()
 
 
-def _receive() -> None:
+def _receive(pulse: dict[str, float]) -> None:
     """Expect channel 0, say where, and read nothing."""
     inbox = Inbox(1, capacity_bytes=64 << 10)
-    server = ExchangeServer(ME, host="127.0.0.1", **QUICK)
+    server = ExchangeServer(ME, host="127.0.0.1", **pulse)
     server.expect(address(0), inbox, 0)
     print(server.location, flush=True)
     sys.stdin.read()
@@ -145,4 +145,10 @@ def _send(location: str) -> None:
 
 
 if __name__ == "__main__":
-    _receive() if sys.argv[1] == "receive" else _send(sys.argv[2])
+    match sys.argv[1:]:
+        case ["receive", "patient"]:
+            _receive({})
+        case ["receive"]:
+            _receive(QUICK)
+        case ["send", location]:
+            _send(location)

@@ -126,9 +126,11 @@ def test_the_users_own_error_ends_a_job_that_is_not_to_be_restarted(
 def test_a_job_that_was_stopped_goes_on_at_another_parallelism(world: World) -> None:
     wanted, rows = 3000, []
     for parallelism in (2, 3, 1):
-        sink = counting(world, Numbers(wanted, splits=4, rows_per_s=1500))
+        clock = world.held(0.5)
+        sink = counting(world, Numbers(wanted, splits=4, rows_per_s=1500, clock=clock))
         query = world.start(parallelism)
         if parallelism == 1:
+            world.go_on()
             assert query.await_termination(60.0)
         else:
             complete(query, 3)

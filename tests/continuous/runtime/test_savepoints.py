@@ -56,11 +56,15 @@ WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 
 
 def counting(
-    world: World, rows: int | None = ROWS, processor: Any = None, per_s: float | None = PER_S
+    world: World,
+    rows: int | None = ROWS,
+    processor: Any = None,
+    per_s: float | None = PER_S,
+    **more: Any,
 ) -> CollectSink:
     """A job that counts; without a limit to its speed where it is to come to its end."""
     sink = CollectSink()
-    keyed = world.source(Numbers(rows, splits=4, rows_per_s=per_s)).key_by("key")
+    keyed = world.source(Numbers(rows, splits=4, rows_per_s=per_s, **more)).key_by("key")
     keyed.process(processor or Counting(), uid="count", output_schema=OUTPUT).sink(sink)
     return sink
 
@@ -268,7 +272,8 @@ def test_what_is_copied_is_not_cleaned_meanwhile_nor_by_the_next_run(
 
     monkeypatch.setattr(recovery.savepoint_create, "copy_state", slow)
     marker = tmp_path / "failed"
-    sink = counting(world, 8000, FailingOnce(str(marker), 2000), 1000)
+    processor = FailingOnce(str(marker), 2000)
+    sink = counting(world, 8000, processor, 1000, clock=world.held(5.0))
     query = world.start(2, checkpoint_interval_s=0.05, restart=FixedDelay(1, 0.0))
     some_epochs(query)
     made: list[Savepoint] = []
@@ -283,10 +288,12 @@ def test_what_is_copied_is_not_cleaned_meanwhile_nor_by_the_next_run(
     assert made
     assert made[0].epoch < (query.epoch or 0) - 5
     checked(world, made[0])
+    taken = query._savings._taken
+    assert taken is not None
+    soon(lambda: taken.session.cleaner.reports)  # it is cleaned again
+    world.go_on()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(8000))
-    reports = query._savings._taken.session.cleaner.reports  # type: ignore[union-attr]
-    assert reports  # it is cleaned again
 
 
 def test_nothing_half_made_is_left_where_making_one_fails(

@@ -20,7 +20,6 @@ from statebackend.spark.savepoints import open_at
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,
-    HeldClock,
     Numbers,
     Scaled,
     check_counts,
@@ -149,7 +148,8 @@ def test_savepoints_are_made_in_between_and_the_job_stops_with_one(
     world.renew(inline_limit_bytes=16)
     slow_store(monkeypatch, 0.02, lambda: False)
     first = CollectSink()
-    keyed = world.source(Numbers(6000, splits=4, rows_per_s=300)).key_by("key")
+    numbers = Numbers(6000, splits=4, rows_per_s=300, clock=world.held(15.0))
+    keyed = world.source(numbers).key_by("key")
     keyed.process(SlowCounting(), uid="count", output_schema=OUTPUT).sink(first)
     query = world.start(2, **MANY)
     made = []
@@ -222,15 +222,15 @@ def test_a_job_of_sources_and_sinks_alone_writes_none_before_the_one_before_is_t
 def test_rules_that_go_to_all_are_the_same_in_all_subtasks(world: World, watch: Watch) -> None:
     sink = CollectSink()
     rules = world.source(Numbers(200, splits=3, rows_per_s=200), name="rules")
-    clock = HeldClock(world.folder / "goes-on", 1.0)
-    keyed = world.source(Numbers(3000, splits=3, rows_per_s=1500, clock=clock)).key_by("key")
+    numbers = Numbers(3000, splits=3, rows_per_s=1500, clock=world.held(1.0))
+    keyed = world.source(numbers).key_by("key")
     keyed.connect_broadcast(rules).process(Scaled(), uid="scaled", output_schema=SCALED).sink(sink)
     query = world.start(2, restart=FixedDelay(None, 0.0), **MANY)
     for failures in range(2):
         soon(lambda: watch.now > 1 and (query.epoch or 0) > 2)
         world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
         soon(lambda before=failures: query.restarts > before and query.is_running)
-    (world.folder / "goes-on").touch()
+    world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == 2
     assert watch.most == 3
@@ -243,12 +243,12 @@ def test_checkpoints_that_take_long_leave_the_rest_of_the_time_free(
     world.renew(inline_limit_bytes=16)
     slow_store(monkeypatch, 0.1, lambda: False)
     sink = CollectSink()
-    clock = HeldClock(world.folder / "goes-on", 2.0)
-    keyed = world.source(Numbers(3000, splits=2, rows_per_s=1000, clock=clock)).key_by("key")
+    numbers = Numbers(3000, splits=2, rows_per_s=1000, clock=world.held(2.0))
+    keyed = world.source(numbers).key_by("key")
     keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
     query = world.start(2, checkpoint_interval_s=0.02, max_share=0.25)
     soon(lambda: len(watch.ended_s) > 4)
-    (world.folder / "goes-on").touch()
+    world.go_on()
     assert query.await_termination(60.0)
     assert watch.most == 1
     check_counts(sink.rows(), truth(3000))

@@ -13,7 +13,6 @@ from tests.continuous.runtime.jobs import (
     KEYS,
     OUTPUT,
     Counting,
-    HeldClock,
     Numbers,
     Paired,
     Scaled,
@@ -30,16 +29,11 @@ SIDES = "key BIGINT, side INT, n BIGINT, total BIGINT"
 SCALED = f"{OUTPUT}, rules BIGINT"
 
 
-def held(world: World) -> HeldClock:
-    """Of a source with rows for more than a second, of which some are to come after a failure."""
-    return HeldClock(world.folder / "goes-on", 0.5)
-
-
 def goes_on(world: World, query: ContinuousQuery, *, fails: bool) -> None:
     if fails:
         soon(lambda: (query.epoch or 0) >= 2)
         world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
-    (world.folder / "goes-on").touch()
+    world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == int(fails)
 
@@ -47,7 +41,7 @@ def goes_on(world: World, query: ContinuousQuery, *, fails: bool) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_both_sides_of_a_key_meet_in_one_state(world: World, fails: bool) -> None:
     sink = CollectSink()
-    left = world.source(Numbers(3000, rows_per_s=2500, clock=held(world)), "left").key_by("key")
+    left = world.source(Numbers(3000, rows_per_s=2500, clock=world.held(0.5)), "left").key_by("key")
     right = world.source(Numbers(2000, rows_per_s=2500, splits=3), "right").key_by("key")
     left.connect(right).process(Paired(), uid="pairs", output_schema=SIDES).sink(sink)
     query = world.start(2, restart=FixedDelay(1, 0.0))
@@ -61,7 +55,7 @@ def test_every_subtask_sees_all_rules_in_one_order(world: World, fails: bool) ->
     """Their broadcast states are compared at each checkpoint; the order decides what they are."""
     sink = CollectSink()
     rules = world.source(Numbers(700, rows_per_s=1000, splits=3), "rules")
-    data = world.source(Numbers(4000, rows_per_s=2500, clock=held(world)), "data").key_by("key")
+    data = world.source(Numbers(4000, rows_per_s=2500, clock=world.held(0.5)), "data").key_by("key")
     data.connect_broadcast(rules).process(Scaled(), uid="scaled", output_schema=SCALED).sink(sink)
     query = world.start(3, restart=FixedDelay(1, 0.0))
     goes_on(world, query, fails=fails)

@@ -25,6 +25,7 @@ from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.tls import Tls
 from statebackend.spark.wire import Credentials, Server
 from statebackend.spark.workermemory import WorkerMemory
+from tests.continuous.runtime.jobs import HeldClock
 
 
 class ThreadCluster:
@@ -113,6 +114,13 @@ class World:
 
     def source(self, source: Source, name: str = "source") -> ContinuousStream:
         return continuous(self.backend, source, name=name)
+
+    def held(self, after_s: float) -> HeldClock:
+        """Of a source that gives rows for so long, and the rest after `go_on`."""
+        return HeldClock(self.folder / "goes-on", after_s)
+
+    def go_on(self) -> None:
+        (self.folder / "goes-on").touch()
 
     def start(self, parallelism: int = 2, **options: Any) -> ContinuousQuery:
         flow: Flow = self.backend._continuous
