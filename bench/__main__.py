@@ -37,6 +37,8 @@ _BENCHMARKS = (
     "skew",
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
+_SIDES = ("spark", "ours", "flink")
+_SIDED = ("aggregate", "growth", "continuous")
 _NOISY = 0.15
 
 
@@ -239,9 +241,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sides",
         nargs="+",
-        choices=("spark", "ours", "flink"),
-        default=["spark", "ours", "flink"],
-        help="of `aggregate`, `growth` and `continuous`",
+        choices=_SIDES,
+        help="of `aggregate`, `growth` and `continuous` (default: all)",
     )
     parser.add_argument(
         "--flink", help="`aggregate`, `continuous`: the folder of Flink's jars, or for them"
@@ -257,7 +258,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
     parser.add_argument("--folder", help="where input, checkpoints and state go (default: /tmp)")
     parser.add_argument("--out", help="the JSON file (default: bench/results/<time>.json)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.sides and arguments.benchmark not in ("all", *_SIDED):
+        parser.error(f"`{arguments.benchmark}` always runs all its sides: --sides is for others")
+    arguments.sides = arguments.sides or list(_SIDES)
+    return arguments
 
 
 def _written(results: dict[str, Any], arguments: argparse.Namespace, wanted: Any) -> Path:
