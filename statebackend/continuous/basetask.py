@@ -21,7 +21,7 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.messages import Event as Happened
 from statebackend.continuous.output import Output
-from statebackend.errors import PeerLostError, StateBackendError, UsageError
+from statebackend.errors import PeerLostError, StaleRequestError, StateBackendError, UsageError
 
 __all__ = ["NAP_S", "Link", "Subtask", "stopped"]
 
@@ -37,8 +37,8 @@ class Link(Protocol):
     def report(self, *events: Happened) -> None:
         """Say what happened; raises if the driver cannot be reached."""
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
-        """The subtask has failed."""
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
+        """The subtask has failed; whether the run was over anyway."""
 
 
 def stopped() -> StateBackendError:
@@ -76,8 +76,8 @@ class Subtask(ABC):
                 self._step()
         except BaseException as caught:
             error = caught
-            if not self._stopping:
-                self._link.broken(self.vertex, self.index, caught)
+            if not self._stopping and self._link.broken(self.vertex, self.index, caught):
+                self._stopping = True  # as others have been told by now
         finally:
             stopped = self._is_stop(error)
             self._stopping = True
@@ -109,7 +109,8 @@ class Subtask(ABC):
 
     def _is_stop(self, error: BaseException | None) -> bool:
         """Whether nothing failed here, but the end of the run."""
-        known = isinstance(error, PeerLostError | UsageError)  # what a closed channel raises
+        # What a closed channel raises, and the driver when its run is over.
+        known = isinstance(error, PeerLostError | UsageError | StaleRequestError)
         return error is None or (self._stopping and known)
 
     def _finish(self, error: BaseException | None, *, stopped: bool) -> None:

@@ -26,6 +26,7 @@ from statebackend.continuous.messages import Event, Failed, Report, encode
 from statebackend.errors import (
     CoordinatorUnreachableError,
     ProcessorError,
+    StaleRequestError,
     StateBackendError,
 )
 from statebackend.spark.wire import Call, Client, Endpoint
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _log = logging.getLogger("statebackend.continuous")
 RETRY_S: Final = 0.2
 """Between two tries."""
+_TOLD_S: Final = 1.0  # usually it is told at once
 
 
 class DriverLink:
@@ -45,7 +47,8 @@ class DriverLink:
         silence_s: after so long the driver is taken for gone.
 
     Attributes:
-        patient: what states ask. failure: the first of the slot's. broke: there is one.
+        patient: what states ask. broke: the slot cannot go on. failure: the first of the slot's
+            that the driver had not ended the run before.
         over: the slot ends, and nothing is repeated any more.
     """
 
@@ -57,6 +60,7 @@ class DriverLink:
         self.patient = _Patient(self, client)
         self._lock = threading.Lock()
         self._reports = itertools.count()
+        self._failing = False
         self.failure: BaseException | None = None
         self.broke = threading.Event()
         self.over = threading.Event()
@@ -101,12 +105,17 @@ class DriverLink:
         report = Report(slot=self._slot, number=next(self._reports), events=list(events))
         self.repeated("report", report, self._silence_s)
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
-        """The first failure is told, and ends the slot."""
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
+        """The first failure is told, and ends the slot.
+
+        Returns:
+            whether the run was over: then it is none, for those that heard of that sooner are
+            missed by the others.
+        """
         with self._lock:
-            if self.failure is not None:
-                return
-            self.failure = error
+            first, self._failing = not self._failing, True
+        if not first:
+            return self.broke.wait(_TOLD_S) and self.failure is None
         known = error if isinstance(error, StateBackendError) else _unknown(vertex, error)
         failed = Failed(
             vertex=vertex,
@@ -118,9 +127,15 @@ class DriverLink:
         )
         try:
             self.report(failed)
+        except StaleRequestError:
+            _log.debug("%s/%d failed when the run was over: %s", vertex, subtask, known)
         except StateBackendError as unreachable:
             _log.warning("%s", unreachable)
+            self.failure = error
+        else:
+            self.failure = error
         self.broke.set()
+        return self.failure is None
 
 
 class _Patient:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 
 from recovery.restarting import FixedDelay, NoRestart
 from statebackend import system
+from statebackend.continuous.driverlink import DriverLink
 from statebackend.continuous.sinks.base import Committer, SinkWriter
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.sources.files import FileSource
@@ -191,3 +193,36 @@ def test_a_stopped_query_says_so_at_once(world: World) -> None:
     assert not query.is_active
     assert query.exception is None
     assert query.await_termination()
+
+
+class Closing(Counting):
+    """Says when it is closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def close(self) -> None:
+        self.closed.append(threading.current_thread().name)
+
+
+def test_a_slot_that_hears_of_the_end_after_the_others_has_not_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, stopping = DriverLink.call, threading.Event()
+
+    def late(link: DriverLink, kind: str, message: Any, timeout_s: float) -> bytes:
+        answer = call(link, kind, message, timeout_s)
+        if kind == "poll" and link._slot == 1 and stopping.is_set():
+            system.sleep_s(1.0)
+        return answer
+
+    monkeypatch.setattr(DriverLink, "call", late)
+    Closing.closed.clear()
+    keyed = world.source(Numbers(None, rows_per_s=500)).key_by("key")
+    keyed.process(Closing(), uid="count", output_schema=OUTPUT).sink(CollectSink())
+    query = world.start(2)
+    soon(lambda: (query.epoch or 0) > 1)
+    stopping.set()
+    assert query.stop()
+    assert world.cluster.errors == []  # Spark would print them
+    assert sorted(Closing.closed) == ["count/0", "count/1"]
+    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == []

@@ -38,6 +38,7 @@ class ThreadCluster:
     def __init__(self, tls: Tls | None = None) -> None:
         self._server = Server(bind="127.0.0.1", advertised="127.0.0.1", tls=tls)
         self.slots: list[Slot] = []
+        self.errors: list[BaseException] = []  # of all runs' slots
         self.on_slot: Callable[[Slot], None] = lambda slot: None
         self.host_of: Callable[[int], str] = lambda slot: ""  # a folder of its own for each
 
@@ -59,6 +60,7 @@ class ThreadCluster:
                 slot.serve()
             except BaseException as error:
                 errors.append(error)
+                self.errors.append(error)
 
         def go() -> None:
             threads = [
