@@ -22,6 +22,10 @@ from statebackend import KeyedProcessor, StateBackend
 WINDOW_MS = 10_000
 
 
+DAWDLE_S = 600.0
+"""Longer than any test waits for what has to happen meanwhile, so that none is a race."""
+
+
 def dawdle_in(told: str) -> None:
     """The first attempt only: whoever makes the file waits in it until it is removed."""
     path = Path(told)
@@ -30,9 +34,8 @@ def dawdle_in(told: str) -> None:
             file.write(str(os.getpid()))
     except FileExistsError:
         return
-    for _ in range(1200):
-        if not path.exists():
-            return
+    until_s = time.monotonic() + DAWDLE_S
+    while path.exists() and time.monotonic() < until_s:
         time.sleep(0.05)
 
 

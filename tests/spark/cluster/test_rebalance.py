@@ -20,7 +20,7 @@ def test_subtasks_spread_over_the_replacement_of_a_lost_executor(local_cluster: 
     local_cluster.processes.kill(list(lost))
     until(lambda: len(set(local_cluster.processes.executors()) - lost) == 2, "a replacement")
     log = local_cluster.root / "driver-a.log"
-    until(lambda: "subtasks were placed anew (automatic)" in log.read_text(), "a placing", 60.0)
+    until(lambda: "subtasks were placed anew (automatic)" in log.read_text(), "a placing")
     dawdle.unlink()
     result = local_cluster.finish(driver, "a")
     local_cluster.check()
