@@ -21,7 +21,7 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.messages import Event as Happened
 from statebackend.continuous.output import Output
-from statebackend.errors import PeerLostError, StaleRequestError, StateBackendError, UsageError
+from statebackend.errors import PeerLostError, StaleRequestError, StateBackendError
 
 __all__ = ["NAP_S", "Link", "Subtask", "stopped"]
 
@@ -67,6 +67,7 @@ class Subtask(ABC):
     def run(self) -> None:
         """In a thread of its own: to the end of the run; failures are told, not raised."""
         error: BaseException | None = None
+        stopped = True
         try:
             self._open()
             self._output = self._connect()
@@ -76,10 +77,10 @@ class Subtask(ABC):
                 self._step()
         except BaseException as caught:
             error = caught
-            if not self._stopping and self._link.broken(self.vertex, self.index, caught):
-                self._stopping = True  # as others have been told by now
+            over = self._stopping or self._link.broken(self.vertex, self.index, caught)
+            # What others' ends look like, and the driver's when its run is over.
+            stopped = over and isinstance(caught, PeerLostError | StaleRequestError)
         finally:
-            stopped = self._is_stop(error)
             self._stopping = True
             self._finish(error, stopped=stopped)
 
@@ -106,12 +107,6 @@ class Subtask(ABC):
         lanes = frozenset(known)
         for one in overtaken:
             check_lane(self._place, one, lanes)
-
-    def _is_stop(self, error: BaseException | None) -> bool:
-        """Whether nothing failed here, but the end of the run."""
-        # What a closed channel raises, and the driver when its run is over.
-        known = isinstance(error, PeerLostError | UsageError | StaleRequestError)
-        return error is None or (self._stopping and known)
 
     def _finish(self, error: BaseException | None, *, stopped: bool) -> None:
         """Let go of everything; what fails here changes nothing any more."""

@@ -22,6 +22,7 @@ from snapshot.messages import (
 from statebackend.continuous.messages import (
     Command,
     Commands,
+    Failed,
     Poll,
     Register,
     Report,
@@ -44,9 +45,12 @@ class _Taken:
         self._all_before = 0
         self._beyond: set[int] = set()
 
+    def __contains__(self, number: int) -> bool:
+        return number < self._all_before or number in self._beyond
+
     def take(self, number: int) -> bool:
         """Whether it is a new one."""
-        if number < self._all_before or number in self._beyond:
+        if number in self:
             return False
         self._beyond.add(number)
         while self._all_before in self._beyond:
@@ -116,14 +120,14 @@ class Door:
         """
         if kind == "poll":
             return encode(self._poll(decode(body, Poll)))
-        if self._closed:
+        if kind == "report":
+            self._report(decode(body, Report))
+        elif self._closed:
             raise StaleRequestError("The run is over.")
-        if kind == "register":
+        elif kind == "register":
             here = decode(body, Register)
             self.slots[here.slot] = here
             self._said.put(here)
-        elif kind == "report":
-            self._report(decode(body, Report))
         else:
             raise ProtocolError(f"The driver knows no {kind!r}.")
         return b""
@@ -131,13 +135,21 @@ class Door:
     def _report(self, report: Report) -> None:
         """Each once, however often it is sent.
 
-        Those of one thread come in their order: it sends one when the one before was answered.
+        Those of one thread come in their order: it sends one when the one before was answered. A
+        failure ends the run before it is answered, for then its slot goes, and the others miss it.
         """
         if not 0 <= report.slot < len(self._taken):
             raise ProtocolError(f"There is no slot {report.slot}.")
         with self._changed:
-            if self._taken[report.slot].take(report.number):
-                self._said.put(report)
+            taken = self._taken[report.slot]
+            if self._closed and report.number not in taken:
+                raise StaleRequestError("The run is over.")
+            if not taken.take(report.number):
+                return
+            self._said.put(report)
+            if any(isinstance(one, Failed) for one in report.events):
+                self._closed = True
+                self._changed.notify_all()
 
     def _poll(self, poll: Poll) -> Commands:
         if not 0 <= poll.slot < len(self._rows):

@@ -37,7 +37,7 @@ T = TypeVar("T")
 _log = logging.getLogger("statebackend.continuous")
 RETRY_S: Final = 0.2
 """Between two tries."""
-_TOLD_S: Final = 1.0  # usually it is told at once
+_TOLD_S: Final = 1.0  # how long a second failure waits to hear what came of the first
 
 
 class DriverLink:
@@ -47,8 +47,8 @@ class DriverLink:
         silence_s: after so long the driver is taken for gone.
 
     Attributes:
-        patient: what states ask. broke: the slot cannot go on. failure: the first of the slot's
-            that the driver had not ended the run before.
+        patient: what states ask. broke: the slot cannot go on. failure: the slot's first; None if
+            the run was over by then.
         over: the slot ends, and nothing is repeated any more.
     """
 
@@ -60,7 +60,7 @@ class DriverLink:
         self.patient = _Patient(self, client)
         self._lock = threading.Lock()
         self._reports = itertools.count()
-        self._failing = False
+        self._telling = False
         self.failure: BaseException | None = None
         self.broke = threading.Event()
         self.over = threading.Event()
@@ -113,29 +113,31 @@ class DriverLink:
             missed by the others.
         """
         with self._lock:
-            first, self._failing = not self._failing, True
+            first, self._telling = not self._telling, True
         if not first:
             return self.broke.wait(_TOLD_S) and self.failure is None
-        known = error if isinstance(error, StateBackendError) else _unknown(vertex, error)
-        failed = Failed(
-            vertex=vertex,
-            subtask=subtask,
-            code=known.code,
-            what=known.what,
-            todo=known.todo,
-            trace="".join(traceback.format_exception(error))[-20_000:],
-        )
+        over = False
+        try:
+            over = self._was_over(_failed(vertex, subtask, error))
+        except Exception:  # the slot ends whatever happens here
+            _log.exception("The failure of %s/%d was not told.", vertex, subtask)
+        finally:
+            self.failure = None if over else error
+            self.broke.set()
+        return over
+
+    def _was_over(self, failed: Failed) -> bool:
+        """Tell of a failure; whether the run had ended without it."""
         try:
             self.report(failed)
         except StaleRequestError:
-            _log.debug("%s/%d failed when the run was over: %s", vertex, subtask, known)
-        except StateBackendError as unreachable:
-            _log.warning("%s", unreachable)
-            self.failure = error
-        else:
-            self.failure = error
-        self.broke.set()
-        return self.failure is None
+            _log.debug("%s/%d failed when the run was over.", failed.vertex, failed.subtask)
+            return True
+        except CoordinatorUnreachableError as error:
+            if not self.over.is_set():
+                _log.warning("%s", error)
+            return self.over.is_set()
+        return False
 
 
 class _Patient:
@@ -160,8 +162,20 @@ class _Patient:
         return self._client.base_renewed(endpoint, request, timeout_s=timeout_s)
 
 
-def _unknown(vertex: str, error: BaseException) -> StateBackendError:
-    return ProcessorError(
-        f"A subtask of {vertex!r} failed: {type(error).__name__}: {error}.",
-        todo="See the traceback.",
+def _failed(vertex: str, subtask: int, error: BaseException) -> Failed:
+    """As it is told; the texts may be a user's, and need not be well-formed."""
+    known = error
+    if not isinstance(known, StateBackendError):
+        said = "".join(traceback.format_exception_only(error)).strip()
+        known = ProcessorError(
+            f"A subtask of {vertex!r} failed: {said}.", todo="See the traceback."
+        )
+    trace = "".join(traceback.format_exception(error))[-20_000:]
+    what, todo, trace = map(_sendable, (known.what, known.todo, trace))
+    return Failed(
+        vertex=vertex, subtask=subtask, code=known.code, what=what, todo=todo, trace=trace
     )
+
+
+def _sendable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from statebackend.continuous.door import Door
-from statebackend.continuous.messages import Report, Running, encode
+from statebackend.continuous.messages import (
+    Commands,
+    Failed,
+    Poll,
+    Report,
+    Running,
+    Stop,
+    decode,
+    encode,
+)
 from statebackend.errors import ProtocolError, StaleRequestError
 
 
@@ -63,3 +72,19 @@ def test_a_report_of_no_slot_and_one_after_the_end_are_refused(
     with pytest.raises(StaleRequestError):
         report(door, 0, 0)
     assert taken(said) == []
+
+
+def test_a_failure_ends_the_run_before_it_is_answered(
+    door: Door, said: queue.SimpleQueue[Any]
+) -> None:
+    """Its slot goes then, and what the others make of that is no failure of theirs."""
+    failed = Failed(vertex="count", subtask=0, code="SB1014", what="", todo="", trace="")
+    told = encode(Report(slot=0, number=0, events=[failed]))
+    door.call("report", told)
+    with pytest.raises(StaleRequestError):
+        report(door, 1, 0)
+    poll = decode(door.call("poll", encode(Poll(slot=1, first=0, wait_s=5.0))), Commands)
+    assert poll.commands == [Stop()]
+    door.call("report", told)  # the answer was lost: it is not told that the run was over anyway
+    assert [type(one) for one in (said.get(), said.get())] == [Report, Poll]
+    assert said.empty()

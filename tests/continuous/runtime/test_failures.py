@@ -13,6 +13,8 @@ import pytest
 from recovery.restarting import FixedDelay, NoRestart
 from statebackend import system
 from statebackend.continuous.driverlink import DriverLink
+from statebackend.continuous.job import JobRun
+from statebackend.continuous.messages import Failed, Report
 from statebackend.continuous.sinks.base import Committer, SinkWriter
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.sources.files import FileSource
@@ -226,3 +228,43 @@ def test_a_slot_that_hears_of_the_end_after_the_others_has_not_failed(
     assert world.cluster.errors == []  # Spark would print them
     assert sorted(Closing.closed) == ["count/0", "count/1"]
     assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == []
+
+
+class Breaking(Closing):
+    """Fails once, in one subtask, with a text that is not well-formed."""
+
+    broken: ClassVar[list[str]] = []
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+        name = threading.current_thread().name
+        if name == "count/0" and not self.broken:
+            self.broken.append(name)
+            raise ValueError("a \udcff")
+        return super().process(key, rows, ctx)
+
+
+def test_the_failure_of_one_slot_is_told_whatever_it_says_and_is_none_of_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = JobRun._heard
+
+    def late(run: JobRun, said: Any) -> Any:
+        out = heard(run, said)
+        if isinstance(said, Report) and any(isinstance(one, Failed) for one in said.events):
+            system.sleep_s(0.5)  # the others miss the slot before the loop has ended
+        return out
+
+    monkeypatch.setattr(JobRun, "_heard", late)
+    Closing.closed.clear()
+    Breaking.broken.clear()
+    sink = CollectSink()
+    keyed = world.source(Numbers(2000, rows_per_s=500)).key_by("key")
+    keyed.process(Breaking(), uid="count", output_schema=OUTPUT).sink(sink)
+    query = world.start(3, restart=FixedDelay(1, 0.0))
+    assert query.await_termination(60.0)
+    assert query.restarts == 1
+    check_counts(sink.rows(), truth(2000))
+    (error,) = world.cluster.errors
+    assert "a \udcff" in str(error)
+    # Twice, but for the one that failed.
+    assert sorted(Closing.closed) == ["count/0", *["count/1"] * 2, *["count/2"] * 2]

@@ -57,7 +57,7 @@ class World:
     def report(self, *events: Any) -> None:
         self.events += events
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
         raise error
 
     def granted(self, split: Split | None, *, held_back: bool, over: bool = False) -> None:

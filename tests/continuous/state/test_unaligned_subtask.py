@@ -136,8 +136,9 @@ class World:
     def report(self, *events: Any) -> None:
         self.events += events
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> None:
+    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
         self.errors.append(error)
+        return False
 
     def begin(self) -> None:
         self.task._open()
