@@ -47,6 +47,8 @@ def spark(
     """A session of two local slots; every test shares it, none stops it."""
     from pyspark.sql import SparkSession
 
+    from recovery.drill.cluster import SHORT_LIVED
+
     # Before the JVM starts: the workers must run this very interpreter, with these credentials.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -57,6 +59,7 @@ def spark(
         .appName("statebackend-tests")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.local.dir", str(scratch / "local"))
         .config("spark.log.level", "ERROR")
         .config("spark.shuffle.reduceLocality.enabled", "false")

@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from recovery.drill.cluster import SHORT_LIVED
 from recovery.drill.kinds import KINDS
 from recovery.drill.told import Event, Events, Told, function_at
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["main"]
-
-# Short lives on few cores: what the JVM would spend on optimising its code is half of all the time.
-_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def main() -> None:
@@ -62,8 +60,8 @@ def _session(told: Told) -> SparkSession:
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f'{_JAVA} "-Djava.io.tmpdir={scratch}"',
-        "spark.executor.extraJavaOptions": _JAVA,
+        "spark.driver.extraJavaOptions": f'{SHORT_LIVED} "-Djava.io.tmpdir={scratch}"',
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
         "spark.local.dir": str(scratch),
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
@@ -71,6 +69,7 @@ def _session(told: Told) -> SparkSession:
         # Subtasks go where executors are when the frame is made: all must be there.
         "spark.cores.max": "2",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
         # A master gives a job up whose executors die one after the other. Here they do.
         "spark.deploy.maxExecutorRetries": "-1",
         **told.conf,

@@ -16,6 +16,7 @@ from statebackend.errors import DrillError
 
 __all__ = [
     "LOCAL_DIR",
+    "SHORT_LIVED",
     "TWO_HOSTS",
     "Cluster",
     "DiskHost",
@@ -27,6 +28,8 @@ __all__ = [
 TWO_HOSTS: Final = "two-hosts"
 LOCAL_DIR: Final = f"${DISK}/state"  # the backend's `local_dir=`: each host fills in its own disk
 START_LIMIT_S: Final = 300.0
+SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For JVMs of seconds or minutes: optimising their code would be half of all their time."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,12 @@ class TwoHosts(Cluster):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**self.environment, "SPARK_HOME": str(home), **environment},
+                env={
+                    "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+                    **self.environment,
+                    "SPARK_HOME": str(home),
+                    **environment,
+                },
                 start_new_session=True,
             )
         self._servers.append(server)

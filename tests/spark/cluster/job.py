@@ -17,12 +17,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
+from recovery.drill.cluster import SHORT_LIVED
 from statebackend import KeyedProcessor, StateBackend
 
 WINDOW_MS = 10_000
 
 
-DAWDLE_S = 600.0
+DAWDLE_S = 2000.0
 """Longer than any test waits for what has to happen meanwhile, so that none is a race."""
 
 
@@ -166,6 +167,9 @@ def main() -> None:
         # Subtasks go where executors are when the frame is made: both must be there.
         "spark.cores.max": "2",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
         **told.get("conf", {}),
     }
     for key, value in conf.items():

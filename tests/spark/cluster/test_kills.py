@@ -9,7 +9,7 @@ import pytest
 from recovery.drill.cluster import LOCAL_DIR
 from tests.spark.cluster.trial import FILES, Trial, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 def sources(result: dict, epoch: int | None = None) -> set[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.s3 import S3
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 LARGE = {
     "inline_limit_bytes": 0,

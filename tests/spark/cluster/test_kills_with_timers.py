@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.cluster.trial import FILES, Trial, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 def _kill_driver(cluster: Trial, driver: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from recovery.drill.processes import parent_of
 from tests.spark.cluster.trial import Trial, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 def test_subtasks_spread_over_the_replacement_of_a_lost_executor(local_cluster: Trial) -> None:

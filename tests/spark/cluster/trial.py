@@ -20,6 +20,8 @@ from recovery.drill import processes
 from recovery.drill.cluster import Cluster
 from recovery.drill.sink import committed_epochs
 
+LIMIT_S = 600.0
+"""For whatever takes tens of seconds on an idle machine."""
 FILES = 10
 KEYS = 40
 ROWS = 300
@@ -28,7 +30,7 @@ WINDOW_MS = 10_000
 _JOB = Path(__file__).with_name("job.py")
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = LIMIT_S) -> Any:
     """Poll until ``condition`` gives something true; the test fails where it does not."""
     return processes.until(condition, what, timeout_s)
 
@@ -173,7 +175,7 @@ class Trial:
 
     def finish(self, driver: subprocess.Popen[bytes], name: str, *, ok: bool = True) -> dict:
         """Wait for a driver's own end; what it reports."""
-        code = driver.wait(timeout=150)
+        code = driver.wait(timeout=LIMIT_S)
         assert (code == 0) == ok, f"the driver ended with {code}:\n{self.log_tail()}"
         return json.loads((self.root / f"result-{name}.json").read_text())
 

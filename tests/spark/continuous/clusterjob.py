@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
+from recovery.drill.cluster import SHORT_LIVED
 from recovery.restarting import FixedDelay
 from statebackend.continuous.sinks.files import FileSink
 from statebackend.spark.backend import StateBackend
 from tests.continuous.runtime import jobs
 from tests.continuous.runtime.world import soon
 
-ROWS = 24_000  # for half a minute: the kill must come before the end
+ROWS = 6_000
 
 
 def parent(pid: int) -> int:
@@ -36,6 +37,8 @@ def main(master: str, root: Path) -> None:
     spark = (
         SparkSession.builder.master(master)
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
+        .config("spark.executor.extraJavaOptions", SHORT_LIVED)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
@@ -43,7 +46,11 @@ def main(master: str, root: Path) -> None:
     backend = StateBackend(
         spark, uri=f"file://{root}/state", job="cluster", local_dir=str(root / "local")
     )
-    source = jobs.Numbers(ROWS, rows_per_s=800, event_time="at", watermark_delay="5 ms")
+    go_on = root / "go-on"
+    clock = jobs.HeldClock(go_on, 2.0)  # the kill must come before the end
+    source = jobs.Numbers(
+        ROWS, rows_per_s=800, clock=clock, event_time="at", watermark_delay="5 ms"
+    )
     keyed = backend.continuous(source, name="numbers").key_by("key")
     keyed.process(
         jobs.Windows(500),
@@ -61,6 +68,7 @@ def main(master: str, root: Path) -> None:
     assert len(executors) == 2, executors
     # The worker's parent is Spark's daemon, and the daemon's is the executor.
     os.kill(parent(parent(query.slots()[1].pid)), signal.SIGKILL)
+    go_on.touch()
     assert query.await_termination(240.0)
     assert query.restarts >= 1
     jobs.check_counts(rows_of(root / "counts"), jobs.truth(ROWS))

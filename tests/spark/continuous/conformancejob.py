@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
+from recovery.drill.cluster import SHORT_LIVED
 from recovery.restarting import FixedDelay
 from statebackend import system
 from statebackend.continuous.sinks.files import FileSink
@@ -37,6 +38,8 @@ def main(master: str, root: Path, seed: int) -> None:
     spark = (
         SparkSession.builder.master(master)
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
+        .config("spark.executor.extraJavaOptions", SHORT_LIVED)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
