@@ -21,6 +21,7 @@ import pytest
 from recovery.drill import Facts, Fault, FaultProxy, Rule, Script, Verb
 from snapshot.storage import CreateOutcome, ObjectStore, StoreOptions, open_store, probe
 from snapshot.storage.counting import CountingStore
+from snapshot.storage.s3_client import TRIES
 from statebackend.errors import (
     LocalCopyError,
     ObjectNotFoundError,
@@ -49,7 +50,7 @@ def store(ministack: S3, proxy: FaultProxy) -> ObjectStore:
 
 
 def through(s3: S3, proxy: FaultProxy, **given: Any) -> ObjectStore:
-    options = replace(s3.through(proxy), **{"deadline_s": 5.0, "read_timeout_s": 5.0, **given})
+    options = replace(s3.through(proxy), **{"deadline_s": 30.0, "read_timeout_s": 5.0, **given})
     return open_store(s3.fresh_uri(), new_id=new_id, options=options)
 
 
@@ -202,10 +203,9 @@ def test_what_may_pass_is_tried_more_often_than_botocore_would(ministack: S3) ->
 def test_the_deadline_holds_while_botocore_tries_again(ministack: S3, proxy: FaultProxy) -> None:
     store = through(ministack, proxy, deadline_s=0.3)
     proxy.plan = first(999, Fault.refuse(503, "SlowDown"))
-    before_s = time.monotonic()
     with pytest.raises(StoreUnreachableError, match=r"SlowDown.* of 0\.3\)"):
         store.get("a")
-    assert time.monotonic() - before_s < 5
+    assert len(proxy.requests()) < TRIES
 
 
 def test_a_probe_of_an_endpoint_that_refuses_is_given_up_soon_and_warned_of(
@@ -218,7 +218,7 @@ def test_a_probe_of_an_endpoint_that_refuses_is_given_up_soon_and_warned_of(
     before_s = time.monotonic()
     with pytest.raises(StoreUnreachableError, match=r"EndpointConnectionError.* of 3\)"):
         probe(store, new_id=new_id)
-    assert time.monotonic() - before_s < 40  # botocore's own pauses may overrun it
+    assert time.monotonic() - before_s < 100  # botocore's own pauses may overrun it
     warnings = [record.getMessage() for record in caplog.records]
     assert len([text for text in warnings if endpoint in text and "create" in text]) == 1
 
@@ -362,7 +362,7 @@ def test_a_refusal_that_does_not_say_what_is_missing_is_no_absence(
     ministack: S3, proxy: FaultProxy, body: bytes
 ) -> None:
     """A server that is not S3 at all says 404, too."""
-    store = through(ministack, proxy, deadline_s=0.3)
+    store = through(ministack, proxy)
     store.put("a", [b"x"])
     proxy.reset()
     proxy.plan = first(1, Fault.say(body, 404), Verb.GET)
@@ -373,7 +373,7 @@ def test_a_refusal_that_does_not_say_what_is_missing_is_no_absence(
         lambda: store.get_tail("a", 1),
         lambda: list(store.get_chunks("a")),
     ):
-        with pytest.raises(StoreUnreachableError, match="tried for"):
+        with store.limited(0.3), pytest.raises(StoreUnreachableError, match="tried for"):
             call()
 
 

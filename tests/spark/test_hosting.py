@@ -101,6 +101,13 @@ class Worker:
 Make = Callable[[str], Worker]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is about to answer is waited for on a slow machine, too; here nobody waits in vain."""
+    monkeypatch.setattr(hosting, "_ANSWER_S", 30.0)
+    monkeypatch.setattr(hosting, "_MEET_S", 10.0)
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:

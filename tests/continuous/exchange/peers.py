@@ -22,7 +22,7 @@ from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.spark.tls import Tls
 
 ME = Identity(job="sums", run="run-1", generation=3, token="a secret of this run")
-QUICK = {"heartbeat_s": 0.2, "silence_s": 1.0}
+QUICK = {"heartbeat_s": 0.2, "silence_s": 3.0}
 
 
 def address(channel: int) -> Address:

@@ -139,5 +139,5 @@ mine.send(rows(0)); other.send(rows(0))
 def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:
     with process("receive", "patient") as (_, location):  # the program says nothing for a while
         program = FORGETFUL.format(location=location)
-        done = subprocess.run([sys.executable, "-c", program], timeout=30, check=False)
+        done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False)
     assert done.returncode == 0

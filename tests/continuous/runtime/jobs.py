@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
-from statebackend.continuous.sources.generated import GeneratedSource
+from statebackend.continuous.sources.generated import ENDLESS, GeneratedSource
 from statebackend.schema.types import arrow_schema
 from statebackend.system import monotonic_s
 
@@ -74,6 +74,26 @@ class Numbers(GeneratedSource):
         return pa.RecordBatch.from_arrays(
             [c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
         )
+
+
+class HeldBack(Numbers):
+    """Keeps its last rows until a file is there, after restarts as well.
+
+    A clock that stands still would leave a restarted job without any row.
+    """
+
+    def __init__(self, rows: int, go_on: Path, last: int, **more: Any) -> None:
+        super().__init__(rows, **more)
+        self._go_on, self._first = go_on, rows - last
+
+    def _pace(self, index: int) -> Callable[[int], int]:
+        pace, first = super()._pace(index), len(range(index, self._first, self.splits))
+
+        def due(given: int) -> int:
+            rows = pace(given) if pace else ENDLESS
+            return rows if self._go_on.exists() else min(rows, first)
+
+        return due
 
 
 def truth(rows: int) -> dict[int, tuple[int, int]]:

@@ -152,8 +152,11 @@ def test_a_commit_that_hangs_ends_the_run_and_the_next_one_commits(
     world: World, never: Never, after: bool
 ) -> None:
     sink = Hanging(never, at=2, after=after)
-    count(world, Numbers(1500, rows_per_s=1000), sink)
-    query = world.start(2, timeout_s=1.5, tolerable_failures=100, restart=FixedDelay(1, 0.0))
+    count(world, Numbers(1500, rows_per_s=1000, clock=world.held(0.5)), sink)
+    # Every other commit has to be in time: one restart is all there is.
+    query = world.start(2, timeout_s=8.0, tolerable_failures=100, restart=FixedDelay(1, 0.0))
+    soon(lambda: sink.commits)
+    world.go_on()  # there are rows left for the second one
     assert query.await_termination(90.0)
     assert query.restarts == 1
     never.end()  # what it does now is too late to change anything
@@ -353,7 +356,7 @@ def test_every_claim_since_is_looked_at_and_not_only_the_newest() -> None:
 def test_messages_that_are_lost_between_slot_and_driver_cost_no_restart(
     world: World, lost: str
 ) -> None:
-    dropped = itertools.count()
+    dropped: list[str] = []
 
     def unreliable(slot: Slot) -> None:
         link: Any = slot._link
@@ -362,41 +365,44 @@ def test_messages_that_are_lost_between_slot_and_driver_cost_no_restart(
         def some(kind: str, message: Any, timeout_s: float) -> bytes:
             drop = kind != "poll" and next(calls) % 3 == 0
             if drop and lost == "request":
-                next(dropped)
+                dropped.append(kind)
                 raise CoordinatorUnreachableError("reset")
             answer: bytes = call(kind, message, timeout_s)
             if drop:
-                next(dropped)
+                dropped.append(kind)
                 raise CoordinatorUnreachableError("reset")
             return answer
 
         link.call = some
 
     world.cluster.on_slot = unreliable
-    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000))
+    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000, clock=world.held(1.0)))
     query = world.start(2, restart=NoRestart())
+    soon(lambda: len(dropped) > 5)
+    world.go_on()
     assert query.await_termination(60.0)
-    assert next(dropped) > 5
     check_counts(sink.rows(), truth(1500))
 
 
 def test_connections_to_the_driver_that_are_reset_cost_no_restart(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, resets, answer = itertools.count(1), itertools.count(), Server.do_action
+    answered, answer = itertools.count(1), Server.do_action
+    resets: list[str] = []
 
     def resetting(self: Server, context: Any, action: Any) -> Any:
         bodies = list(answer(self, context, action))
         if next(answered) % 7 == 0:
-            next(resets)
-            sever(context.peer(), self.port)
+            resets.append(context.peer())
+            sever(resets[-1], self.port)
         return iter(bodies)
 
     monkeypatch.setattr(Server, "do_action", resetting)
-    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000))
+    sink = count(world, Numbers(1500, splits=6, rows_per_s=1000, clock=world.held(1.0)))
     query = world.start(2, restart=NoRestart())
+    soon(lambda: len(resets) > 2)
+    world.go_on()
     assert query.await_termination(60.0)
-    assert next(resets) > 2
     check_counts(sink.rows(), truth(1500))
 
 
@@ -491,7 +497,8 @@ def test_a_checkpoint_that_expires_names_those_it_waited_for(
 
     monkeypatch.setattr(SubtaskState, "persist", silent)
     count(world, Numbers(None, rows_per_s=1000))
-    query: ContinuousQuery = world.start(2, timeout_s=1.0, restart=NoRestart())
+    # All the others ack in that time, on a machine that pauses too.
+    query: ContinuousQuery = world.start(2, timeout_s=8.0, restart=NoRestart())
     with pytest.raises(StateBackendError, match="waited for count/1"):
         query.await_termination(60.0)
     assert query.checkpoints()[-1].waited_for == ["count/1"]

@@ -102,8 +102,10 @@ def test_a_processor_that_fails_once_changes_nothing_of_the_result(
     world: World, tmp_path: Path
 ) -> None:
     processor = FailingOnce(str(tmp_path / "failed"), 1500)
-    sink = counting(world, Numbers(3000, rows_per_s=2000), processor)
+    sink = counting(world, Numbers(3000, rows_per_s=2000, clock=world.held(0.5)), processor)
     query = world.start(2, restart=FixedDelay(1, 0.0))
+    complete(query, 1)
+    world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == 1
     check_counts(sink.rows(), truth(3000))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from recovery.restarting import FixedDelay
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.schema.types import arrow_schema
-from tests.continuous.runtime.jobs import KEYS, Numbers, Windows
+from tests.continuous.runtime.jobs import KEYS, HeldClock, Numbers, Windows
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Late(Numbers):
     """As `Numbers` from a time on, but that every second row comes far too late, if it is ``late``:
     but for the first ones, which come before there is a watermark."""
 
-    def __init__(self, rows: int, first_ms: int, *, late: bool) -> None:
-        super().__init__(rows, rows_per_s=400, event_time="at", watermark_delay="5 ms")
+    def __init__(self, rows: int, first_ms: int, *, late: bool, clock: HeldClock) -> None:
+        super().__init__(rows, rows_per_s=400, event_time="at", watermark_delay="5 ms", clock=clock)
         self._first_ms, self._late = first_ms, late
 
     def batch(self, numbers: NDArray[np.int64]) -> pa.RecordBatch:
@@ -66,7 +66,8 @@ def test_after_a_restart_each_operator_goes_on_from_its_own_watermark(world: Wor
     rows, ahead_ms, behind_ms = 4000, 10_000_000, 1_000_000
     sinks: dict[str, CollectSink] = {}
     for name, first_ms, late in (("ahead", ahead_ms, True), ("behind", behind_ms, False)):
-        stream = world.source(Late(rows, first_ms, late=late), name).key_by("key")
+        source = Late(rows, first_ms, late=late, clock=world.held(0.5))
+        stream = world.source(source, name).key_by("key")
         sinks[name] = CollectSink()
         stream.process(
             Windows(WINDOW_MS),
@@ -76,8 +77,11 @@ def test_after_a_restart_each_operator_goes_on_from_its_own_watermark(world: Wor
             event_time="at",
         ).sink(sinks[name])
     query: Any = world.start(2, restart=FixedDelay(5, 0.0))
-    soon(lambda: (query.epoch or 0) >= 1)
+    # Every subtask has a watermark, and no late row.
+    soon(lambda: all(len(sink.rows()) >= KEYS for sink in sinks.values()))
     world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
+    soon(lambda: query.restarts == 1)
+    world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == 1
     found = {name: [tuple(row.values()) for row in sink.rows()] for name, sink in sinks.items()}

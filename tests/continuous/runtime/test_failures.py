@@ -141,7 +141,7 @@ def test_a_checkpoint_whose_records_are_cut_off_never_was(
 
 def test_slots_end_when_their_driver_does_not_answer_any_more(world: World) -> None:
     count(world, CollectSink(), rows=None)
-    query = world.start(2, silence_s=2.0, restart=NoRestart())
+    query = world.start(2, silence_s=6.0, restart=NoRestart())
     soon(lambda: query.is_running)
     slots = world.cluster.slots
     world.cluster.server().shutdown()

@@ -33,6 +33,7 @@ from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,
     FailingOnce,
+    HeldClock,
     Numbers,
     Scaled,
     Windows,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from statebackend.continuous.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
-ROWS, PER_S = 4000, 400
+ROWS, PER_S = 4000, 1000
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 
 
@@ -60,11 +61,12 @@ def counting(
     rows: int | None = ROWS,
     processor: Any = None,
     per_s: float | None = PER_S,
-    **more: Any,
+    clock: HeldClock | None = None,
 ) -> CollectSink:
-    """A job that counts; without a limit to its speed where it is to come to its end."""
+    """A job that counts: to its end after `go_on`, or at once without a limit to its speed."""
     sink = CollectSink()
-    keyed = world.source(Numbers(rows, splits=4, rows_per_s=per_s, **more)).key_by("key")
+    clock = clock or world.held(1.0)
+    keyed = world.source(Numbers(rows, splits=4, rows_per_s=per_s, clock=clock)).key_by("key")
     keyed.process(processor or Counting(), uid="count", output_schema=OUTPUT).sink(sink)
     return sink
 
@@ -108,6 +110,7 @@ def test_a_job_goes_on_while_its_savepoint_is_made(world: World) -> None:
     made = query.savepoint()
     checked(world, made)
     assert [one.id for one in listed(world.backend._job)] == [made.id]
+    world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == 0
     assert (query.epoch or 0) > made.epoch
@@ -128,7 +131,8 @@ def test_files_that_a_stopped_job_had_not_committed_are_nobodys(
     out = tmp_path / "out"
 
     def build(per_s: float | None = None) -> None:
-        keyed = world.source(Numbers(ROWS, splits=4, rows_per_s=per_s)).key_by("key")
+        numbers = Numbers(ROWS, splits=4, rows_per_s=per_s, clock=world.held(1.0))
+        keyed = world.source(numbers).key_by("key")
         keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(FileSink(out))
 
     def rows() -> list[dict[str, Any]]:
@@ -234,6 +238,7 @@ def test_event_time_timers_and_rules_go_along(world: World) -> None:
             3000,
             splits=4,
             rows_per_s=400 if parallelism == 2 else None,
+            clock=world.held(2.5),
             event_time="at",
             watermark_delay="5 ms",
         )
@@ -319,6 +324,7 @@ def test_nothing_half_made_is_left_where_making_one_fails(
     assert query.restarts == 0
     made = query.savepoint()
     assert [one.id for one in listed(world.backend._job)] == [made.id]
+    world.go_on()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(ROWS))
 
@@ -377,6 +383,7 @@ def test_a_savepoint_whose_checkpoint_takes_too_long_is_given_up(
 
 
 def test_a_failure_on_the_way_has_it_asked_for_again(world: World, tmp_path: Path) -> None:
+    world.go_on()
     sink = counting(world, processor=FailingOnce(str(tmp_path / "failed"), 1500))
     query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(1, 1.0))
     soon(lambda: query.restarts == 1)

@@ -98,7 +98,8 @@ def test_the_result_is_exact_whatever_fails_while_several_are_under_way(
     world.renew(inline_limit_bytes=16)
     slow_store(monkeypatch, 0.02, every(20, first=5))
     counts, windows = CollectSink(), CollectSink()
-    source = Numbers(ROWS, splits=3, rows_per_s=2000, event_time="at", watermark_delay="5 ms")
+    timed = {"event_time": "at", "watermark_delay": "5 ms"}
+    source = world.held_back(ROWS, splits=3, rows_per_s=2000, **timed)
     keyed = world.source(source).key_by("key")
     keyed.process(
         SlowWindows(100),
@@ -115,6 +116,7 @@ def test_the_result_is_exact_whatever_fails_while_several_are_under_way(
         **{**MANY, "max_concurrent": limit},
     )
     world.run_with_failures(query, drawn, slots=3, most=3, after_s=(0.3, 0.8))
+    assert query.restarts >= 2
     assert watch.most == limit
     assert {"", "declined"} <= {one.aborted for one in query.checkpoints()}
     check_counts(counts.rows(), truth(ROWS))
@@ -211,10 +213,12 @@ def test_a_job_of_sources_and_sinks_alone_writes_none_before_the_one_before_is_t
     """Nobody there waits for the word that one is complete before the next one is acked."""
     drawn = random.Random(3)
     sink = SlowSink(lambda: drawn.random() < 0.05)
-    world.source(Numbers(3000, splits=3, rows_per_s=1500)).sink(sink)
+    numbers = Numbers(3000, splits=3, rows_per_s=1500, clock=world.held(1.0))
+    world.source(numbers).sink(sink)
     query = world.start(2, restart=FixedDelay(None, 0.0), **MANY)
+    soon(lambda: query.restarts)
+    world.go_on()
     assert query.await_termination(60.0)
-    assert query.restarts
     assert watch.most == 3
     assert sorted(row["value"] for row in sink.rows()) == list(range(3000))
 

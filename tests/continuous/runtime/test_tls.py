@@ -15,7 +15,6 @@ from statebackend.spark.tls import Tls, self_signed
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     ArrowCounting,
-    FailingOnce,
     Numbers,
     check_counts,
     truth,
@@ -50,7 +49,7 @@ def spoken_to(location: str) -> bool:
 
 def test_driver_and_slots_speak_tls_and_nothing_else(world: World) -> None:
     sink = CollectSink()
-    keyed = world.source(Numbers(4000, rows_per_s=2000)).key_by("key")
+    keyed = world.source(Numbers(4000, rows_per_s=2000, clock=world.held(1.0))).key_by("key")
     keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT).sink(sink)
     query = world.start(3)
     soon(lambda: query.is_running and len(query.slots()) == 3)
@@ -61,21 +60,19 @@ def test_driver_and_slots_speak_tls_and_nothing_else(world: World) -> None:
     certificates = {one.peer.certificate for one in query.slots()}
     assert len(certificates) == 3
     assert world.cluster.server().certificate not in certificates
+    world.go_on()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(4000))
     assert query.restarts == 0
 
 
-def test_restarts_and_other_parallelisms_have_certificates_of_their_own(
-    world: World, tmp_path: Path
-) -> None:
+def test_restarts_and_other_parallelisms_have_certificates_of_their_own(world: World) -> None:
     sink, seen = CollectSink(), set[bytes]()
 
     def started(parallelism: int) -> ContinuousQuery:
-        source = Numbers(6000, rows_per_s=2000, splits=3)
-        processor = FailingOnce(str(tmp_path / "failed"), 2000)
+        source = Numbers(6000, rows_per_s=2000, splits=3, clock=world.held(1.0))
         keyed = world.source(source).key_by("key")
-        keyed.process(processor, uid="count", output_schema=OUTPUT).sink(sink)
+        keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT).sink(sink)
         return world.start(parallelism, restart=FixedDelay(2, 0.0))
 
     def new_certificates(query: ContinuousQuery, count: int) -> None:
@@ -84,6 +81,8 @@ def test_restarts_and_other_parallelisms_have_certificates_of_their_own(
 
     query = started(2)
     new_certificates(query, 2)
+    soon(lambda: query.is_running and (query.epoch or 0) > 0)
+    world.cluster.slots[-1]._link.broken("drawn", 0, RuntimeError("drawn"))
     soon(lambda: query.restarts == 1)
     new_certificates(query, 2)
     soon(lambda: query.is_running and (query.epoch or 0) > 3)
@@ -91,6 +90,7 @@ def test_restarts_and_other_parallelisms_have_certificates_of_their_own(
     world.renew()
     query = started(3)
     new_certificates(query, 3)
+    world.go_on()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(6000))
 

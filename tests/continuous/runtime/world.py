@@ -25,7 +25,7 @@ from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.tls import Tls
 from statebackend.spark.wire import Credentials, Server
 from statebackend.spark.workermemory import WorkerMemory
-from tests.continuous.runtime.jobs import HeldClock
+from tests.continuous.runtime.jobs import HeldBack, HeldClock
 
 
 class ThreadCluster:
@@ -119,10 +119,18 @@ class World:
 
     def held(self, after_s: float) -> HeldClock:
         """Of a source that gives rows for so long, and the rest after `go_on`."""
-        return HeldClock(self.folder / "goes-on", after_s)
+        return HeldClock(self.going_on, after_s)
+
+    def held_back(self, rows: int, **more: Any) -> HeldBack:
+        """A source that gives its last tenth after `go_on` only."""
+        return HeldBack(rows, self.going_on, rows // 10, **more)
+
+    @property
+    def going_on(self) -> Path:
+        return self.folder / "goes-on"
 
     def go_on(self) -> None:
-        (self.folder / "goes-on").touch()
+        self.going_on.touch()
 
     def start(self, parallelism: int = 2, **options: Any) -> ContinuousQuery:
         flow: Flow = self.backend._continuous
@@ -139,16 +147,22 @@ class World:
         slots: int,
         most: int,
         after_s: tuple[float, float],
-    ) -> int:
-        """To the job's end, with failures of one of its newest ``slots``; how many there were."""
+    ) -> None:
+        """To the job's end, with failures of one of its newest ``slots``.
+
+        What its source holds back comes after two restarts.
+        """
         failures, next_s = 0, system.monotonic_s() + drawn.uniform(*after_s)
         while not query.await_termination(0.02):
-            if query.is_running and system.monotonic_s() > next_s and failures < most:
+            if query.restarts >= 2:
+                self.go_on()
+            if not query.is_running or query.restarts < failures or failures == most:
+                continue
+            if system.monotonic_s() > next_s:
                 slot = drawn.choice(self.cluster.slots[-slots:])
                 slot._link.broken("drawn", 0, RuntimeError("drawn"))
                 failures += 1
                 next_s = system.monotonic_s() + drawn.uniform(*after_s)
-        return failures
 
     def close(self) -> None:
         for query in self.queries:

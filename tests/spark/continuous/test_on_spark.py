@@ -20,6 +20,7 @@ from tests.continuous.runtime.jobs import (
     ArrowCounting,
     Counting,
     FailingOnce,
+    HeldClock,
     Numbers,
     PandasCounting,
     Windows,
@@ -87,8 +88,9 @@ def test_a_processor_of_dataframes_gives_what_it_gives_in_micro_batches(
 def test_killed_workers_change_nothing_of_windows_and_counts(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:
-    rows = 12_000
-    source = Numbers(rows, rows_per_s=800, event_time="at", watermark_delay="5 ms")
+    rows = 8000
+    clock = HeldClock(tmp_path / "goes-on", 2.0)
+    source = Numbers(rows, rows_per_s=800, clock=clock, event_time="at", watermark_delay="5 ms")
     keyed = backend().continuous(source, name="numbers").key_by("key")
     keyed.process(
         Windows(500), uid="windows", output_schema=WINDOWS, time_mode="event", event_time="at"
@@ -97,10 +99,11 @@ def test_killed_workers_change_nothing_of_windows_and_counts(
     counted.sink(FileSink(tmp_path / "counts"))
     query = counted.start(parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0))
     queries.append(query)
-    for slot, after in ((1, 1), (0, 4)):
+    for kills, (slot, after) in enumerate(((1, 1), (0, 4)), 1):
         running_at(query, after)
         kill(query, slot)
-        soon(lambda: not query.is_running)
+        soon(lambda kills=kills: query.restarts == kills)
+    (tmp_path / "goes-on").touch()
     assert query.await_termination(120.0)
     assert query.restarts == 2
     check_counts(rows_of(tmp_path / "counts"), truth(rows))
@@ -113,7 +116,8 @@ def test_killed_workers_change_nothing_of_windows_and_counts(
 def test_slots_and_driver_speak_tls_also_after_a_kill(
     backend: Callable[..., StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:
-    keyed = backend(tls=1).continuous(Numbers(8000, rows_per_s=1500), name="numbers").key_by("key")
+    source = Numbers(8000, rows_per_s=1500, clock=HeldClock(tmp_path / "goes-on", 1.5))
+    keyed = backend(tls=1).continuous(source, name="numbers").key_by("key")
     counted = keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT)
     query = counted.sink(FileSink(tmp_path / "out")).start(
         parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0)
@@ -131,6 +135,7 @@ def test_slots_and_driver_speak_tls_also_after_a_kill(
         bare = flight.connect(location.replace("grpc+tls", "grpc"))
         with bare, pytest.raises(flight.FlightUnavailableError):
             list(bare.do_action("hello", flight.FlightCallOptions(timeout=60)))
+    (tmp_path / "goes-on").touch()
     assert query.await_termination(120.0)
     assert query.restarts == 1
     check_counts(rows_of(tmp_path / "out"), truth(8000))

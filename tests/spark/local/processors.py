@@ -15,6 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from statebackend import BroadcastProcessor
+from statebackend.spark import hosting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ class StuckLedger(Ledger):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         yield from super().handleInputRows(key, rows, timerValues)
-        for _ in range(1500):  # bounded: a worker that nobody lets go would keep its slot
+        for _ in range(9000):  # bounded: a worker that nobody lets go would keep its slot
             if not os.path.exists(self.gate):
                 break
             open(self.begun, "w").close()
@@ -272,12 +273,16 @@ class KeyCounter(BroadcastProcessor):
 
 
 class MovingLedger(Ledger):
-    """Says in ``n`` how often a key was at another process than the time before."""
+    """Says in ``n`` how often a key was at another process than the time before.
+
+    Its workers wait for each other for as long as a slow machine may need.
+    """
 
     def init(self, handle: Any) -> None:
         self.state = handle.getValueState("at", "pid bigint, moves bigint")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        hosting._ANSWER_S, hosting._BEGIN_S, hosting._MEET_S = 30.0, 1.0, 10.0
         ids = [row["id"] for row in rows]
         pid, moves = self.state.get() or (os.getpid(), 0)
         moves += pid != os.getpid()

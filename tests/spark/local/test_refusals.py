@@ -205,7 +205,7 @@ def _running(world: World) -> Iterator[tuple[StateBackend, DataFrame]]:
     gate, begun = world.root / "gate", world.root / "begun"
     gate.touch()
     # One subtask: the other slot is for whoever else wants to start.
-    backend = world.backend(parallelism=1, settings={"start_timeout_s": 2.0})
+    backend = world.backend(parallelism=1)
     frame = world.ledger(backend, processor=StuckLedger(str(gate), str(begun)))
     query = world.start(backend, frame, backend.checked(world.sink))
     try:
