@@ -119,18 +119,18 @@ class World:
 
     def held(self, after_s: float) -> HeldClock:
         """Of a source that gives rows for so long, and the rest after `go_on`."""
-        return HeldClock(self.going_on, after_s)
+        return HeldClock(self._go_on_file, after_s)
 
     def held_back(self, rows: int, **more: Any) -> HeldBack:
         """A source that gives its last tenth after `go_on` only."""
-        return HeldBack(rows, self.going_on, rows // 10, **more)
+        return HeldBack(rows, self._go_on_file, rows // 10, **more)
 
     @property
-    def going_on(self) -> Path:
+    def _go_on_file(self) -> Path:
         return self.folder / "goes-on"
 
     def go_on(self) -> None:
-        self.going_on.touch()
+        self._go_on_file.touch()
 
     def start(self, parallelism: int = 2, **options: Any) -> ContinuousQuery:
         flow: Flow = self.backend._continuous

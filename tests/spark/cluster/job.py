@@ -151,9 +151,7 @@ def windows(spark, backend, told: dict):
     )
 
 
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    logging.basicConfig(level=logging.INFO)
+def session(told: dict) -> SparkSession:
     builder = SparkSession.builder.master(told["master"]).appName("cluster-test")
     conf = {
         "spark.ui.enabled": "false",
@@ -176,6 +174,13 @@ def main() -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    logging.basicConfig(level=logging.INFO)
+    spark = session(told)
     root = Path(told["root"])
     backend = StateBackend(
         spark,

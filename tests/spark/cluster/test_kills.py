@@ -102,7 +102,8 @@ def test_a_speculative_twin_is_not_waited_for_and_changes_nothing(two_hosts: Tri
     }
     driver = two_hosts.start("a", dawdle=str(dawdle), conf=conf, settings={"lease_timeout_s": 1.0})
     until(dawdle.exists, "a dawdling task")
-    two_hosts.wait_for_batch(4)  # the twin finished it, on the other host: the first still dawdles
+    two_hosts.wait_for_batch(4)  # the twin finished it, on the other host
+    assert dawdle.exists()
     dawdle.unlink()
     two_hosts.finish(driver, "a")
     two_hosts.check()
