@@ -23,6 +23,7 @@ __all__ = [
     "DuplicateUidError",
     "EnvironmentMissingError",
     "FencedError",
+    "ForeignObjectError",
     "ForeignRowError",
     "FormatError",
     "HashMismatchError",
@@ -373,6 +374,12 @@ class CheckpointsFailedError(ProtocolError):
     """More checkpoints of a continuous job failed in a row than are tolerable."""
 
     code = "SB5010"
+
+
+class ForeignObjectError(ProtocolError):
+    """A snapshot names an object that was neither made for it nor given to it."""
+
+    code = "SB5011"
 
 
 # --- 6: local copies -------------------------------------------------------------------------

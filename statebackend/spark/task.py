@@ -413,7 +413,7 @@ class SubtaskEpoch:
         """States that belong to no key, as the ack carries them."""
         assert self._frozen is not None
         names = [data_name(reply.generation, self._context.epoch, system.new_id()) for _ in "lm"]
-        return self._operator_state.write(self._frozen, names, budget_bytes)
+        return self._operator_state.write(self._frozen, reply, names, budget_bytes)
 
     def _figures(self, opened: OpenSubtask) -> dict[str, int]:
         return {

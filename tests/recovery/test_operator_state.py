@@ -70,7 +70,7 @@ class Worker:
     def ack(self, attempt: int = 0) -> AckReply:
         reply, epoch = self.reply, self.reply.base_epoch + 1
         names = [data_name(reply.generation, epoch, new_id()) for _ in range(2)]
-        parts = self.io.write(self.held.snapshot(), names, reply.inline_budget_bytes)
+        parts = self.io.write(self.held.snapshot(), reply, names, reply.inline_budget_bytes)
         request = ack_of(reply.chain, part_of({}), epoch, self.subtask, attempt=attempt)
         return self.started.session.ack(
             msgspec.structs.replace(
