@@ -50,6 +50,7 @@ __all__ = [
     "SchemaError",
     "SettingError",
     "SparkConnectError",
+    "SparkLostError",
     "StaleRequestError",
     "StateBackendError",
     "StateMismatchError",
@@ -380,6 +381,12 @@ class ForeignObjectError(ProtocolError):
     """A snapshot names an object that was neither made for it nor given to it."""
 
     code = "SB5011"
+
+
+class SparkLostError(ProtocolError):
+    """Spark's JVM behind this driver is gone, or its SparkContext is stopped."""
+
+    code = "SB5012"
 
 
 # --- 6: local copies -------------------------------------------------------------------------

@@ -31,12 +31,14 @@ from statebackend.errors import (
 )
 from statebackend.spark.wire import Call, Client, Endpoint
 
-__all__ = ["RETRY_S", "DriverLink"]
+__all__ = ["RETRY_S", "SLOT", "DriverLink"]
 
 T = TypeVar("T")
 _log = logging.getLogger("statebackend.continuous")
 RETRY_S: Final = 0.2
 """Between two tries."""
+SLOT: Final = "slot"
+"""In the place of a vertex: the slot itself has failed, outside of its subtasks."""
 _TOLD_S: Final = 1.0  # how long a second failure waits to hear what came of the first
 
 
@@ -167,9 +169,8 @@ def _failed(vertex: str, subtask: int, error: BaseException) -> Failed:
     known = error
     if not isinstance(known, StateBackendError):
         said = "".join(traceback.format_exception_only(error)).strip()
-        known = ProcessorError(
-            f"A subtask of {vertex!r} failed: {said}.", todo="See the traceback."
-        )
+        who = f"Slot {subtask}" if vertex == SLOT else f"A subtask of {vertex!r}"
+        known = ProcessorError(f"{who} failed: {said}.", todo="See the traceback.")
     trace = "".join(traceback.format_exception(error))[-20_000:]
     what, todo, trace = map(_sendable, (known.what, known.todo, trace))
     return Failed(

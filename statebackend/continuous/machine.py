@@ -130,6 +130,11 @@ class RunMachine:
         """Whether every subtask has its state."""
         return self._trigger is not None and not self._over
 
+    @property
+    def has_run(self) -> bool:
+        """Whether every subtask has had its state, although the run may be over."""
+        return self._trigger is not None
+
     # --- slots ---------------------------------------------------------------------------------
 
     def registered(
