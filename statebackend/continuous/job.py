@@ -237,6 +237,32 @@ class JobRun:
         if self._stopping:
             raise Stopped()
 
+    def closed(self) -> None:
+        """Wait until the slots of a job that has come to its end have closed what is the user's.
+
+        Not for longer than a checkpoint may take, nor for slots of which nothing is heard.
+
+        Raises:
+            StateBackendError: what did not close. All output is committed nevertheless.
+        """
+        until_s = system.monotonic_s() + self._options.timeout_s
+        while not self._stopping and (left_s := until_s - system.monotonic_s()) > 0:
+            try:
+                said = self._said.get(timeout=min(left_s, self._options.silence_s))
+            except queue.Empty:
+                break
+            match said:
+                case Report(events=events):
+                    for failed in (one for one in events if isinstance(one, Failed)):
+                        _log.error("%s/%d failed:\n%s", failed.vertex, failed.subtask, failed.trace)
+                        if failed.closing:  # the others came before the end
+                            raise failed.error()
+                case StageEnded():
+                    return
+                case Stopped():
+                    return
+        _log.warning("the slots of a job that has ended had not ended themselves in time")
+
     def _take_in(self) -> None:
         """What was said, for at most as long as it takes to look at the time again."""
         timeout_s = _TICK_S

@@ -320,7 +320,7 @@ class RunMachine:
         out.append(Settled(done.checkpoint, done.epoch, None, took_s, attempt.request))
         if done.is_last:
             self._over = True
-            return [*out, Tell(None, Stop()), Ended()]
+            return [*out, Tell(None, Stop(job_ended=True)), Ended()]
         return out + next_one
 
     @property

@@ -344,6 +344,7 @@ class ContinuousQuery:
                 shipped = self._shipped(taken, endpoint.location)
                 run.launch(self._cluster.stage(shipped, endpoint.credentials))
                 run.loop()
+                self._closed(run)
             finally:
                 run.close()
             return run.number
@@ -369,6 +370,13 @@ class ContinuousQuery:
         try:
             run.prepare(self.job)
         except (OutputLostError, UnsupportedFormatError) as error:
+            raise _Final(error) from error
+
+    def _closed(self, run: JobRun) -> None:
+        """As `JobRun.closed`. Another run would have nothing to do but to close it once more."""
+        try:
+            run.closed()
+        except StateBackendError as error:
             raise _Final(error) from error
 
     def _shipped(self, taken: Taken, location: str) -> Run:

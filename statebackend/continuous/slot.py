@@ -53,6 +53,7 @@ from statebackend.continuous.vertexstate import Membership
 from statebackend.errors import (
     CoordinatorUnreachableError,
     StaleRequestError,
+    StateBackendError,
 )
 from statebackend.spark.opening import durable_store
 from statebackend.spark.shipped import ShippedProcessor
@@ -153,6 +154,7 @@ class Slot:
         waiting = count * run.options.max_concurrent
         self._persisting = ThreadPoolExecutor(waiting, "statebackend-persist")
         self._background = ThreadPoolExecutor(2 * count, "statebackend-background")
+        self._job_ended = False
 
     def _listen(self, credentials: Credentials, host: str) -> None:
         run = self._run
@@ -241,6 +243,7 @@ class Slot:
                     continue
                 first = number + 1
                 if isinstance(command, Stop):
+                    self._job_ended = command.job_ended
                     return
                 if isinstance(command, Deploy):
                     self._deploy(command)
@@ -251,18 +254,29 @@ class Slot:
                         subtask.mailbox.put(command)
 
     def _end(self) -> None:
-        self._link.over.set()
+        ended = self._job_ended
+        if not ended:
+            self._link.over.set()
         for subtask in self._subtasks.values():
-            subtask.stop()
-        until_s = system.monotonic_s() + _END_S
+            subtask.stop(job_ended=ended)
+        until_s = system.monotonic_s() + (self._run.options.timeout_s if ended else _END_S)
         for thread in self._threads:
-            thread.join(max(0.0, until_s - system.monotonic_s()))
+            while thread.is_alive() and (left_s := until_s - system.monotonic_s()) > 0:
+                thread.join(min(left_s, _POLL_S))
+                if ended and thread.is_alive():
+                    self._still_here()
+        self._link.over.set()
         self._persisting.shutdown(wait=False)
         self._background.shutdown(wait=False)
         for inbox in self._inboxes.values():
             inbox.close()
         self._exchange.close()
         self._server.close()
+
+    def _still_here(self) -> None:
+        """What the user's code closes may take as long as a checkpoint; the driver waits for it."""
+        with contextlib.suppress(StateBackendError):
+            self._link.call("poll", Poll(slot=self._slot, first=0, wait_s=0.0), self._link.try_s)
 
     # --- deployment ----------------------------------------------------------------------------
 
