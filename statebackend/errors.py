@@ -79,8 +79,7 @@ class StateBackendError(Exception):
 
     def __init__(self, what: str, *, todo: str = "") -> None:
         super().__init__(what, todo)
-        self.what = what
-        self.todo = todo
+        self.what, self.todo = what, todo
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.what}" + (f" {self.todo}" if self.todo else "")
@@ -95,12 +94,11 @@ def _rebuild(kind: type[StateBackendError], what: str, todo: str) -> StateBacken
 
 def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
     """The error that stands behind a code received over the wire; the base class if unknown."""
-    pending: list[type[StateBackendError]] = [StateBackendError]
-    while pending:
-        kind = pending.pop()
+    kinds: list[type[StateBackendError]] = [StateBackendError]
+    for kind in kinds:  # which grows meanwhile
         if kind.code == code:
             return kind(what, todo=todo)
-        pending.extend(kind.__subclasses__())
+        kinds += kind.__subclasses__()
     return StateBackendError(f"({code}) {what}", todo=todo)
 
 
