@@ -11,7 +11,15 @@ import pytest
 from recovery.restarting import FixedDelay
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.errors import ConnectorError, ProcessorError, StateBackendError
-from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
+from tests.continuous.runtime import jobs
+from tests.continuous.runtime.jobs import (
+    OUTPUT,
+    Counting,
+    Numbers,
+    Unclosed,
+    check_counts,
+    truth,
+)
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
@@ -24,11 +32,6 @@ if TYPE_CHECKING:
 ROWS = 2000
 CLOSING = threading.Event()
 GO_ON = threading.Event()
-
-
-class Unclosed(Counting):
-    def close(self) -> None:
-        raise ValueError("the connection is gone")
 
 
 class SlowlyClosed(Counting):
@@ -76,7 +79,7 @@ def test_a_processor_that_cannot_be_closed_fails_the_job_and_its_output_stays(
     assert "Subtask" in error.what
     assert "of 'count' was not closed in order" in error.what
     assert "ValueError: the connection is gone" in error.what
-    assert f"{__file__}:" in error.what
+    assert f"{jobs.__file__}:" in error.what
     assert 'raise ValueError("the connection is gone")' in "".join(
         traceback.format_exception(error)
     ), "the user's traceback"
