@@ -26,30 +26,24 @@ def check_ack_objects(ack: AckRequest, generation: int, given: OperatorBlobs) ->
     Raises:
         ForeignObjectError: naming the object.
     """
-    for part in (ack.delta, ack.base):
-        _check(ack, part, generation, ())
-    known = _names(given)
-    for part in (ack.operator_state, ack.broadcast):
-        _check(ack, part, generation, known)
-
-
-def _names(given: OperatorBlobs) -> frozenset[str]:
+    parts = ack.delta, ack.base, ack.operator_state, ack.broadcast
+    foreign = [p for p in parts if p and p.name and not _is_made_for(p, generation, ack.epoch)]
+    if not foreign:
+        return
     sources = [*given.lists.values(), *([given.broadcast] if given.broadcast else [])]
-    return frozenset(map(_name, sources))
+    known = {_name(source) for source in sources}
+    for part in foreign:
+        if part is ack.delta or part is ack.base or part.name not in known:
+            raise _foreign(ack, part.name)
 
 
 def _name(source: Source) -> str:
     return source.name if isinstance(source, SlicePart) else source.entry.object or ""
 
 
-def _check(
-    ack: AckRequest, part: SlicePart | None, generation: int, known: Collection[str]
-) -> None:
-    if part is None or not part.name or part.name in known:
-        return
+def _is_made_for(part: SlicePart, generation: int, epoch: int) -> bool:
     made = parse_data_name(part.name)
-    if made is None or (made.generation, made.epoch) != (generation, ack.epoch):
-        raise _foreign(ack, part.name)
+    return made is not None and (made.generation, made.epoch) == (generation, epoch)
 
 
 def check_base_objects(
