@@ -62,15 +62,24 @@ class Trial:
         self.job.sources[0].lists["splits"].update([(content, 0)])
 
     def checkpoint(self) -> None:
+        """One, or two under way at once; with the first that is given up goes the second."""
+        job, under_way = self.job, list[tuple[int, Any, list[int]]]()
+        for _ in range(self.random.choice([1, 1, 2])):
+            under_way.append((job.attempt + 1, job.freeze(), self.contents()[0]))
+            self.change()
+        for place, (number, frozen, content) in enumerate(under_way):
+            if self.random.random() < 0.3:
+                job.persist(frozen, self.random.randrange(3))  # what it made nobody ever names
+                for newer, *_ in under_way[place:]:
+                    job.abort(newer)
+                return
+            assert job.persist(frozen)
+            job.complete(number)
+            self.durable = content
+            self.cleaned_up()
+
+    def cleaned_up(self) -> None:
         job = self.job
-        frozen, content = job.freeze(), self.contents()[0]
-        if self.random.random() < 0.3:
-            job.persist(frozen, self.random.randrange(3))  # what it made nobody ever names
-            job.abort()
-            return
-        assert job.persist(frozen)
-        job.complete()
-        self.durable = content
         job.started.session.cleaner.drain(20.0)
         removed = job.started.session.cleaner.reports[-1].removed
         self.cleaned += removed["data"].objects if "data" in removed else 0
