@@ -106,4 +106,8 @@ class SparkCluster:
                 rows = context.parallelize(range(slots), slots).barrier()
                 rows.mapPartitions(SlotTask(run, shared)).collect()
 
-        return Stage(go, lambda: context.cancelJobGroup(group))
+        def cancel() -> None:
+            with jvm.calls():
+                context.cancelJobGroup(group)
+
+        return Stage(go, cancel)

@@ -1,4 +1,4 @@
-"""A driver of its own whose JVM is killed while its continuous job runs: how the job ends."""
+"""A driver of its own that loses Spark while its continuous job runs: how the job ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statebackend.spark.backend import StateBackend
 from tests.continuous.runtime import jobs
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, how: str) -> None:
     register_pickle_by_value(jobs)
     builder: Any = SparkSession.builder
     spark = builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -34,7 +34,10 @@ def main(folder: Path) -> None:
     )
     while (query.epoch or 0) < 1 and query.is_active:
         time.sleep(0.1)
-    os.kill(jvm, signal.SIGKILL)
+    if how == "killed":
+        os.kill(jvm, signal.SIGKILL)
+    else:
+        spark.stop()
     try:
         query.await_termination(120.0)
         print("it did not end", query.restarts)
@@ -45,4 +48,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

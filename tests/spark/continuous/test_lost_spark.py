@@ -1,4 +1,4 @@
-"""A continuous job whose Spark is killed under it, in a driver process of its own."""
+"""A continuous job whose Spark is taken from under it, in a driver process of its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_driver_whose_jvm_was_killed_says_so_and_does_not_start_the_job_again(
-    tmp_path: Path,
+    tmp_path: Path, how: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.continuous.lostspark", str(tmp_path)],
+        [sys.executable, "-m", "tests.spark.continuous.lostspark", str(tmp_path), how],
         cwd=ROOT,
         capture_output=True,
         text=True,
