@@ -200,6 +200,7 @@ class Harness:
         self.coordinator = Coordinator(
             job="bench",
             job_id=tenure.job_id,
+            generation=tenure.generation,
             run="run",
             query_id="query",
             operators={UID: operator},

@@ -26,8 +26,9 @@ code, says what happened and to what, and ends with what to do next; both halves
 (`what`, `todo`) beside `code`. Catching an error of the third column catches all that name
 it there.
 
-What fails inside a running query reaches the caller as Spark's `StreamingQueryException`, with the
-code in its text.
+What fails inside a running query reaches the caller as Spark's `StreamingQueryException`, with its
+code and sentence before all details (in a `foreachBatch` function after the lines by which Spark
+called that).
 
 {digits}
 

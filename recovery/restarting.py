@@ -6,9 +6,18 @@ A strategy is a plain setting; `Restarts` keeps what a running job needs to know
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from statebackend.errors import SettingError
+from statebackend.errors import (
+    FencedError,
+    ParallelismError,
+    RescaleError,
+    SchemaError,
+    SettingError,
+    SparkLostError,
+    StateMismatchError,
+    UnsupportedQueryError,
+)
 
 __all__ = [
     "ExponentialDelay",
@@ -17,7 +26,21 @@ __all__ = [
     "NoRestart",
     "Restarts",
     "Strategy",
+    "is_final",
 ]
+
+_FINAL: Final = (FencedError, RescaleError, SparkLostError, StateMismatchError)
+_FINAL_AT_START: Final = (ParallelismError, SchemaError, SettingError, UnsupportedQueryError)
+
+
+def is_final(error: BaseException, *, has_run: bool) -> bool:
+    """Whether the same would come of every restart, so that no strategy is asked.
+
+    Args:
+        has_run: every subtask of the run had got its state. What the user has given is known to be
+            good then; before, it is taken to be what the error says that it is.
+    """
+    return isinstance(error, _FINAL) or (not has_run and isinstance(error, _FINAL_AT_START))
 
 
 @dataclass(frozen=True)

@@ -98,13 +98,17 @@ def _owes_first(
 
 @dataclass
 class Grant:
-    """One subtask's right to upload a base of its state after ``epoch``."""
+    """One subtask's right to upload a base of its state after ``epoch``.
+
+    ``given``: the objects of the base before, as its worker was told of them: it may name those.
+    """
 
     id: str
     subtask: int
     epoch: int
     chain: str
     renewed_s: float
+    given: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -160,6 +164,10 @@ class BaseBook:
         """The upload has ended without a base. Raises as :meth:`renew`."""
         self._held(subtask, grant_id)
         del self.grants[subtask]
+
+    def given(self, subtask: int, grant_id: str) -> frozenset[str]:
+        """What came with a grant. Raises as :meth:`renew`."""
+        return self._held(subtask, grant_id).given
 
     def finish(self, done: BaseDone) -> None:
         """The upload is durable; the next record will name it.

@@ -6,6 +6,7 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
   confirms n. With asynchronous commits it begins when the one before was acked by every subtask,
   and is acked in full only when the one before is durable: never more than one epoch ahead;
 * a stamp belongs to one epoch: a frame of another batch is refused;
+* a snapshot names no object but those made for it and those that it was given;
 * the newest attempt that acked wins, and only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
 * after the first failed commit nothing is accepted any more;
@@ -14,13 +15,14 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from snapshot.assembly import assemble
 from snapshot.bases import BaseBook, BasePolicy, Grant
 from snapshot.epoch import Acked
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
+from snapshot.objects import check_ack_objects, check_base_objects
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.operatorstate import check_agreement, check_sent
 from snapshot.record import Manifest
@@ -42,7 +44,7 @@ class Coordinator:
     """One run (one start of the query) of one job.
 
     Args:
-        job: the job's name. job_id: its identity, from its first claim.
+        job: the job's name. job_id: its identity, from its first claim. generation: the driver's.
         run: names this start of the query. query_id: Spark's id of the query.
         operators: by uid. lineages: by uid, as resolved from the log.
         inline_budget_bytes: what an ack may carry; more becomes an object of its own.
@@ -59,6 +61,7 @@ class Coordinator:
         *,
         job: str,
         job_id: str,
+        generation: int,
         run: str,
         query_id: str,
         operators: Mapping[str, OperatorSpec],
@@ -72,6 +75,7 @@ class Coordinator:
         retain_epochs: int = 1,
     ) -> None:
         self.job, self.job_id, self.run, self.query_id = job, job_id, run, query_id
+        self._generation = generation
         self.inline_budget_bytes = inline_budget_bytes
         self.asynchronous = asynchronous
         self.base_policy, self._now_s, self._new_id = bases, now_s, new_id
@@ -234,6 +238,7 @@ class Coordinator:
                 todo="Report this: an attempt worked on another state than it was given.",
             )
         check_sent(ack)
+        check_ack_objects(ack, self._generation, operator.blobs)
         outcome = operator.epoch.take(ack)
         if outcome is Acked.STALE:
             raise stale_attempt(
@@ -245,14 +250,15 @@ class Coordinator:
             operator.bases.large_bytes[ack.subtask] = ack.large_bytes
         return outcome
 
-    def base_done(self, done: BaseDone) -> None:
-        """A base was uploaded; the operator's next record names it.
+    def base_done(self, done: BaseDone, objects: Collection[str] = ()) -> None:
+        """A base was uploaded, ``objects`` with its files; the operator's next record names it.
 
         Raises:
-            StaleRequestError: its grant has lapsed.
+            StaleRequestError: its grant has lapsed. ForeignObjectError: see `snapshot.objects`.
             ProtocolError: there is no such operator.
         """
         book = self._book(done.operator)
+        check_base_objects(done, objects, self._generation, book.given(done.subtask, done.grant))
         book.finish(done)
         if done.state_bytes <= self.inline_budget_bytes:
             book.large_bytes.pop(done.subtask, None)  # it has shrunk, or was never large

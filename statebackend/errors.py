@@ -23,6 +23,7 @@ __all__ = [
     "DuplicateUidError",
     "EnvironmentMissingError",
     "FencedError",
+    "ForeignObjectError",
     "ForeignRowError",
     "FormatError",
     "HashMismatchError",
@@ -49,6 +50,7 @@ __all__ = [
     "SchemaError",
     "SettingError",
     "SparkConnectError",
+    "SparkLostError",
     "StaleRequestError",
     "StateBackendError",
     "StateMismatchError",
@@ -77,8 +79,7 @@ class StateBackendError(Exception):
 
     def __init__(self, what: str, *, todo: str = "") -> None:
         super().__init__(what, todo)
-        self.what = what
-        self.todo = todo
+        self.what, self.todo = what, todo
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.what}" + (f" {self.todo}" if self.todo else "")
@@ -93,12 +94,11 @@ def _rebuild(kind: type[StateBackendError], what: str, todo: str) -> StateBacken
 
 def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
     """The error that stands behind a code received over the wire; the base class if unknown."""
-    pending: list[type[StateBackendError]] = [StateBackendError]
-    while pending:
-        kind = pending.pop()
+    kinds: list[type[StateBackendError]] = [StateBackendError]
+    for kind in kinds:  # which grows meanwhile
         if kind.code == code:
             return kind(what, todo=todo)
-        pending.extend(kind.__subclasses__())
+        kinds += kind.__subclasses__()
     return StateBackendError(f"({code}) {what}", todo=todo)
 
 
@@ -373,6 +373,18 @@ class CheckpointsFailedError(ProtocolError):
     """More checkpoints of a continuous job failed in a row than are tolerable."""
 
     code = "SB5010"
+
+
+class ForeignObjectError(ProtocolError):
+    """A snapshot names an object that was neither made for it nor given to it."""
+
+    code = "SB5011"
+
+
+class SparkLostError(ProtocolError):
+    """Spark's JVM behind this driver is gone, or its SparkContext is stopped."""
+
+    code = "SB5012"
 
 
 # --- 6: local copies -------------------------------------------------------------------------

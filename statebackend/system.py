@@ -89,6 +89,14 @@ def expanded(path: str) -> str:
     return os.path.expandvars(path)
 
 
+def hide_worker_traceback() -> None:
+    """Have this Python worker of Spark's tell of the error that ends it without its traceback.
+
+    It ends with that error, and tells of no other.
+    """
+    os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+
+
 def executor_name() -> str:
     """The executor this Python worker belongs to; "driver" in local mode.
 

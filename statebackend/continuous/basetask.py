@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -21,12 +22,18 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.messages import Event as Happened
 from statebackend.continuous.output import Output
-from statebackend.errors import PeerLostError, StaleRequestError, StateBackendError
+from statebackend.errors import (
+    PeerLostError,
+    ProcessorError,
+    StaleRequestError,
+    StateBackendError,
+)
 
 __all__ = ["NAP_S", "Link", "Subtask", "stopped"]
 
 _log = logging.getLogger("statebackend.continuous")
 
+_HEARD_S: Final = 5.0  # how long it may take to hear that the run is over, and how
 NAP_S: Final = 0.02
 """How long the mailbox waits at most while nothing arrives, or nothing can be sent."""
 
@@ -37,7 +44,9 @@ class Link(Protocol):
     def report(self, *events: Happened) -> None:
         """Say what happened; raises if the driver cannot be reached."""
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
+    def broken(
+        self, vertex: str, subtask: int, error: BaseException, *, closing: bool = False
+    ) -> bool:
         """The subtask has failed; whether the run was over anyway."""
 
 
@@ -60,7 +69,8 @@ class Subtask(ABC):
         self._connect, self._link = output, link
         self._output: Output | None = None
         self.mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._stopping = False
+        self._stopping = self._job_ended = False
+        self._stopped = threading.Event()
         self._last: int | None = None  # the attempt that is the job's last
         self._at_end = False
 
@@ -80,13 +90,17 @@ class Subtask(ABC):
             over = self._stopping or self._link.broken(self.vertex, self.index, caught)
             # What others' ends look like, and the driver's when its run is over.
             stopped = over and isinstance(caught, PeerLostError | StaleRequestError)
+            if stopped:
+                self._stopped.wait(_HEARD_S)
         finally:
             self._stopping = True
             self._finish(error, stopped=stopped)
 
-    def stop(self) -> None:
-        """From any thread: end soon."""
+    def stop(self, *, job_ended: bool = False) -> None:
+        """From any thread: end soon. ``job_ended``: the driver is told of what does not close."""
+        self._job_ended = job_ended
         self._stopping = True
+        self._stopped.set()
         output = self._output
         if output is not None:
             output.fail(stopped())
@@ -109,7 +123,7 @@ class Subtask(ABC):
             check_lane(self._place, one, lanes)
 
     def _finish(self, error: BaseException | None, *, stopped: bool) -> None:
-        """Let go of everything; what fails here changes nothing any more."""
+        """Let go of everything; what fails here is only told once the job has come to its end."""
         for close in (
             lambda: self._close(error, stopped=stopped),
             self._output.close if self._output else None,
@@ -119,6 +133,23 @@ class Subtask(ABC):
                     close()
             except Exception as failed:
                 _log.warning("%s/%d was not closed in order: %s", self.vertex, self.index, failed)
+                if self._job_ended and stopped:
+                    known = self._not_closed(failed)
+                    self._link.broken(self.vertex, self.index, known, closing=True)
+
+    def _not_closed(self, failed: Exception) -> StateBackendError:
+        kind: type[StateBackendError] = ProcessorError
+        what = f"Closing it raised {type(failed).__name__}: {failed}"
+        if isinstance(failed, StateBackendError):
+            kind, what = type(failed), failed.what
+        known = kind(
+            f"Subtask {self.index} of {self.vertex!r} was not closed in order at the job's end: "
+            f"{what.removesuffix('.')}.",
+            todo="All output is committed. Mend what is to be closed; the next start closes it "
+            "again.",
+        )
+        known.__cause__ = failed
+        return known
 
     def _mail(self, wait_s: float = 0.0) -> bool:
         """Do what the driver said, and not what it says meanwhile; whether it said anything."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from statebackend.continuous.slot import Run, SlotTask
+from statebackend.ops import jvm
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor, sent_by
 from statebackend.spark.services import driver_server
@@ -89,14 +90,24 @@ class SparkCluster:
         return packed.ship(context.broadcast, sent_by(context))
 
     def stage(self, run: Run, credentials: Credentials) -> Stage:
-        """A barrier stage with a job group of its own."""
+        """A barrier stage with a job group of its own.
+
+        Raises:
+            SparkLostError: Spark is gone; what it runs raises that, too.
+        """
         context = self._spark.sparkContext
         group, slots = f"statebackend-{run.run}", run.graph.parallelism
-        shared = context.broadcast(credentials)
+        with jvm.calls():
+            shared = context.broadcast(credentials)
 
         def go() -> None:
-            context.setJobGroup(group, f"continuous job {run.job}", interruptOnCancel=True)
-            rows = context.parallelize(range(slots), slots).barrier()
-            rows.mapPartitions(SlotTask(run, shared)).collect()
+            with jvm.calls():
+                context.setJobGroup(group, f"continuous job {run.job}", interruptOnCancel=True)
+                rows = context.parallelize(range(slots), slots).barrier()
+                rows.mapPartitions(SlotTask(run, shared)).collect()
 
-        return Stage(go, lambda: context.cancelJobGroup(group))
+        def cancel() -> None:
+            with jvm.calls():
+                context.cancelJobGroup(group)
+
+        return Stage(go, cancel)

@@ -72,7 +72,7 @@ class Door:
         self._rows: list[list[Command]] = [[] for _ in range(slots)]
         self._first = [0] * slots  # the number of the first that is kept
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._job_ended = False
         self._taken = [_Taken() for _ in range(slots)]
         self.slots: dict[int, Register] = {}
 
@@ -81,6 +81,7 @@ class Door:
     def tell(self, slot: int | None, command: Command) -> None:
         """Say something to a slot; None: to all."""
         with self._changed:
+            self._job_ended |= isinstance(command, Stop) and command.job_ended
             for row in self._rows if slot is None else [self._rows[slot]]:
                 row.append(command)
             self._changed.notify_all()
@@ -137,17 +138,20 @@ class Door:
 
         Those of one thread come in their order: it sends one when the one before was answered. A
         failure ends the run before it is answered, for then its slot goes, and the others miss it.
+        So they do when the job has come to its end: then only what does not close is a failure.
         """
         if not 0 <= report.slot < len(self._taken):
             raise ProtocolError(f"There is no slot {report.slot}.")
         with self._changed:
             taken = self._taken[report.slot]
-            if self._closed and report.number not in taken:
+            failures = [one for one in report.events if isinstance(one, Failed)]
+            missed = self._job_ended and any(not one.closing for one in failures)
+            if (self._closed or missed) and report.number not in taken:
                 raise StaleRequestError("The run is over.")
             if not taken.take(report.number):
                 return
             self._said.put(report)
-            if any(isinstance(one, Failed) for one in report.events):
+            if failures and not self._job_ended:
                 self._closed = True
                 self._changed.notify_all()
 

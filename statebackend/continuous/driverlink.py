@@ -31,12 +31,14 @@ from statebackend.errors import (
 )
 from statebackend.spark.wire import Call, Client, Endpoint
 
-__all__ = ["RETRY_S", "DriverLink"]
+__all__ = ["RETRY_S", "SLOT", "DriverLink"]
 
 T = TypeVar("T")
 _log = logging.getLogger("statebackend.continuous")
 RETRY_S: Final = 0.2
 """Between two tries."""
+SLOT: Final = "slot"
+"""In the place of a vertex: the slot itself has failed, outside of its subtasks."""
 _TOLD_S: Final = 1.0  # how long a second failure waits to hear what came of the first
 
 
@@ -61,6 +63,7 @@ class DriverLink:
         self._lock = threading.Lock()
         self._reports = itertools.count()
         self._telling = False
+        self._told = threading.Event()  # what came of the first failure is known
         self.failure: BaseException | None = None
         self.broke = threading.Event()
         self.over = threading.Event()
@@ -105,8 +108,13 @@ class DriverLink:
         report = Report(slot=self._slot, number=next(self._reports), events=list(events))
         self.repeated("report", report, self._silence_s)
 
-    def broken(self, vertex: str, subtask: int, error: BaseException) -> bool:
+    def broken(
+        self, vertex: str, subtask: int, error: BaseException, *, closing: bool = False
+    ) -> bool:
         """The first failure is told, and ends the slot.
+
+        Args:
+            closing: see `Failed`.
 
         Returns:
             whether the run was over: then it is none, for those that heard of that sooner are
@@ -115,15 +123,17 @@ class DriverLink:
         with self._lock:
             first, self._telling = not self._telling, True
         if not first:
-            return self.broke.wait(_TOLD_S) and self.failure is None
+            return self._told.wait(_TOLD_S) and self.failure is None
         over = False
         try:
-            over = self._was_over(_failed(vertex, subtask, error))
+            over = self._was_over(_failed(vertex, subtask, error, closing))
         except Exception:  # the slot ends whatever happens here
             _log.exception("The failure of %s/%d was not told.", vertex, subtask)
         finally:
-            self.failure = None if over else error
-            self.broke.set()
+            if not over:  # else the slot hears from its driver how the run has ended
+                self.failure = error
+                self.broke.set()
+            self._told.set()
         return over
 
     def _was_over(self, failed: Failed) -> bool:
@@ -162,18 +172,23 @@ class _Patient:
         return self._client.base_renewed(endpoint, request, timeout_s=timeout_s)
 
 
-def _failed(vertex: str, subtask: int, error: BaseException) -> Failed:
+def _failed(vertex: str, subtask: int, error: BaseException, closing: bool) -> Failed:
     """As it is told; the texts may be a user's, and need not be well-formed."""
     known = error
     if not isinstance(known, StateBackendError):
         said = "".join(traceback.format_exception_only(error)).strip()
-        known = ProcessorError(
-            f"A subtask of {vertex!r} failed: {said}.", todo="See the traceback."
-        )
+        who = f"Slot {subtask}" if vertex == SLOT else f"A subtask of {vertex!r}"
+        known = ProcessorError(f"{who} failed: {said}.", todo="See the traceback.")
     trace = "".join(traceback.format_exception(error))[-20_000:]
     what, todo, trace = map(_sendable, (known.what, known.todo, trace))
     return Failed(
-        vertex=vertex, subtask=subtask, code=known.code, what=what, todo=todo, trace=trace
+        vertex=vertex,
+        subtask=subtask,
+        code=known.code,
+        what=what,
+        todo=todo,
+        trace=trace,
+        closing=closing,
     )
 
 

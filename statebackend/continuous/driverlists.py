@@ -33,7 +33,8 @@ from statebackend.continuous.sources.base import (
     encode_assignment,
 )
 from statebackend.continuous.vertexstate import Background, Membership
-from statebackend.ops.declared import StateDeclaration, parse_schema
+from statebackend.ops.declared import StateDeclaration
+from statebackend.schema.ddl import parse_ddl
 from statebackend.spark.session import RunSession
 from statebackend.spark.wire import Endpoint
 
@@ -60,7 +61,7 @@ def sink_states() -> dict[str, StateDeclaration]:
 
 
 def _declared(name: str, schema: str) -> StateDeclaration:
-    value = parse_schema(schema, name).json()
+    value = parse_ddl(schema).json()  # without the JVM, which a restart may find gone
     return StateDeclaration(name=name, kind="split", value_schema=value)
 
 

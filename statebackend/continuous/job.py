@@ -62,7 +62,7 @@ from statebackend.continuous.options import RunOptions
 from statebackend.continuous.sinks.base import Committer, run_name
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.takeover import Taken
-from statebackend.errors import PeerLostError, StateBackendError
+from statebackend.errors import PeerLostError, SparkLostError, StateBackendError
 
 __all__ = ["JobRun", "StageEnded"]
 
@@ -140,6 +140,11 @@ class JobRun:
     def running(self) -> bool:
         """Whether every subtask runs."""
         return self._machine is not None and self._machine.running
+
+    @property
+    def has_run(self) -> bool:
+        """Whether every subtask has run at some time."""
+        return self._machine is not None and self._machine.has_run
 
     # --- from other threads --------------------------------------------------------------------
 
@@ -231,6 +236,32 @@ class JobRun:
             raise self._error
         if self._stopping:
             raise Stopped()
+
+    def closed(self) -> None:
+        """Wait until the slots of a job that has come to its end have closed what is the user's.
+
+        Not for longer than a checkpoint may take, nor for slots of which nothing is heard.
+
+        Raises:
+            StateBackendError: what did not close. All output is committed nevertheless.
+        """
+        until_s = system.monotonic_s() + self._options.timeout_s
+        while not self._stopping and (left_s := until_s - system.monotonic_s()) > 0:
+            try:
+                said = self._said.get(timeout=min(left_s, self._options.silence_s))
+            except queue.Empty:
+                break
+            match said:
+                case Report(events=events):
+                    for failed in (one for one in events if isinstance(one, Failed)):
+                        _log.error("%s/%d failed:\n%s", failed.vertex, failed.subtask, failed.trace)
+                        if failed.closing:  # the others came before the end
+                            raise failed.error()
+                case StageEnded():
+                    return
+                case Stopped():
+                    return
+        _log.warning("the slots of a job that has ended had not ended themselves in time")
 
     def _take_in(self) -> None:
         """What was said, for at most as long as it takes to look at the time again."""
@@ -359,9 +390,22 @@ class JobRun:
 def _stage_error(error: BaseException | None) -> StateBackendError:
     if error is None:
         return PeerLostError("Spark's stage ended, and the job had not.")
+    if isinstance(error, SparkLostError):
+        return error
     lines = [line for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "SparkException" in line), lines[0] if lines else "")
+    raised = _raised_in_python(lines)
     return PeerLostError(
-        f"Spark's stage failed: {said.strip()[:500]}",
+        f"Spark's stage failed: {said.strip()[:500]}" + (f": {raised}" if raised else ""),
         todo="The job goes on from its last complete checkpoint; see Spark's log for the task.",
     )
+
+
+def _raised_in_python(lines: list[str]) -> str:
+    """What a worker's traceback ends with: its first line that is not indented."""
+    begun = False
+    for line in lines:
+        if begun and not line.startswith(" "):
+            return line.strip()[:500]
+        begun = begun or line.startswith("Traceback (most recent call last)")
+    return ""

@@ -130,6 +130,11 @@ class RunMachine:
         """Whether every subtask has its state."""
         return self._trigger is not None and not self._over
 
+    @property
+    def has_run(self) -> bool:
+        """Whether every subtask has had its state, although the run may be over."""
+        return self._trigger is not None
+
     # --- slots ---------------------------------------------------------------------------------
 
     def registered(
@@ -315,7 +320,7 @@ class RunMachine:
         out.append(Settled(done.checkpoint, done.epoch, None, took_s, attempt.request))
         if done.is_last:
             self._over = True
-            return [*out, Tell(None, Stop()), Ended()]
+            return [*out, Tell(None, Stop(job_ended=True)), Ended()]
         return out + next_one
 
     @property

@@ -118,7 +118,13 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """The run is over: end, and let go of everything."""
+    """The run is over: end, and let go of everything.
+
+    Attributes:
+        job_ended: with its last checkpoint complete: what then fails to close is told.
+    """
+
+    job_ended: bool = False
 
 
 Command = Deploy | Trigger | Completed | Aborted | Grant | Stop
@@ -242,6 +248,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     Attributes:
         trace: of Python, for people.
+        closing: it did not close in order, when the job had come to its end.
     """
 
     vertex: str
@@ -250,10 +257,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     what: str
     todo: str
     trace: str
+    closing: bool = False
 
     def error(self) -> StateBackendError:
-        """As it was raised."""
-        return error_for_code(self.code, self.what, self.todo)
+        """As it was raised, with the traceback of then."""
+        error = error_for_code(self.code, self.what, self.todo)
+        error.add_note(f"In {self.vertex}/{self.subtask}:\n{self.trace}")
+        return error
 
 
 Event = Running | SplitAsked | SplitEnded | Acked | Declined | AtEnd | Failed

@@ -8,6 +8,7 @@ from typing import Final
 from recovery.restarting import FixedDelay, Strategy
 from snapshot.alignment import Mode
 from snapshot.trigger import TriggerPolicy
+from statebackend.continuous.exchange.elements import CAPACITY_MIN_BYTES
 from statebackend.errors import SettingError
 
 __all__ = ["RESTART", "RunOptions"]
@@ -35,7 +36,7 @@ class RunOptions:
         restart: what happens when the job fails.
         buffer_timeout_s: rows wait so long at most for others to travel with.
         buffer_bytes: and until there are so many bytes of them.
-        channel_bytes: what may be under way in one channel.
+        channel_bytes: what may be under way in one channel: 8,192 or more.
         batch_rows: what a source reads at once, at most.
         silence_s: a slot (or the driver) that is not heard of for so long is taken for gone.
         start_timeout_s: how long slots may take to be there, and to get their states.
@@ -84,9 +85,14 @@ class RunOptions:
                     todo="Leave alignment_timeout_s= out.",
                 )
         times = ("timeout_s", "silence_s", "start_timeout_s", "discover_every_s")
-        for name in (*times, "buffer_bytes", "channel_bytes", "batch_rows"):
+        for name in (*times, "buffer_bytes", "batch_rows"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"{name} is {getattr(self, name)}.", todo="Give more than 0.")
+        if not self.channel_bytes >= CAPACITY_MIN_BYTES:
+            raise SettingError(
+                f"channel_bytes is {self.channel_bytes}.",
+                todo=f"Give {CAPACITY_MIN_BYTES} or more: a channel must have room for some rows.",
+            )
         for name in ("buffer_timeout_s", "tolerable_failures"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} is {getattr(self, name)}.", todo="Give 0 or more.")

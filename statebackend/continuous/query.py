@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ClassVar
 
-from recovery.restarting import Restarts
+from recovery.restarting import Restarts, is_final
 from recovery.savepoint import Savepoint
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
@@ -39,13 +39,10 @@ from statebackend.continuous.takeover import (
     take_over,
 )
 from statebackend.errors import (
-    FencedError,
     JobRunningError,
     OutputLostError,
-    RescaleError,
     SettingError,
     StateBackendError,
-    StateMismatchError,
     UnsupportedFormatError,
     UsageError,
 )
@@ -263,13 +260,13 @@ class ContinuousQuery:
                 except _Final as final:
                     self._error = final.error
                     return
-                except (FencedError, RescaleError, StateMismatchError) as error:
-                    self._error = error  # somebody else runs the job; or it would be so again
-                    return
                 except Exception as caught:
                     known = failure_of(caught, f"The driver of job {self.job!r} failed")
-                    if not self._begun and not isinstance(caught, StateBackendError | OSError):
-                        self._error = known  # a mistake in the code is not one of the moment
+                    # A mistake in the code is not one of the moment.
+                    mistake = not isinstance(caught, StateBackendError | OSError)
+                    has_run = self._run is not None and self._run.has_run
+                    if is_final(caught, has_run=has_run) or (mistake and not self._begun):
+                        self._error = known
                         return
                     restarts, delay_s = restarts.failed(system.monotonic_s(), random.random())
                     if delay_s is None or self._stop.is_set():
@@ -347,6 +344,7 @@ class ContinuousQuery:
                 shipped = self._shipped(taken, endpoint.location)
                 run.launch(self._cluster.stage(shipped, endpoint.credentials))
                 run.loop()
+                self._closed(run)
             finally:
                 run.close()
             return run.number
@@ -372,6 +370,13 @@ class ContinuousQuery:
         try:
             run.prepare(self.job)
         except (OutputLostError, UnsupportedFormatError) as error:
+            raise _Final(error) from error
+
+    def _closed(self, run: JobRun) -> None:
+        """As `JobRun.closed`. Another run would have nothing to do but to close it once more."""
+        try:
+            run.closed()
+        except StateBackendError as error:
             raise _Final(error) from error
 
     def _shipped(self, taken: Taken, location: str) -> Run:

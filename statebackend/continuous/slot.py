@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +22,7 @@ from recovery.local import copies_seen
 from recovery.workspace import Workspace
 from statebackend import system
 from statebackend.continuous.basetask import Subtask
-from statebackend.continuous.driverlink import RETRY_S, DriverLink
+from statebackend.continuous.driverlink import RETRY_S, SLOT, DriverLink
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.inbox import Inbox
@@ -142,13 +142,8 @@ class Slot:
             slot=slot,
             silence_s=run.options.silence_s,
         )
-        self._tls = self._own_tls() if credentials.certificate else None
-        identity = Identity(
-            job=run.job, run=run.run, generation=run.generation, token=credentials.token
-        )
-        start_s = run.options.start_timeout_s  # others may be told earlier, or later, who they are
-        self._server = ExchangeServer(identity, host=host, tls=self._tls, expect_s=start_s)
-        self._exchange = ExchangeClient(identity, tls=self._tls is not None, welcome_s=start_s)
+        with self._told():
+            self._listen(credentials, host)
         self._inboxes: dict[str, Inbox] = {}
         self._index = -1  # of its subtasks; the driver says it
         self._host = host
@@ -159,12 +154,28 @@ class Slot:
         waiting = count * run.options.max_concurrent
         self._persisting = ThreadPoolExecutor(waiting, "statebackend-persist")
         self._background = ThreadPoolExecutor(2 * count, "statebackend-background")
+        self._job_ended = False
 
-    def _own_tls(self) -> Tls:
+    def _listen(self, credentials: Credentials, host: str) -> None:
+        run = self._run
+        # The driver may have what TLS takes, and this host not.
+        self._tls: Tls | None = self_signed() if credentials.certificate else None
+        identity = Identity(
+            job=run.job, run=run.run, generation=run.generation, token=credentials.token
+        )
+        start_s = run.options.start_timeout_s  # others may be told earlier, or later, who they are
+        self._server = ExchangeServer(identity, host=host, tls=self._tls, expect_s=start_s)
+        self._exchange = ExchangeClient(identity, tls=self._tls is not None, welcome_s=start_s)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """The driver is told of what fails inside, as it is of what fails in a subtask."""
         try:
-            return self_signed()
-        except StateBackendError as error:  # the driver has what it takes, and this host not
-            self._link.broken("exchange", self._slot, error)
+            yield
+        except (StaleRequestError, CoordinatorUnreachableError):
+            raise  # the run is over, or nobody is there to be told
+        except BaseException as error:
+            self._link.broken(SLOT, self._slot, error)
             raise
 
     def _inbox(self, vertex: str) -> Inbox:
@@ -189,25 +200,29 @@ class Slot:
             StateBackendError: what failed; the driver was told.
         """
         try:
-            here = Register(
-                slot=self._slot,
-                peer=Peer(
-                    location=self._server.location,
-                    certificate=self._tls.certificate if self._tls is not None else b"",
-                ),
-                host=system.host_name(),
-                executor=system.executor_name(),
-                pid=os.getpid(),
-                copies=[copy for spec in self._run.specs.values() for copy in _seen(spec)],
-            )
-            self._link.repeated("register", here, self._run.options.start_timeout_s)
-            self._obey()
+            with self._told():
+                here = self._registration()
+                self._link.repeated("register", here, self._run.options.start_timeout_s)
+                self._obey()
         except StaleRequestError:
             pass  # the run is over, and nobody told this slot
         finally:
             self._end()
         if self._link.failure is not None:
             raise self._link.failure
+
+    def _registration(self) -> Register:
+        return Register(
+            slot=self._slot,
+            peer=Peer(
+                location=self._server.location,
+                certificate=self._tls.certificate if self._tls is not None else b"",
+            ),
+            host=system.host_name(),
+            executor=system.executor_name(),
+            pid=os.getpid(),
+            copies=[copy for spec in self._run.specs.values() for copy in _seen(spec)],
+        )
 
     def _obey(self) -> None:
         """Poll and do, until the run is over or something failed."""
@@ -228,6 +243,7 @@ class Slot:
                     continue
                 first = number + 1
                 if isinstance(command, Stop):
+                    self._job_ended = command.job_ended
                     return
                 if isinstance(command, Deploy):
                     self._deploy(command)
@@ -238,18 +254,29 @@ class Slot:
                         subtask.mailbox.put(command)
 
     def _end(self) -> None:
-        self._link.over.set()
+        ended = self._job_ended
+        if not ended:
+            self._link.over.set()
         for subtask in self._subtasks.values():
-            subtask.stop()
-        until_s = system.monotonic_s() + _END_S
+            subtask.stop(job_ended=ended)
+        until_s = system.monotonic_s() + (self._run.options.timeout_s if ended else _END_S)
         for thread in self._threads:
-            thread.join(max(0.0, until_s - system.monotonic_s()))
+            while thread.is_alive() and (left_s := until_s - system.monotonic_s()) > 0:
+                thread.join(min(left_s, _POLL_S))
+                if ended and thread.is_alive():
+                    self._still_here()
+        self._link.over.set()
         self._persisting.shutdown(wait=False)
         self._background.shutdown(wait=False)
         for inbox in self._inboxes.values():
             inbox.close()
         self._exchange.close()
         self._server.close()
+
+    def _still_here(self) -> None:
+        """What the user's code closes may take as long as a checkpoint; the driver waits for it."""
+        with contextlib.suppress(StateBackendError):
+            self._link.call("poll", Poll(slot=self._slot, first=0, wait_s=0.0), self._link.try_s)
 
     # --- deployment ----------------------------------------------------------------------------
 

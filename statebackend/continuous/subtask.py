@@ -151,9 +151,9 @@ class KeyedSubtask(Subtask):
         if self._overtakes:
             self.output.call_back(self._is_urgent)
 
-    def stop(self) -> None:
+    def stop(self, *, job_ended: bool = False) -> None:
         """As in `Subtask`."""
-        super().stop()
+        super().stop(job_ended=job_ended)
         self._inbox.fail(stopped())
 
     def _close(self, error: BaseException | None, *, stopped: bool) -> None:

@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 
 from recovery.savepoint_between import CONTINUOUS, is_continuous
 from recovery.savepoint_state import last_epochs
-from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
@@ -31,7 +30,7 @@ from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import StateDeclaration
 from statebackend.settings import Settings
 from statebackend.spark.building import key_schema_of
-from statebackend.spark.job import Job, held_before, live_lineages
+from statebackend.spark.job import Job, base_policy, held_before, live_lineages
 from statebackend.spark.savepoints import refuse_half_begun
 from statebackend.spark.session import RunSession
 from statebackend.spark.specs import Operator, log_changes, operator_specs
@@ -201,6 +200,7 @@ def _coordinator(
     return Coordinator(
         job=job.name,
         job_id=tenure.job_id,
+        generation=tenure.generation,
         run=run,
         query_id=QUERY_ID,
         operators=specs,
@@ -208,7 +208,7 @@ def _coordinator(
         inline_budget_bytes=settings.inline_budget_bytes(
             max(one.parallelism for one in specs.values())
         ),
-        bases=_base_policy(settings),
+        bases=base_policy(settings),
         now_s=system.monotonic_s,
         new_id=system.new_id,
         first_epoch=first_epoch,
@@ -225,13 +225,3 @@ def _last_complete(manifests: list[Manifest], operators: Mapping[str, Operator])
 def _stamp_after(lineages: Mapping[str, OperatorLineage]) -> int:
     stamps = [entry.stamp_ms for one in lineages.values() for entry in one.epochs.values()]
     return max(system.wall_ms(), max(stamps, default=0) + 1)
-
-
-def _base_policy(settings: Settings) -> BasePolicy:
-    return BasePolicy(
-        every_epochs=settings.base_every_epochs,
-        apart_every_epochs=settings.base_apart_every_epochs,
-        apart_min_bytes=settings.base_apart_min_bytes,
-        apart_ratio=settings.base_apart_ratio,
-        lease_s=settings.base_lease_s,
-    )

@@ -333,7 +333,8 @@ class VertexState(ABC):
     def _state_parts(self, frozen: Frozen, reply: BeginReply, budget_bytes: int) -> StateParts:
         """States that belong to no key, as the ack carries them."""
         names = [data_name(reply.generation, self.epoch, system.new_id()) for _ in "lm"]
-        return self.operator_state_io.write(encoded(frozen.operator_state), names, budget_bytes)
+        snapshot = encoded(frozen.operator_state)
+        return self.operator_state_io.write(snapshot, reply, names, budget_bytes)
 
     # --- asking the coordinator --------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class VertexState(ABC):
             StaleRequestError: the log holds another state of that epoch.
         """
         reply, _ = self._ask(copy, None)
-        self.operator_state_io.learn(reply)
+        self.operator_state_io.pass_over()
         if reply.chain != chain or reply.durable_chain != chain or reply.layers:
             raise StaleRequestError(
                 f"The checkpoint of operator {self._vertex.uid!r}, subtask {self._subtask}, for "

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statebackend.errors import (
@@ -17,6 +19,7 @@ from statebackend.errors import (
     SchemaError,
     StateMismatchError,
 )
+from statebackend.ops import jvm
 from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
 from statebackend.ops.zoned import zoned, zoned_keys
 from statebackend.schema.codec import RowCodec, codec_for
@@ -143,6 +146,7 @@ def parse_schema(schema: Any, what: str, *, defaults: bool = False) -> StructTyp
 
     Raises:
         SchemaError: it does not parse, naming ``what``.
+        SparkLostError: Spark's parser is gone, with its JVM.
     """
     if isinstance(schema, StructType):
         return schema
@@ -151,7 +155,7 @@ def parse_schema(schema: Any, what: str, *, defaults: bool = False) -> StructTyp
         raise SchemaError(f"The schema of {what} is a {type(schema).__name__}.", todo=todo)
     try:
         parsed = _parse_ddl(schema, defaults=defaults and bool(_DEFAULT.search(schema)))
-    except Exception as error:
+    except (SchemaError, PySparkException, Py4JJavaError) as error:
         reason = str(error).strip().splitlines()[0]
         raise SchemaError(
             f"The schema of {what}, {schema!r}, does not parse ({reason}).", todo=todo
@@ -164,7 +168,8 @@ def _parse_ddl(text: str, *, defaults: bool) -> Any:
     from pyspark.sql.types import DataType
 
     if SparkContext._active_spark_context is not None and not defaults:
-        return DataType.fromDDL(text)
+        with jvm.calls():
+            return DataType.fromDDL(text)
     from statebackend.schema.ddl import parse_ddl
 
     return parse_ddl(text, defaults=defaults)

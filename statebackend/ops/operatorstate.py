@@ -31,9 +31,10 @@ class StoredOperatorState:
 
 @dataclass(frozen=True)
 class OperatorSnapshot:
-    """What a subtask ends with, frozen, and as blobs; None where no such state is declared.
+    """What a subtask ends with, frozen, and as blobs; None where all such states are empty.
 
-    Blobs of equal content are equal bytes.
+    Blobs of equal content are equal bytes. A state without rows is not in them: its schema, with
+    all versions that it has had, is in every record.
     """
 
     stored: StoredOperatorState
@@ -127,9 +128,10 @@ class HeldOperatorState:
 
 def encoded(stored: StoredOperatorState) -> OperatorSnapshot:
     """What a subtask ends with, from what was frozen of it."""
-    lists, maps = stored.lists, stored.maps
+    lists = {name: one for name, one in stored.lists.items() if one.rows}
+    maps = {name: one for name, one in stored.maps.items() if one.entries}
     return OperatorSnapshot(
-        stored,
+        StoredOperatorState(lists, maps),
         encode_lists(lists) if lists else None,
         encode_maps(maps) if maps else None,
     )

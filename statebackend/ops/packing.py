@@ -23,6 +23,7 @@ from statebackend.errors import CorruptionError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.rowconv import arrow_schema
+from statebackend.ops.told import code_first
 from statebackend.state.columns import indices_of, take
 
 __all__ = ["GROUP", "PACKED_SCHEMA", "RowPacker", "unpacked"]
@@ -64,6 +65,7 @@ class RowPacker:
     max_parallelism: int
     payload_bytes: int = _PAYLOAD_BYTES
 
+    @code_first
     def __call__(self, batches: Batches) -> Batches:
         """Payloads, in `PACKED_SCHEMA`; rows of one subtask keep their order."""
         schema = payload_schema(arrow_schema(self.schema))

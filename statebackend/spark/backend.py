@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -30,6 +31,7 @@ from statebackend.spark.building import FrameBuilder
 from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
 from statebackend.spark.housekeeping import StorePatience
+from statebackend.spark.javaerrors import ShortJavaError
 from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch
 from statebackend.spark.rebalancing import Rebalancer
@@ -236,7 +238,10 @@ class StateBackend(FrameMaker):
 
         @functools.wraps(function)
         def checked_function(frame: DataFrame, batch_id: int, *rest: Any) -> Any:
-            result = function(frame, batch_id, *rest)
+            try:
+                result = function(frame, batch_id, *rest)
+            except Py4JJavaError as error:
+                raise ShortJavaError(error).with_traceback(error.__traceback__) from None
             if self._launch is not None:
                 self._launch.session.check_finished(batch_id)
             return result

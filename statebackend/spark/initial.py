@@ -31,6 +31,7 @@ from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
+from statebackend.ops.told import code_first
 from statebackend.spark.intake import EpochInput
 from statebackend.spark.keyhash import key_group_expression
 from statebackend.spark.plan import quoted
@@ -98,6 +99,7 @@ class _Writer:
     generation: int
     epoch: int
 
+    @code_first
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(self.uri, new_id=system.new_id, options=self.options)
         work = Workspace.of_process(system.expanded(self.local_dir), system.new_id)

@@ -13,6 +13,7 @@ from recovery.inspect import live_lineages
 from recovery.jobs import job_folder, refuse_savepoint
 from recovery.rewind import LogProgress
 from recovery.savepoint_state import last_epochs
+from snapshot.bases import BasePolicy
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog, RecordCache
 from snapshot.record import Manifest
@@ -31,7 +32,15 @@ from statebackend.errors import (
 )
 from statebackend.settings import Settings
 
-__all__ = ["Job", "held_before", "live_lineages", "overtaken", "store_options", "taken_from"]
+__all__ = [
+    "Job",
+    "base_policy",
+    "held_before",
+    "live_lineages",
+    "overtaken",
+    "store_options",
+    "taken_from",
+]
 
 _READERS: Final = 8
 
@@ -52,6 +61,17 @@ def store_options(settings: Settings) -> StoreOptions:
         role_arn=settings.s3_role_arn,
         ca_bundle=settings.s3_ca_bundle,
         deadline_s=settings.s3_deadline_s,
+    )
+
+
+def base_policy(settings: Settings) -> BasePolicy:
+    """When the job's subtasks write their full state."""
+    return BasePolicy(
+        every_epochs=settings.base_every_epochs,
+        apart_every_epochs=settings.base_apart_every_epochs,
+        apart_min_bytes=settings.base_apart_min_bytes,
+        apart_ratio=settings.base_apart_ratio,
+        lease_s=settings.base_lease_s,
     )
 
 

@@ -20,7 +20,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
 from recovery.savepoint import Savepoint
-from snapshot.bases import BasePolicy
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
 from snapshot.operators import OperatorSpec, operators_setting, takes_initial
@@ -47,7 +46,7 @@ from statebackend.spark.atstart import (
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
-from statebackend.spark.job import Job, held_before, live_lineages
+from statebackend.spark.job import Job, base_policy, held_before, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.savepoints import (
     begin_with,
@@ -373,6 +372,7 @@ class Launch:
         coordinator = Coordinator(
             job=self._job.name,
             job_id=tenure.job_id,
+            generation=tenure.generation,
             run=self._name,
             query_id=str(query.id),
             operators=self._specs,
@@ -382,13 +382,7 @@ class Launch:
                 if uid in self._operators
             },
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
-            bases=BasePolicy(
-                every_epochs=self._settings.base_every_epochs,
-                apart_every_epochs=self._settings.base_apart_every_epochs,
-                apart_min_bytes=self._settings.base_apart_min_bytes,
-                apart_ratio=self._settings.base_apart_ratio,
-                lease_s=self._settings.base_lease_s,
-            ),
+            bases=base_policy(self._settings),
             now_s=system.monotonic_s,
             new_id=system.new_id,
             first_epoch=first_epoch,

@@ -102,7 +102,6 @@ class OperatorStateIO:
     subtask: int
     parallelism: int
     store: ObjectStore
-    _names: dict[str, str] = field(default_factory=dict)  # of objects that hold a digest's bytes
     _bodies: list[bytes] = field(default_factory=list)
     _held: dict[str, _Kept] = field(default_factory=dict)
 
@@ -120,8 +119,7 @@ class OperatorStateIO:
 
     def split_off(self, reply: BeginReply, bodies: list[bytes]) -> list[bytes]:
         """Take the bodies of these states, which come last, out of a reply's: the others."""
-        parts = [*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])]
-        count = sum(part.source == "record" for part in parts)
+        count = sum(part.source == "record" for part in _parts(reply))
         self._bodies = bodies[len(bodies) - count :]
         return bodies[: len(bodies) - count]
 
@@ -133,7 +131,7 @@ class OperatorStateIO:
         """
         bodies = iter(self._bodies)
         # Before anything is kept: that may push out what the driver was told is here.
-        for part in (*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])):
+        for part in _parts(reply):
             if part.source == "held":
                 owners = ((*self._own[:2], part.subtask), self._own, self._shared)
                 found = _cache.get(owners, part.digest)
@@ -158,8 +156,6 @@ class OperatorStateIO:
     def _content(
         self, part: StatePart, owner: Owner, bodies: Any, *, keep: bool, shared: bool = False
     ) -> Mapping[str, Any]:
-        if part.name:
-            self._names[part.digest] = part.name
         # What another subtask had may be what this one has: lists that are empty are alike.
         kept = self._held.get(part.digest) if part.source == "held" else None
         if kept is None:
@@ -183,37 +179,41 @@ class OperatorStateIO:
             raise _damaged(part, self.operator, "is gone") from error
         return data
 
-    def learn(self, reply: BeginReply) -> None:
-        """As :meth:`read`, where the states are at hand: only which objects hold them."""
-        for part in (*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])):
-            if part.name:
-                self._names[part.digest] = part.name
+    def pass_over(self) -> None:
+        """The states of a begin are at hand: nothing of it is read."""
         self._bodies = []
 
     def write(
-        self, snapshot: OperatorSnapshot, new_names: Sequence[str], budget_bytes: int
+        self,
+        snapshot: OperatorSnapshot,
+        reply: BeginReply,
+        new_names: Sequence[str],
+        budget_bytes: int,
     ) -> StateParts:
         """Make a snapshot durable, as far as it is over the budget; the rest goes with the ack.
 
-        What is as it was keeps its object.
+        What is as it was keeps its object. Only the reply that the epoch began with says in which
+        one it lies: any that was named earlier may have been deleted meanwhile.
 
         Args:
             new_names: of two objects, should they be needed.
         """
+        names = {part.digest: part.name for part in _parts(reply) if part.name}
         lists = maps = None
         maps_digest = ""
         if snapshot.lists is not None:
             kept = _Kept(snapshot.lists, snapshot.stored.lists)
             digest = self._keep(self._own, kept)
             rows = sum(len(one.rows) for one in snapshot.stored.lists.values())
-            lists = self._part(kept.blob, digest, rows, new_names[0], budget_bytes)
+            lists = self._part(kept.blob, digest, rows, names, new_names[0], budget_bytes)
             budget_bytes -= len(lists.data)
         if snapshot.maps is not None:
             kept = _Kept(snapshot.maps, snapshot.stored.maps)
             maps_digest = self._keep(self._shared, kept)
             rows = sum(len(one.entries) for one in snapshot.stored.maps.values())
             if self.subtask == 0:
-                maps = self._part(kept.blob, maps_digest, rows, new_names[1], budget_bytes)
+                name = new_names[1]
+                maps = self._part(kept.blob, maps_digest, rows, names, name, budget_bytes)
         return StateParts(lists, maps, maps_digest)
 
     def _keep(self, owner: Owner, kept: _Kept) -> str:
@@ -222,16 +222,26 @@ class OperatorStateIO:
         return digest
 
     def _part(
-        self, blob: bytes, digest: str, rows: int, new_name: str, budget_bytes: int
+        self,
+        blob: bytes,
+        digest: str,
+        rows: int,
+        names: Mapping[str, str],
+        new_name: str,
+        budget_bytes: int,
     ) -> SlicePart:
         size_bytes = len(blob)
         if size_bytes <= budget_bytes:
             return SlicePart(digest=digest, size_bytes=size_bytes, rows=rows, data=blob)
-        name = self._names.get(digest)
+        name = names.get(digest)
         if name is None:
             name = new_name
             self.store.put(name, [blob])
         return SlicePart(digest=digest, size_bytes=size_bytes, rows=rows, name=name)
+
+
+def _parts(reply: BeginReply) -> list[StatePart]:
+    return [*reply.operator_parts, *([reply.broadcast] if reply.broadcast else [])]
 
 
 def _damaged(part: StatePart, operator: str, reason: str) -> CorruptionError:

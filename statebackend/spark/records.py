@@ -8,8 +8,10 @@ from typing import Final
 
 from blake3 import blake3
 
+from snapshot.base import FileIndex, decode_index
 from snapshot.lineage import SliceRef
-from snapshot.record import Record, parse_record, record_name
+from snapshot.messages import SlicePart
+from snapshot.record import Record, SliceEntry, parse_record, record_name
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import CorruptionError, FormatError
 
@@ -74,25 +76,37 @@ class Records:
         entry = ref.entry
         known = self._indexes.get(entry.digest)
         if known is None:
-            known = self.slice(ref) if entry.object is None else self._own_object(ref)
-            self.learn_index(entry.digest, known)
+            try:
+                known = self.slice(ref) if entry.object is None else self._own_object(ref.entry)
+            except FormatError as error:
+                raise DamagedSliceError(ref, error) from error
+            self._keep_index(entry.digest, known)
         return known
 
-    def _own_object(self, ref: SliceRef) -> bytes:
-        name = ref.entry.object or ""
+    def _own_object(self, said: SliceEntry | SlicePart) -> bytes:
+        name = (said.object if isinstance(said, SliceEntry) else said.name) or ""
         data = self._store.get(name)
-        if blake3(data).hexdigest() != ref.entry.digest:
+        if blake3(data).hexdigest() != said.digest:
             data = self._store.get(name)
-        if blake3(data).hexdigest() != ref.entry.digest:
-            error = CorruptionError(
+        if blake3(data).hexdigest() != said.digest:
+            raise CorruptionError(
                 f"The object {name!r} in {self._store.uri} is not what its record names.",
                 todo="Restore it from another copy of the store.",
             )
-            raise DamagedSliceError(ref, error)
         return data
 
-    def learn_index(self, digest: str, data: bytes) -> None:
-        """An index that a worker has just sent: it need not be read again."""
+    def learn_index(self, part: SlicePart) -> FileIndex:
+        """An index that a worker has just made: no restore need read it again.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: it does not read.
+        """
+        data = part.data or self._own_object(part)
+        found = decode_index(data, part.name)
+        self._keep_index(part.digest, data)
+        return found
+
+    def _keep_index(self, digest: str, data: bytes) -> None:
         self._indexes[digest] = data
         while len(self._indexes) > _INDEXES_KEPT:
             self._indexes.pop(next(iter(self._indexes)), None)

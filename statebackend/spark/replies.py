@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable
 
 from recovery.plan import RestorePlan, Step, StepSource
+from snapshot.base import decode_index
 from snapshot.bases import BasePolicy, Grant
 from snapshot.lineage import SliceRef
 from snapshot.messages import (
@@ -225,7 +226,9 @@ def base_grant(
     if previous is not None and previous.entry.kind == "files":
         # Where it cannot be read, nothing of it is named again: the state does not need it.
         with contextlib.suppress(DamagedSliceError, StateBackendError):
-            index = records.index(previous)
+            found = records.index(previous)
+            given.given = frozenset(file.object for file in decode_index(found).files)
+            index = found
     return BaseGrant(
         id=given.id,
         epoch=given.epoch,

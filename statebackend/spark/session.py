@@ -387,10 +387,9 @@ class RunSession:
         """A base is durable; the operator's next record names it."""
         coordinator, _ = self._ready()
         _check_part(request, request.part)
+        files = self._records.learn_index(request.part).files if request.kind == "files" else []
         with self._state_lock:
-            coordinator.base_done(request)
-        if request.kind == "files" and request.part.data:
-            self._records.learn_index(request.part.digest, request.part.data)
+            coordinator.base_done(request, [file.object for file in files])
         self.progress.base_done(request)
         return BaseReply(lease_s=coordinator.base_policy.lease_s)
 

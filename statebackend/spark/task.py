@@ -43,6 +43,7 @@ from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.operatorstate import OperatorSnapshot
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
+from statebackend.ops.told import code_first
 from statebackend.spark.context import EpochContext
 from statebackend.spark.hosting import Hosting, Request, pass_on
 from statebackend.spark.initial import read_initial
@@ -96,6 +97,7 @@ class SubtaskTask:
         self.processor = processor
         self.credentials = credentials
 
+    @code_first
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask: here, or in the worker that has its store open."""
         context = EpochContext.current(self.spec.uid, self.credentials.value)
@@ -413,7 +415,7 @@ class SubtaskEpoch:
         """States that belong to no key, as the ack carries them."""
         assert self._frozen is not None
         names = [data_name(reply.generation, self._context.epoch, system.new_id()) for _ in "lm"]
-        return self._operator_state.write(self._frozen, names, budget_bytes)
+        return self._operator_state.write(self._frozen, reply, names, budget_bytes)
 
     def _figures(self, opened: OpenSubtask) -> dict[str, int]:
         return {

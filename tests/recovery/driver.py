@@ -228,6 +228,7 @@ class Run:
         self.coordinator = Coordinator(
             job=JOB,
             job_id=JOB_ID,
+            generation=1,
             run=new_id(),
             query_id="query",
             operators={
@@ -406,6 +407,7 @@ class Started:
         self.coordinator = Coordinator(
             job=JOB,
             job_id=self.tenure.job_id,
+            generation=self.tenure.generation,
             run=new_id(),
             query_id="query",
             operators={

@@ -70,7 +70,7 @@ class Worker:
     def ack(self, attempt: int = 0) -> AckReply:
         reply, epoch = self.reply, self.reply.base_epoch + 1
         names = [data_name(reply.generation, epoch, new_id()) for _ in range(2)]
-        parts = self.io.write(self.held.snapshot(), names, reply.inline_budget_bytes)
+        parts = self.io.write(self.held.snapshot(), reply, names, reply.inline_budget_bytes)
         request = ack_of(reply.chain, part_of({}), epoch, self.subtask, attempt=attempt)
         return self.started.session.ack(
             msgspec.structs.replace(
@@ -164,12 +164,35 @@ def test_another_parallelism_begins_with_all_of_it(budget: int, known: bool) -> 
     assert verify(store, JOB).findings == []
 
 
+@pytest.mark.parametrize("budget", [1 << 20, SMALL])
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_states_that_were_emptied_store_nothing_and_may_be_filled_again(
+    budget: int, parallelism: int
+) -> None:
+    store = MemoryStore()
+    started = Started(store, {"op": 2}, inline_budget_bytes=budget)
+    run(started, 0, (1, 1))
+    for worker in workers(started, 1):
+        worker.held.states["list"].clear()  # type: ignore[union-attr]
+        worker.held.states["rules"].remove((1,))  # type: ignore[union-attr]
+        worker.ack()
+    assert {one.kind for one in manifests_of(store)[-1].slices} == {"delta"}
+    forget()
+    started = Started(store, {"op": parallelism}, first_epoch=2, inline_budget_bytes=budget)
+    for worker in workers(started, 2):
+        assert (worker.numbers(), worker.rules()) == ([], {})
+    run(started, 2, (7, 7))
+    assert [worker.rules() for worker in workers(started, 3)] == [{7: 7}] * parallelism
+    assert verify(store, JOB).findings == []
+
+
 def test_lists_that_are_alike_are_found_whosever_they_were() -> None:
     store = MemoryStore()
     for worker in workers(Started(store, {"op": 4}), 0):
-        worker.ack()  # all of them empty
+        worker.held.states["list"].add((7,))  # type: ignore[union-attr]
+        worker.ack()
     found = workers(Started(store, {"op": 3}, first_epoch=1), 1)
-    assert [worker.numbers() for worker in found] == [[], [], []]
+    assert [worker.numbers() for worker in found] == [[7, 7], [7], [7]]
 
 
 def test_the_broadcast_state_is_stored_once_for_all() -> None:
@@ -236,6 +259,7 @@ def test_objects_of_acks_are_kept_until_their_record_names_them() -> None:
     started = Started(MemoryStore(), {"op": 2}, inline_budget_bytes=SMALL)
     one, _ = workers(started, 0)
     one.held.states["rules"].put((1,), (1,))  # type: ignore[union-attr]
+    one.held.states["list"].add((1,))  # type: ignore[union-attr]
     one.ack()
     pending = started.coordinator.pending_names()
     assert len(pending) == 2

@@ -15,8 +15,19 @@ from recovery.restarting import (
     NoRestart,
     Restarts,
     Strategy,
+    is_final,
 )
-from statebackend.errors import SettingError
+from statebackend.errors import (
+    EnvironmentMissingError,
+    FencedError,
+    PeerLostError,
+    ProcessorError,
+    RescaleError,
+    SettingError,
+    SparkLostError,
+    StateMismatchError,
+    UnsupportedTypeError,
+)
 
 
 def delays(strategy: Strategy, times_s: Iterable[float], drawn: float = 0.5) -> list[float | None]:
@@ -110,3 +121,25 @@ def test_a_rate_gives_up_exactly_when_more_failures_lie_within_its_time(
         within = sum(now_s - then_s < per_s for then_s in times_s)
         assert (delay_s is None) is (within > failures)
         assert len(restarts.recent_s) == within
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize(
+    "error", [FencedError("f"), RescaleError("r"), SparkLostError("s"), StateMismatchError("m")]
+)
+def test_what_would_come_again_is_final_at_any_time(error: Exception, has_run: bool) -> None:
+    assert is_final(error, has_run=has_run)
+
+
+@pytest.mark.parametrize("error", [SettingError("s"), UnsupportedTypeError("u")])
+def test_what_the_user_gave_is_final_until_the_job_has_run(error: Exception) -> None:
+    assert is_final(error, has_run=False)
+    assert not is_final(error, has_run=True)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize(
+    "error", [ProcessorError("p"), EnvironmentMissingError("e"), PeerLostError("l"), OSError("o")]
+)
+def test_what_may_pass_or_be_another_hosts_is_not_final(error: Exception, has_run: bool) -> None:
+    assert not is_final(error, has_run=has_run)

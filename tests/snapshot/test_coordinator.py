@@ -14,6 +14,7 @@ from snapshot.delta import chain_start
 from snapshot.epoch import Acked
 from snapshot.lineage import resolve
 from snapshot.messages import AckRequest, SlicePart
+from snapshot.names import data_name
 from statebackend.errors import (
     CommitUnknownError,
     FencedError,
@@ -477,7 +478,8 @@ def test_slices_and_bodies_go_together_with_the_bases_beside_their_deltas() -> N
     run = Run(3)
     befores = [run.begin(0, n).chain for n in range(3)]
     inline, base, far = part_of({b"k": b"x"}), part_of({b"all": b"y"}), part_of({b"k": b"z"})
-    apart = SlicePart(digest=far.digest, size_bytes=far.size_bytes, rows=far.rows, name="data/7")
+    name = data_name(1, 0, "7")
+    apart = SlicePart(digest=far.digest, size_bytes=far.size_bytes, rows=far.rows, name=name)
     run.coordinator.ack(ack_of(befores[2], inline, 0, 2, base=base))
     run.coordinator.ack(ack_of(befores[0], apart, 0, 0))
     run.coordinator.ack(ack_of(befores[1], part_of({}), 0, 1, base=apart))
@@ -485,9 +487,9 @@ def test_slices_and_bodies_go_together_with_the_bases_beside_their_deltas() -> N
     assert work is not None
     named = [(e.subtask, e.kind, e.object) for e in work.manifest.slices]
     assert named == [
-        (0, "delta", "data/7"),
+        (0, "delta", name),
         (1, "delta", None),
-        (1, "base", "data/7"),
+        (1, "base", name),
         (2, "delta", None),
         (2, "base", None),
     ]

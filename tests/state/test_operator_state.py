@@ -310,6 +310,9 @@ def held(before: OperatorSnapshot | None, *states: tuple[str, str]) -> HeldOpera
 
 def test_a_name_under_another_mode_is_refused() -> None:
     first = held(None, ("s", "split"), ("m", "broadcast"))
+    first.gate.is_open = True
+    first.states["s"].add((5,))  # type: ignore[union-attr]
+    first.states["m"].put(("a",), (1,))  # type: ignore[union-attr]
     for name, kind in (("s", "union"), ("s", "broadcast"), ("m", "split")):
         with pytest.raises(StateMismatchError, match="was stored with the mode"):
             held(first.snapshot(), (name, kind))
@@ -325,6 +328,36 @@ def test_a_state_that_nobody_asks_for_is_carried_on() -> None:
 def test_without_such_states_there_is_nothing_to_store() -> None:
     assert held(None).snapshot() == OperatorSnapshot(StoredOperatorState(), None, None)
     assert held(None, ("s", "union")).snapshot().maps is None
+
+
+def test_states_that_were_emptied_are_stored_as_if_they_had_never_been() -> None:
+    both = held(None, ("s", "split"), ("t", "union"), ("m", "broadcast"), ("n", "broadcast"))
+    one = held(None, ("t", "union"), ("n", "broadcast"))
+    for made in (both, one):
+        made.gate.is_open = True
+        for name in made.states:
+            state: Any = made.states[name]
+            state.add((5,)) if isinstance(state, OperatorList) else state.put(("a",), (1,))
+    full = both.snapshot()
+    for name in ("s", "m"):
+        both.states[name].clear()
+    assert both.snapshot() == one.snapshot(), "equal content, equal bytes"
+    for name in ("t", "n"):
+        both.states[name].clear()
+    assert both.snapshot() == OperatorSnapshot(StoredOperatorState(), None, None)
+    again = held(full, ("s", "split"), ("m", "broadcast"))
+    assert (len(again.states["s"]), len(again.states["m"])) == (1, 1), "what was frozen stays"
+
+
+def test_empty_states_that_an_earlier_release_stored_are_read() -> None:
+    lists = encode_lists({"s": StoredList("split", NUMBER.json(), 0, ())})
+    maps = encode_maps({"m": StoredMap(NAME.json(), NUMBER.json(), 0, {})})
+    before = StoredOperatorState(decode_lists(lists), decode_maps(maps))
+    made = HeldOperatorState(before)
+    made.hold("s", "split", CODEC, None, NUMBER.json(), "")
+    made.hold("m", "broadcast", CODEC, KeyCodec(NAME), NUMBER.json(), NAME.json())
+    assert (len(made.states["s"]), len(made.states["m"])) == (0, 0)
+    assert made.snapshot() == OperatorSnapshot(StoredOperatorState(), None, None)
 
 
 def test_rows_of_an_older_schema_are_read_and_stored_anew() -> None:

@@ -130,6 +130,7 @@ class InProcessJob:
         coordinator = Coordinator(
             job=self.name,
             job_id=tenure.job_id,
+            generation=tenure.generation,
             run="run",
             query_id="query",
             operators=self.specs,

@@ -120,6 +120,13 @@ class Counting(KeyedProcessor):
         yield key[0], n, total
 
 
+class Unclosed(Counting):
+    """As `Counting`; it cannot be closed."""
+
+    def close(self) -> None:
+        raise ValueError("the connection is gone")
+
+
 class ArrowCounting(ArrowProcessor):
     """As `Counting`, in columns."""
 

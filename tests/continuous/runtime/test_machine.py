@@ -266,7 +266,7 @@ def test_the_job_is_over_with_a_last_checkpoint_of_all_who_have_ended() -> None:
     assert isinstance(publish, Publish)
     assert publish.is_last
     outs = driver.machine.published(publish, 102.0, 110_000)
-    assert told(outs)[-1] == Stop()
+    assert told(outs)[-1] == Stop(job_ended=True)
     assert outs[-1] == Ended()
     assert driver.at(1000.0) == []
 

@@ -161,7 +161,7 @@ def test_the_job_ends_with_its_last_checkpoint_though_one_was_under_way() -> Non
     publish = the(Publish, driver.machine.written(22, 33.0))
     assert publish.is_last
     outs = driver.machine.published(publish, 34.0, 41_000)
-    assert told(outs)[-1] == Stop()
+    assert told(outs)[-1] == Stop(job_ended=True)
     assert outs[-1] == Ended()
 
 

@@ -23,6 +23,7 @@ from tests.continuous.runtime.jobs import (
     HeldClock,
     Numbers,
     PandasCounting,
+    Unclosed,
     Windows,
     check_counts,
     truth,
@@ -139,6 +140,19 @@ def test_slots_and_driver_speak_tls_also_after_a_kill(
     assert query.await_termination(120.0)
     assert query.restarts == 1
     check_counts(rows_of(tmp_path / "out"), truth(8000))
+
+
+def test_a_close_that_fails_at_the_end_comes_back_and_the_output_stays(
+    backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
+) -> None:
+    keyed = backend().continuous(Numbers(5_000), name="numbers").key_by("key")
+    counted = keyed.process(Unclosed(), uid="count", output_schema=OUTPUT)
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval_s=0.2)
+    queries.append(query)
+    with pytest.raises(ProcessorError, match=r"'count' was not closed.*the connection is gone"):
+        query.await_termination(120.0)
+    assert query.restarts == 0
+    check_counts(rows_of(tmp_path / "out"), truth(5_000))
 
 
 def test_the_users_error_comes_back_from_the_worker(

@@ -1,0 +1,55 @@
+"""Calls into Spark's JVM, and how it shows that nobody is there to answer them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
+
+from statebackend.errors import SparkLostError
+
+__all__ = ["calls"]
+
+
+@contextlib.contextmanager
+def calls() -> Iterator[None]:
+    """Around calls into the JVM, and nothing else.
+
+    Raises:
+        SparkLostError: it is gone, or its SparkContext is stopped.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (_unanswered(error) or _stopped()):
+            raise
+        raise SparkLostError(
+            f"Spark is gone from this driver: its JVM has ended, or its SparkContext was stopped "
+            f"({type(error).__name__}).",
+            todo="Start the driver again: the job goes on from its last complete checkpoint. See "
+            "Spark's log for why it ended.",
+        ) from error
+
+
+def _unanswered(error: BaseException) -> bool:
+    """Whether the JVM did not answer, or could not be reached."""
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return True
+    # What is left of a call in which the JVM ended: with neither an exception of it nor its trace.
+    return (
+        isinstance(error, Py4JError)
+        and not isinstance(error, Py4JJavaError)
+        and "Trace:" not in str(error)
+    )
+
+
+def _stopped() -> bool:
+    context = SparkContext._active_spark_context
+    if context is None or context._jsc is None:
+        return True
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:
+        return True

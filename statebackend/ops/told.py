@@ -1,0 +1,61 @@
+"""How the error of a task reaches the user: its code and sentence first, where it came from after.
+
+Spark hands on all that Python says of an error, and that begins with its traceback: some thousand
+characters of Spark's worker and of this library before the sentence that counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from pyspark import TaskContext
+
+from statebackend import system
+from statebackend.errors import StateBackendError
+
+__all__ = ["code_first", "details"]
+
+_FRAMES_SHOWN: Final = 12  # of each error in the chain, the innermost
+_DETAILS_SHOWN: Final = 3_000  # characters
+
+Function = TypeVar("Function", bound=Callable[..., Iterator[Any]])
+
+
+def code_first(function: Function) -> Function:
+    """Of a function that Spark's Python workers run: what it raises on purpose is told so."""
+
+    @functools.wraps(function)
+    def told(*given: Any) -> Iterator[Any]:
+        try:
+            yield from function(*given)
+        except StateBackendError as error:
+            if TaskContext.get() is None:  # no worker of Spark's: the caller has the error itself
+                raise
+            error.add_note(details(error))
+            system.hide_worker_traceback()
+            raise
+
+    return told  # type: ignore[return-value]
+
+
+def details(error: BaseException) -> str:
+    """Where an error and those behind it came from: an error's frames, then those of its cause."""
+    lines: list[str] = []
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        if one is not error:
+            lines += ["caused by " + "".join(traceback.format_exception_only(one)).strip()]
+        # Not in Python's form: Spark would take it for a traceback, and put it first again.
+        frames = traceback.extract_tb(one.__traceback__)[-_FRAMES_SHOWN:]
+        lines += [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    text = "\n".join(lines)
+    if len(text) > _DETAILS_SHOWN:
+        half = _DETAILS_SHOWN // 2
+        text = f"{text[:half]}\n...\n{text[-half:]}"
+    return text

@@ -1,0 +1,29 @@
+"""Errors of Spark's JVM that go back to it, through a ``foreachBatch`` function, short enough.
+
+Spark looks through the text of what such a function raised for an interruption, to know a stop from
+a failure (`StreamExecution.isInterruptionException`). Its regular expression takes a stack frame
+for each character: over some 1,500 of them the stream's thread ends with a StackOverflowError.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+
+__all__ = ["ShortJavaError"]
+
+_SHOWN: Final = 800  # characters
+
+
+class ShortJavaError(Py4JJavaError):  # type: ignore[misc]
+    """An error of the JVM without its stack, which Spark's log has."""
+
+    def __init__(self, error: Py4JJavaError) -> None:
+        super().__init__(error.errmsg, error.java_exception)
+        said = [line for line in str(error).splitlines() if not line.startswith("\t")]
+        # As Python names the type: Spark looks for that.
+        self._text = "\n".join([f"py4j.protocol.Py4JJavaError: {said[0]}", *said[1:]])[:_SHOWN]
+
+    def __str__(self) -> str:
+        return self._text
