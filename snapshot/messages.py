@@ -107,6 +107,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ancestors``: what is here of the subtasks that a reply said to look for; None: not looked yet.
     ``held``: digests of the states of no key that the worker has and need not be sent.
+    ``nonce``: drawn by Spark for this plan of the batch, and this subtask (see `snapshot.stamps`).
     """
 
     protocol: int
@@ -123,6 +124,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
     copy: LocalCopy
     ancestors: list[AncestorCopy] | None = None
     held: list[str] = []
+    nonce: int = 0
 
 
 class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):

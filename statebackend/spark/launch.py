@@ -394,6 +394,7 @@ class Launch:
             first_epoch=first_epoch,
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
+            stamps=Services.stamps_of(self._job.store.uri),
         )
         server = Services.get(self._spark, self._settings)
         Services.running[self._job.store.uri] = (server, self._name, query, self.session)

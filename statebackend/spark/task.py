@@ -329,6 +329,7 @@ class SubtaskEpoch:
                 copy=copy,
                 ancestors=ancestors,
                 held=self._operator_state.held(),
+                nonce=taken.nonce,
             )
             reply, bodies = self._client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
             return reply, self._operator_state.split_off(reply, bodies)

@@ -34,6 +34,7 @@ from snapshot.messages import (
 from snapshot.names import data_name
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
+from snapshot.stamps import Stamps
 from snapshot.storage.base import ObjectStore
 from snapshot.tenure import Patience
 from snapshot.watermark import NextDue
@@ -119,6 +120,7 @@ def begin_of(
     attempt: int = 0,
     copy: LocalCopy | None = None,
     host: str = "host",
+    nonce: int = 0,
 ) -> BeginRequest:
     return BeginRequest(
         protocol=PROTOCOL,
@@ -133,6 +135,7 @@ def begin_of(
         host=host,
         executor="executor",
         copy=copy or LocalCopy(),
+        nonce=nonce,
     )
 
 
@@ -216,6 +219,7 @@ class Run:
         first_epoch: int | None = None,
         asynchronous: bool = False,
         specs: Specs | None = None,
+        stamps: Stamps | None = None,
     ) -> None:
         self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
         self.specs = dict(specs or {})
@@ -241,6 +245,7 @@ class Run:
             new_id=new_id,
             first_epoch=first_epoch,
             asynchronous=asynchronous,
+            stamps=stamps,
         )
 
     def again(
@@ -249,6 +254,7 @@ class Run:
         *,
         first_epoch: int | None = None,
         specs: Specs | None = None,
+        same_process: bool = False,
     ) -> Run:
         """The next run of the job, after a crash."""
         return Run(
@@ -259,6 +265,7 @@ class Run:
             first_epoch=first_epoch,
             asynchronous=self.asynchronous,
             specs=self.specs if specs is None else specs,
+            stamps=self.coordinator.stamps if same_process else None,
         )
 
     def lineage(self, operator: str = "op") -> OperatorLineage:
@@ -272,8 +279,11 @@ class Run:
         *,
         stamp_ms: int | None = None,
         attempt: int = 0,
+        nonce: int = 0,
     ) -> Admitted:
-        request = begin_of(epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt)
+        request = begin_of(
+            epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt, nonce=nonce
+        )
         admitted = self.coordinator.begin(request)
         self.chains[operator, subtask, epoch - 1] = admitted.chain
         return admitted

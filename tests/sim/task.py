@@ -86,6 +86,7 @@ class SimEpoch(SubtaskEpoch):
         self._taken: Any = SimpleNamespace(
             subtask=attempt.subtask,
             stamp_ms=attempt.plan.stamp_ms,
+            nonce=attempt.plan.batch,
             max_event_ms=None,
             second_event_ms=None,
             stage=SimpleNamespace(rows=len(self._rows)),
