@@ -6,7 +6,8 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
   confirms n. With asynchronous commits it begins when the one before was acked by every subtask,
   and is acked in full only when the one before is durable: never more than one epoch ahead;
 * a stamp belongs to one epoch: a frame of another batch is refused, whatever the clock says;
-* the newest attempt that acked wins, and only until the next epoch begins;
+* a record is of one whole evaluation, the latest, and within it the newest attempt that acked
+  wins; only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
 * after the first failed commit nothing is accepted any more;
 * an epoch's watermark follows from the epochs before it, and is the same when it is repeated.
@@ -208,7 +209,7 @@ class Coordinator:
         """Take in a snapshot.
 
         Raises:
-            StaleRequestError: a newer attempt has acked, or the epoch is over.
+            StaleRequestError: a newer attempt of its task has acked, or the epoch is over.
             WrongBatchError, ProtocolError: it does not belong to what was begun.
         """
         self._check_alive()

@@ -6,7 +6,7 @@ driver and an executor that run different releases find out there, and not in th
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ __all__ = [
     "RestoreStep",
     "SlicePart",
     "StatePart",
+    "Use",
 ]
 
 PROTOCOL: Final = 5
@@ -219,10 +220,22 @@ class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Use(NamedTuple):
+    """What an attempt's output is for: Spark's numbers of the execution, the stage, the task.
+
+    A later execution or stage has a higher number. ``partition`` is the task's within its stage.
+    """
+
+    execution: int = 0
+    stage: int = 0
+    partition: int = 0
+
+
 class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A subtask's snapshot is safe: what is not inline is durable.
 
     ``large_bytes``: the size of its state, where that is too large for a base in the record.
+    ``use``: which evaluation of the operator it is of (see `snapshot.epoch`).
     ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
     object store by this attempt: (requests, bytes) by verb.
 
@@ -257,6 +270,7 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     operator_state: SlicePart | None = None
     broadcast: SlicePart | None = None
     broadcast_digest: str = ""
+    use: Use = Use()
 
 
 class AckReply(msgspec.Struct, frozen=True, kw_only=True):

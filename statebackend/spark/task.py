@@ -408,6 +408,7 @@ class SubtaskEpoch:
             operator_state=parts.lists,
             broadcast=parts.maps,
             broadcast_digest=parts.maps_digest,
+            use=context.use,
         )
 
     def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:

@@ -30,6 +30,7 @@ from snapshot.messages import (
     BeginRequest,
     LocalCopy,
     SlicePart,
+    Use,
 )
 from snapshot.names import data_name
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
@@ -152,6 +153,7 @@ def ack_of(
     large_bytes: int = 0,
     max_event_ms: int | None = None,
     next_timer_ms: int | None = None,
+    use: Use | None = None,
 ) -> AckRequest:
     return AckRequest(
         protocol=PROTOCOL,
@@ -168,6 +170,7 @@ def ack_of(
         large_bytes=large_bytes,
         max_event_ms=max_event_ms,
         next_timer_ms=next_timer_ms,
+        use=use or Use(),
     )
 
 
@@ -300,6 +303,7 @@ class Run:
         base: State | None = None,
         max_event_ms: int | None = None,
         next_timer_ms: int | None = None,
+        use: Use | None = None,
     ) -> Acked:
         part = part_of({b"k": b"%d" % epoch} if changes is None else changes)
         full = None if base is None else base_of(base)
@@ -320,6 +324,7 @@ class Run:
                 base=full,
                 max_event_ms=max_event_ms,
                 next_timer_ms=next_timer_ms,
+                use=use,
             )
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from recovery.local import Clock, LocalSubtask
 from recovery.restore import OpenSubtask
 from recovery.upload import BaseUpload
-from snapshot.messages import BaseGrant, BeginReply
+from snapshot.messages import BaseGrant, BeginReply, Use
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
@@ -81,6 +81,7 @@ class SimEpoch(SubtaskEpoch):
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
             attempt=attempt.number,
+            use=Use(0, attempt.stage, attempt.subtask),
             endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
         self._taken: Any = SimpleNamespace(
