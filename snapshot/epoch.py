@@ -25,7 +25,6 @@ __all__ = ["Acked", "EpochState"]
 
 # Of the evaluations after the last whole one: those that may still become whole run now.
 _PARTIAL_KEPT: Final = 16
-_NONE: Final = -1
 
 
 class Acked(enum.Enum):
@@ -37,48 +36,59 @@ class Acked(enum.Enum):
 
 
 @dataclass
+class _Evaluation:
+    """Its latest ack of each subtask, and the latest of its stages."""
+
+    acks: dict[int, AckRequest] = field(default_factory=dict)
+    stage: int = 0
+
+
+@dataclass
 class EpochState:
     """Acks of one operator in one epoch of one run."""
 
     parallelism: int
     durable: dict[int, AckRequest] = field(default_factory=dict)
     _taken: dict[int, AckRequest] = field(default_factory=dict)
-    # By the number of the execution, then by subtask; none that is older than the last whole one.
-    _evaluations: dict[int, dict[int, AckRequest]] = field(default_factory=dict)
-    _whole: int = _NONE
+    _whole: _Evaluation | None = None  # the latest
+    # By execution: that one, and those that are later.
+    _evaluations: dict[int, _Evaluation] = field(default_factory=dict)
     _latest: dict[int, AckRequest] = field(default_factory=dict)
 
     def take(self, ack: AckRequest) -> Acked:
         """Take in an ack."""
-        if ack.use.execution < self._whole:
-            return Acked.COMPLETE  # its output may be needed, and another evaluation counts
-        own = self._evaluations.setdefault(ack.use.execution, {})
-        known = own.get(ack.subtask)
+        own = self._evaluations.setdefault(ack.use.execution, _Evaluation())
+        known = own.acks.get(ack.subtask)
         if known is not None and known.use == ack.use and ack.attempt < known.attempt:
             return Acked.STALE
-        _put_later(own, ack)
+        own.stage = max(own.stage, ack.use.stage)
+        _put_later(own.acks, ack)
         _put_later(self._latest, ack)
-        if len(own) == self.parallelism:
-            self._whole = ack.use.execution
+        before = self._whole
+        if len(own.acks) == self.parallelism and (before is None or own.stage >= before.stage):
+            self._whole = own
         self._forget_old()
         return Acked.COMPLETE if self.acked else Acked.PARTIAL
 
     def _forget_old(self) -> None:
-        for number in sorted(self._evaluations)[:-_PARTIAL_KEPT]:
-            if number != self._whole:
+        """Those before the latest whole one: their output may be needed, and they do not count."""
+        others = [(n, one) for n, one in self._evaluations.items() if one is not self._whole]
+        others.sort(key=lambda of: of[1].stage, reverse=True)
+        for place, (number, one) in enumerate(others):
+            old = self._whole is not None and one.stage < self._whole.stage
+            if old or place >= _PARTIAL_KEPT:
                 del self._evaluations[number]
-        for number in [number for number in self._evaluations if number < self._whole]:
-            del self._evaluations[number]
 
     @property
     def acks(self) -> dict[int, AckRequest]:
         """Those that count, as far as they are here; not to be changed."""
-        return self._evaluations[self._whole] if self._whole != _NONE else self._latest
+        return self._latest if self._whole is None else self._whole.acks
 
     def all_acks(self) -> Iterator[AckRequest]:
         """Those that count, or may come to count."""
-        for own in (self._latest, *self._evaluations.values()):
-            yield from own.values()
+        yield from self._latest.values()
+        for one in self._evaluations.values():
+            yield from one.acks.values()
 
     def take_due(self) -> dict[int, AckRequest] | None:
         """The acks that a record must be written for now; None if that was done, or too early."""

@@ -221,14 +221,15 @@ class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(NamedTuple):
-    """What an attempt's output is for: Spark's numbers of the execution, the stage, the task.
+    """What an attempt's output is for, by Spark's numbers: a stage, a task in it, an execution.
 
-    A later execution or stage has a higher number. ``partition`` is the task's within its stage.
+    A later stage has a higher number. An execution within another one (an action on the frame of a
+    foreachBatch function) has a higher number than that, but need not be the later one.
     """
 
-    execution: int = 0
     stage: int = 0
     partition: int = 0
+    execution: int = 0
 
 
 class AckRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,8 +69,8 @@ class EpochContext:
             attempt=task.taskAttemptId(),
             endpoint=where,
             use=Use(
-                int(task.getLocalProperty("spark.sql.execution.id") or 0),
                 task.stageId(),
                 task.partitionId(),
+                int(task.getLocalProperty("spark.sql.execution.id") or 0),
             ),
         )

@@ -81,7 +81,7 @@ class SimEpoch(SubtaskEpoch):
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
             attempt=attempt.number,
-            use=Use(0, attempt.stage, attempt.subtask),
+            use=Use(attempt.stage, attempt.subtask),
             endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
         self._taken: Any = SimpleNamespace(

@@ -18,10 +18,11 @@ def ack(
     return ack_of(START, part_of({b"k": content}), 0, subtask, attempt=attempt, use=use)
 
 
-def of(execution: int, subtask: int, attempt: int = 0, *, stage: int = 0) -> AckRequest:
+def of(execution: int, subtask: int, attempt: int = 0, *, stage: int | None = None) -> AckRequest:
     """An ack whose content says which evaluation and attempt it is of."""
+    stage = 10 * execution if stage is None else stage
     content = b"%d %d %d" % (execution, stage, attempt)
-    return ack(subtask, attempt, content, Use(execution, stage, subtask))
+    return ack(subtask, attempt, content, Use(stage, subtask, execution))
 
 
 def counting(epoch: EpochState) -> dict[int, tuple[int, int]]:
@@ -135,10 +136,10 @@ def test_the_older_of_two_overlapping_stages_of_one_evaluation_is_not_refused() 
 def test_the_older_of_two_tasks_of_one_stage_is_not_refused() -> None:
     # The output united with itself: partition 3 is subtask 1 once more.
     epoch = EpochState(2)
-    newer, older = ack(1, 9, use=Use(0, 0, 3)), ack(1, 8, b"other", Use(0, 0, 1))
+    newer, older = ack(1, 9, use=Use(0, 3)), ack(1, 8, b"other", Use(0, 1))
     epoch.take(newer)
     assert epoch.take(older) is Acked.PARTIAL
-    assert epoch.take(ack(1, 10, b"third", Use(0, 0, 1))) is Acked.PARTIAL, "tried again"
+    assert epoch.take(ack(1, 10, b"third", Use(0, 1))) is Acked.PARTIAL, "tried again"
     assert epoch.acks == {1: newer}
 
 
@@ -163,6 +164,18 @@ def test_parts_of_several_evaluations_are_an_epoch_where_none_is_whole() -> None
     assert counting(epoch) == {0: (1, 0), 1: (2, 0), 2: (3, 0)}
     assert epoch.take(of(4, 2)) is Acked.COMPLETE
     assert counting(epoch)[2] == (4, 0)
+
+
+def test_the_later_evaluation_is_the_one_with_the_later_stages() -> None:
+    # An action on a frame's RDD is part of the batch's own execution, which began first.
+    epoch = EpochState(2)
+    for execution, stage in ((1, 5), (8, 20), (1, 25), (9, 30)):
+        for subtask in range(2):
+            epoch.take(of(execution, subtask, stage=stage))
+        assert counting(epoch) == {0: (execution, 0), 1: (execution, 0)}
+        epoch.take(of(execution + 1, 0, stage=stage + 1))
+        assert epoch.take(of(3, 0, stage=2)) is Acked.COMPLETE, "an old one, late"
+        assert counting(epoch) == {0: (execution, 0), 1: (execution, 0)}
 
 
 def test_looks_without_end_are_forgotten() -> None:

@@ -140,11 +140,12 @@ def test_a_look_after_the_write_leaves_the_state_of_what_was_written(
     _check_follows(world, again)
 
 
-def test_of_two_whole_evaluations_the_state_is_of_the_second(world: World) -> None:
+@pytest.mark.parametrize("last", ["an action", "an action on its RDD"])
+def test_of_two_whole_evaluations_the_state_is_of_the_second(world: World, last: str) -> None:
     def twice(frame: DataFrame, batch: int) -> None:
         frame.take(1)
         assert frame.count() > 0
-        world.sink(frame, batch)
+        world.sink.write(frame.collect() if last == "an action" else frame.rdd.collect(), batch)
         frame.take(1)
 
     world.input.add_batches(3)
