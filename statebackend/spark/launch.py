@@ -376,11 +376,7 @@ class Launch:
             run=self._name,
             query_id=str(query.id),
             operators=self._specs,
-            lineages={
-                uid: lineage
-                for uid, lineage in live_lineages(before).items()
-                if uid in self._operators
-            },
+            lineages={u: one for u, one in live_lineages(before).items() if u in self._operators},
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=BasePolicy(
                 every_epochs=self._settings.base_every_epochs,
