@@ -36,7 +36,7 @@ from statebackend.settings import Settings
 from statebackend.spark import task as task_module
 from statebackend.spark.constants import pack
 from statebackend.spark.context import EpochContext
-from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
 from statebackend.spark.session import RunSession
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec
@@ -54,7 +54,7 @@ STATE = StructType([StructField("n", LongType())])
 _CONTROL = [
     pa.field(CONTROL_COLUMNS[0], pa.int32()),
     pa.field(CONTROL_COLUMNS[1], pa.int32()),
-    pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
+    pa.field(CONTROL_COLUMNS[2], pa.int64()),
 ]
 
 
@@ -71,7 +71,8 @@ def spark_batches(
     stamps = pa.nulls(len(keys), _CONTROL[2].type)
     columns = [*(of for _, of in data), pa.array(groups), pa.array(owner), stamps]
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-    barrier = [[None], [None], [None], [~subtask], [1_700_000_000_000_000 + epoch * 1_000_000]]
+    stamp = (1_700_000_000_000 + epoch * 1000) << NONCE_BITS
+    barrier = [[None], [None], [None], [~subtask], [stamp]]
     last = pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(barrier, schema, strict=True)],
         schema=schema,

@@ -32,7 +32,7 @@ from statebackend.ops.staging import InputStage
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.intake import read_epoch
+from statebackend.spark.intake import NONCE_BITS, read_epoch
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
@@ -145,11 +145,11 @@ def _rows(arguments: argparse.Namespace, memory: _Memory) -> Iterator[pa.RecordB
         columns = [column, column, pa.array(text, pa.string())]
         columns.append(pa.array(key_groups([column], MAX_PARALLELISM).astype(np.int32)))
         columns.append(pa.array(np.zeros(rows, np.int32)))
-        columns.append(pa.array(np.zeros(rows, np.int64), pa.timestamp("us", "UTC")))
+        columns.append(pa.array(np.zeros(rows, np.int64)))
         memory.look()
         yield pa.RecordBatch.from_arrays(columns, names=names)
     nothing = [pa.nulls(1, kind) for kind in (pa.int64(), pa.int64(), pa.string(), pa.int32())]
-    barrier = [pa.array([-1], pa.int32()), pa.array([1000], pa.timestamp("us", "UTC"))]
+    barrier = [pa.array([-1], pa.int32()), pa.array([1 << NONCE_BITS], pa.int64())]
     yield pa.RecordBatch.from_arrays([*nothing, *barrier], names=names)
 
 

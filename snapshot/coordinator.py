@@ -5,9 +5,10 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 * an epoch begins only when the one before is durable in every operator: ``begin(n + 1)``
   confirms n. With asynchronous commits it begins when the one before was acked by every subtask,
   and is acked in full only when the one before is durable: never more than one epoch ahead;
-* a stamp belongs to one epoch: a frame of another batch is refused;
+* a stamp belongs to one epoch: a frame of another batch is refused, whatever the clock says;
 * a snapshot names no object but those made for it and those that it was given;
-* the newest attempt that acked wins, and only until the next epoch begins;
+* a record is of one whole evaluation, the latest, and within it the newest attempt that acked
+  wins; only until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
 * after the first failed commit nothing is accepted any more;
 * an epoch's watermark follows from the epochs before it, and is the same when it is repeated.
@@ -54,6 +55,7 @@ class Coordinator:
             where that is not known.
         asynchronous: an epoch may begin while the record of the one before is being written.
         retain_epochs: confirmed epochs that stay restorable.
+        stamps: of the run before, in the same process.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Coordinator:
         first_epoch: int | None = None,
         asynchronous: bool = False,
         retain_epochs: int = 1,
+        stamps: Stamps | None = None,
     ) -> None:
         self.job, self.job_id, self.run, self.query_id = job, job_id, run, query_id
         self._generation = generation
@@ -90,9 +93,7 @@ class Coordinator:
         self._failure: StateBackendError | None = None
         self.epoch: int | None = None
         self._time = JobTime()
-        self._stamps = Stamps(
-            entry.stamp_ms for known in self._lineages.values() for entry in known.epochs.values()
-        )
+        self.stamps = Stamps(stamps)
 
     # --- begin ---------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Coordinator:
             )
         elif request.epoch > self.epoch:
             self._next_epoch(request)
-        if request.stamp_ms != self._stamps.current:
+        if not self.stamps.admit(request.stamp_ms, *_of(request)):
             raise wrong_batch(request.epoch)
         operator = self._operators[request.operator]
         if not 0 <= request.subtask < operator.spec.parallelism:
@@ -161,13 +162,6 @@ class Coordinator:
                 spec, lineage, request.epoch, book, self._retain_epochs, recorded
             )
         self._begins_with = request.epoch
-        # Stamps of the epoch that is repeated, or of later ones given up, are not older ones.
-        self._stamps.forget(
-            entry.stamp_ms
-            for lineage in self._lineages.values()
-            for epoch, entry in lineage.epochs.items()
-            if epoch >= request.epoch
-        )
         self._bind(request)
         self._operators = operators
         self._time, _ = resumed_time(self._specs, self._lineages, request.epoch)
@@ -209,7 +203,7 @@ class Coordinator:
             raise unfinished(epoch, dict.fromkeys(late, ()), epoch + 1)
 
     def _bind(self, request: BeginRequest) -> None:
-        if not self._stamps.bind(request.stamp_ms):
+        if not self.stamps.bind(request.stamp_ms, *_of(request)):
             raise wrong_batch(request.epoch)
         self.epoch = request.epoch
 
@@ -219,7 +213,7 @@ class Coordinator:
         """Take in a snapshot.
 
         Raises:
-            StaleRequestError: a newer attempt has acked, or the epoch is over.
+            StaleRequestError: a newer attempt of its task has acked, or the epoch is over.
             WrongBatchError, ProtocolError: it does not belong to what was begun.
         """
         self._check_alive()
@@ -229,7 +223,7 @@ class Coordinator:
                 f"An ack of operator {ack.operator!r}, subtask {ack.subtask}, for epoch "
                 f"{ack.epoch} came while epoch {self.epoch} is running."
             )
-        if ack.stamp_ms != self._stamps.current:
+        if ack.stamp_ms != self.stamps.current:
             raise wrong_batch(ack.epoch)
         if not operator.follows(ack):
             raise ProtocolError(
@@ -295,7 +289,7 @@ class Coordinator:
         """
         self._check_alive()
         operator = self._operators[uid]
-        if epoch != self.epoch or self._stamps.current is None:
+        if epoch != self.epoch or self.stamps.current is None:
             return None
         if operator.epoch.acked:
             check_agreement(uid, epoch, operator.epoch.acks)
@@ -314,7 +308,7 @@ class Coordinator:
             run=self.run,
             operator=uid,
             epoch=self.epoch,
-            stamp_ms=self._stamps.current,
+            stamp_ms=self.stamps.current,
             watermark_ms=self._watermark_ms,
             oldest_needed=self._oldest_needed(),
             settings=operators_setting(
@@ -448,3 +442,7 @@ class Coordinator:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _of(request: BeginRequest) -> tuple[str, int, int]:
+    return request.operator, request.subtask, request.nonce

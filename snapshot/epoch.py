@@ -1,26 +1,46 @@
-"""One epoch of one operator: which attempts acked, and whether all of it is durable.
+"""One epoch of one operator: which attempts acked, which of them count, what is durable.
 
-Newest attempt wins, until the next epoch begins: Spark may run a task again after its first attempt
-had acked (an indeterminate stage, a lost executor, a second action on the frame), and then uses the
-output of the newest (SPARK-54556).
+Spark may evaluate an operator more than once in a batch, in whole or in part, one after the other
+or at the same time. An *evaluation* is one execution of Spark's: one action on the frame. Within it
+the latest ack of a subtask counts: that of the latest stage (what runs again for lost output may be
+a stage of its own), there of the latest task that needs the subtask (a frame that is united with
+itself has two of them), and of that task the newest attempt (SPARK-54556).
+
+A record is made of one whole evaluation, the latest. So the state follows from what a foreachBatch
+function wrote, also if it looks at a few rows afterwards. As long as no evaluation is whole, but
+all of them together are (some partitions of a frame were kept, or lost and evaluated alone), the
+latest ack of each subtask counts.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from snapshot.messages import AckRequest
 
 __all__ = ["Acked", "EpochState"]
+
+# Of the evaluations after the last whole one: those that may still become whole run now.
+_PARTIAL_KEPT: Final = 16
 
 
 class Acked(enum.Enum):
     """What an ack did to its epoch."""
 
     PARTIAL = "partial"  # others are still missing: return at once
-    COMPLETE = "complete"  # all are here: return when the record is durable
-    STALE = "stale"  # a newer attempt has acked
+    COMPLETE = "complete"  # all are here: return when what counts is durable
+    STALE = "stale"  # a newer attempt of the same task has acked
+
+
+@dataclass
+class _Evaluation:
+    """Its latest ack of each subtask, and the latest of its stages."""
+
+    acks: dict[int, AckRequest] = field(default_factory=dict)
+    stage: int = 0
 
 
 @dataclass
@@ -28,17 +48,47 @@ class EpochState:
     """Acks of one operator in one epoch of one run."""
 
     parallelism: int
-    acks: dict[int, AckRequest] = field(default_factory=dict)
     durable: dict[int, AckRequest] = field(default_factory=dict)
     _taken: dict[int, AckRequest] = field(default_factory=dict)
+    _whole: _Evaluation | None = None  # the latest
+    # By execution: that one, and those that are later.
+    _evaluations: dict[int, _Evaluation] = field(default_factory=dict)
+    _latest: dict[int, AckRequest] = field(default_factory=dict)
 
     def take(self, ack: AckRequest) -> Acked:
         """Take in an ack."""
-        known = self.acks.get(ack.subtask)
-        if known is not None and ack.attempt < known.attempt:
+        own = self._evaluations.setdefault(ack.use.execution, _Evaluation())
+        known = own.acks.get(ack.subtask)
+        if known is not None and known.use == ack.use and ack.attempt < known.attempt:
             return Acked.STALE
-        self.acks[ack.subtask] = ack
-        return Acked.COMPLETE if len(self.acks) == self.parallelism else Acked.PARTIAL
+        own.stage = max(own.stage, ack.use.stage)
+        _put_later(own.acks, ack)
+        _put_later(self._latest, ack)
+        before = self._whole
+        if len(own.acks) == self.parallelism and (before is None or own.stage >= before.stage):
+            self._whole = own
+        self._forget_old()
+        return Acked.COMPLETE if self.acked else Acked.PARTIAL
+
+    def _forget_old(self) -> None:
+        """Those before the latest whole one: their output may be needed, and they do not count."""
+        others = [(n, one) for n, one in self._evaluations.items() if one is not self._whole]
+        others.sort(key=lambda of: of[1].stage, reverse=True)
+        for place, (number, one) in enumerate(others):
+            old = self._whole is not None and one.stage < self._whole.stage
+            if old or place >= _PARTIAL_KEPT:
+                del self._evaluations[number]
+
+    @property
+    def acks(self) -> dict[int, AckRequest]:
+        """Those that count, as far as they are here; not to be changed."""
+        return self._latest if self._whole is None else self._whole.acks
+
+    def all_acks(self) -> Iterator[AckRequest]:
+        """Those that count, or may come to count."""
+        yield from self._latest.values()
+        for one in self._evaluations.values():
+            yield from one.acks.values()
 
     def take_due(self) -> dict[int, AckRequest] | None:
         """The acks that a record must be written for now; None if that was done, or too early."""
@@ -79,6 +129,13 @@ class EpochState:
     def missing(self) -> list[int]:
         """Subtasks without an ack."""
         return [s for s in range(self.parallelism) if s not in self.acks]
+
+
+def _put_later(acks: dict[int, AckRequest], ack: AckRequest) -> None:
+    """The later of two acks of a subtask counts, whichever came first."""
+    known = acks.get(ack.subtask)
+    if known is None or (known.use, known.attempt) <= (ack.use, ack.attempt):
+        acks[ack.subtask] = ack
 
 
 def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:

@@ -6,7 +6,7 @@ driver and an executor that run different releases find out there, and not in th
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ __all__ = [
     "RestoreStep",
     "SlicePart",
     "StatePart",
+    "Use",
 ]
 
 PROTOCOL: Final = 5
@@ -107,6 +108,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ancestors``: what is here of the subtasks that a reply said to look for; None: not looked yet.
     ``held``: digests of the states of no key that the worker has and need not be sent.
+    ``nonce``: drawn by Spark for this plan of the batch, and this subtask (see `snapshot.stamps`).
     """
 
     protocol: int
@@ -123,6 +125,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
     copy: LocalCopy
     ancestors: list[AncestorCopy] | None = None
     held: list[str] = []
+    nonce: int = 0
 
 
 class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,10 +220,23 @@ class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Use(NamedTuple):
+    """What an attempt's output is for, by Spark's numbers: a stage, a task in it, an execution.
+
+    A later stage has a higher number. An execution within another one (an action on the frame of a
+    foreachBatch function) has a higher number than that, but need not be the later one.
+    """
+
+    stage: int = 0
+    partition: int = 0
+    execution: int = 0
+
+
 class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A subtask's snapshot is safe: what is not inline is durable.
 
     ``large_bytes``: the size of its state, where that is too large for a base in the record.
+    ``use``: which evaluation of the operator it is of (see `snapshot.epoch`).
     ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
     object store by this attempt: (requests, bytes) by verb.
 
@@ -255,6 +271,7 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     operator_state: SlicePart | None = None
     broadcast: SlicePart | None = None
     broadcast_digest: str = ""
+    use: Use = Use()
 
 
 class AckReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,7 +171,7 @@ class RunningOperator:
         return self.number == self.lineage.first_epoch
 
     def time_after(self, acks: Mapping[int, AckRequest] | None = None) -> OperatorTime:
-        """Its times at the end of the epoch that runs, by some acks (else the newest)."""
+        """Its times at the end of the epoch that runs, by some acks (else those that count)."""
         acks = self.epoch.acks if acks is None else acks
         seen = [self.event_max_ms, *(ack.max_event_ms for ack in acks.values())]
         second = [self.second_max_ms, *(ack.second_event_ms for ack in acks.values())]
@@ -241,7 +241,7 @@ class RunningOperator:
         if self._is_first or (self.tail and self.tail.epoch == self.lineage.first_epoch):
             names.update(part.name for part in self.spec.initial.values())
         tails = self.tail.acks.values() if self.tail else ()
-        for ack in (*self.epoch.acks.values(), *tails):
+        for ack in (*self.epoch.all_acks(), *tails):
             parts = (ack.delta, ack.base, ack.operator_state, ack.broadcast)
             names.update(part.name for part in parts if part and part.name)
         names.update(done.part.name for done in self.bases.unnamed() if done.part.name)

@@ -1,36 +1,86 @@
-"""Stamps: the batch's logged time, baked into its plan, tells one batch's frame from another's."""
+"""Stamps: what is baked into a batch's plan tells one batch's frame from another's.
+
+A stamp is the batch's logged time and a *nonce*, a number that Spark draws for each plan of a batch
+and each subtask in it. Every evaluation of one frame has the same nonce. The plan of another batch
+has another, and so has that of the same batch after a restart. The time alone would not do: a wall
+clock that steps back gives batches the times of earlier ones.
+
+Only a frame of this process can have been kept. So nothing is asked of the log: what was seen is
+handed from run to run within the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections import deque
 from typing import Final
 
 __all__ = ["Stamps"]
 
-# Stamps of past epochs that are known again: days of batches, in a few megabytes.
-_STAMPS_KEPT: Final = 65_536
+# What is known again: days of batches, in a few megabytes.
+_EPOCHS_KEPT: Final = 65_536
+_NONCES_KEPT: Final = 1 << 20
 
 
 class Stamps:
-    """Which stamp belongs to the running epoch, and which belonged to epochs that are over."""
+    """The running epoch's stamp, and those that were seen in epochs that are over.
 
-    def __init__(self, older: Iterable[int]) -> None:
+    Args:
+        before: of the run before this one, in the same process.
+    """
+
+    def __init__(self, before: Stamps | None = None) -> None:
         self.current: int | None = None
-        # In the order of their epochs; a frame may be kept for as long as the query runs.
-        self._older = dict.fromkeys(older)
+        # Of the running epoch: a hash of operator, subtask and nonce each.
+        self._seen: set[int] = set()
+        # In the order of their epochs; a frame may be kept for as long as the process runs.
+        self._order: deque[tuple[int, array[int]]] = deque()
+        self._older: dict[int, list[array[int]]] = {}
+        self._kept = 0
+        if before is not None:
+            for stamp_ms, seen in before._order:
+                self._keep(stamp_ms, seen)
+            self.current, self._seen = before.current, set(before._seen)
 
-    def forget(self, stamps: Iterable[int]) -> None:
-        """These epochs are repeated, or given up: their stamps are not older ones."""
-        for stamp_ms in stamps:
-            self._older.pop(stamp_ms, None)
+    def bind(self, stamp_ms: int, *of: str | int) -> bool:
+        """Give the next epoch its stamp, by the first that begins; False where it is another's.
 
-    def bind(self, stamp_ms: int) -> bool:
-        """Give the next epoch its stamp; False where that one belongs to another."""
-        if stamp_ms in self._older or stamp_ms == self.current:
+        Args:
+            of: operator, subtask and nonce of that one.
+        """
+        seen = hash(of)
+        ended = stamp_ms == self.current and seen in self._seen
+        if ended or self._is_older(stamp_ms, seen):
             return False
         if self.current is not None:
-            self._older[self.current] = None
-            if len(self._older) > _STAMPS_KEPT:
-                del self._older[next(iter(self._older))]
-        self.current = stamp_ms
+            self._keep(self.current, array("q", self._seen))
+        self.current, self._seen = stamp_ms, {seen}
         return True
+
+    def admit(self, stamp_ms: int, *of: str | int) -> bool:
+        """Whether one that begins is of the running epoch's frame; it is known from then on."""
+        seen = hash(of)
+        if stamp_ms != self.current or self._is_older(stamp_ms, seen):
+            return False
+        self._seen.add(seen)
+        return True
+
+    def _is_older(self, stamp_ms: int, seen: int) -> bool:
+        return any(seen in epoch for epoch in self._older.get(stamp_ms, ()))
+
+    def _keep(self, stamp_ms: int, seen: array[int]) -> None:
+        self._order.append((stamp_ms, seen))
+        self._older.setdefault(stamp_ms, []).append(seen)
+        self._kept += len(seen)
+        while len(self._order) > 1 and (
+            len(self._order) > _EPOCHS_KEPT or self._kept > _NONCES_KEPT
+        ):
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        stamp_ms, seen = self._order.popleft()
+        self._kept -= len(seen)
+        same = self._older[stamp_ms]
+        same.pop(0)
+        if not same:
+            del self._older[stamp_ms]

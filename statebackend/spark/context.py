@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 from pyspark import TaskContext
 
+from snapshot.messages import Use
 from statebackend.errors import WrongBatchError
 from statebackend.spark.wire import Credentials, Endpoint
 
@@ -19,12 +20,16 @@ ENDPOINT_PROPERTY: Final = "spark.statebackend.session"
 
 @dataclass(frozen=True)
 class EpochContext:
-    """One task attempt's place: the epoch (Spark's batch id), the attempt, the coordinator."""
+    """One task attempt's place: the epoch (Spark's batch id), the attempt, the coordinator.
+
+    ``use``: what Spark evaluates the operator for.
+    """
 
     epoch: int
     query_id: str
     attempt: int
     endpoint: Endpoint
+    use: Use = field(default_factory=Use)
 
     @classmethod
     def current(cls, uid: str, credentials: Credentials) -> EpochContext:
@@ -63,4 +68,9 @@ class EpochContext:
             query_id=task.getLocalProperty("sql.streaming.queryId") or "",
             attempt=task.taskAttemptId(),
             endpoint=where,
+            use=Use(
+                task.stageId(),
+                task.partitionId(),
+                int(task.getLocalProperty("spark.sql.execution.id") or 0),
+            ),
         )

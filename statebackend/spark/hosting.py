@@ -35,6 +35,7 @@ import msgspec
 import pyarrow as pa
 
 from recovery.keeper import Keeper, socket_address
+from snapshot.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError
 from statebackend.spark.context import EpochContext
@@ -72,6 +73,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     query_id: str
     attempt: int
+    use: Use = Use()
 
     @classmethod
     def of(cls, uid: str, incarnation: Path, context: EpochContext, at_least_bytes: int) -> Request:
@@ -86,6 +88,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             epoch=context.epoch,
             query_id=context.query_id,
             attempt=context.attempt,
+            use=context.use,
         )
 
     def context(self, credentials: Credentials) -> EpochContext:
@@ -94,6 +97,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             epoch=self.epoch,
             query_id=self.query_id,
             attempt=self.attempt,
+            use=self.use,
             endpoint=Endpoint.from_property(self.endpoint, credentials),
         )
 

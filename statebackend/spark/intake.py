@@ -27,9 +27,10 @@ from statebackend.ops.lateness import EventMaxima, LateRows
 from statebackend.ops.packing import unpacked
 from statebackend.ops.staging import InputStage, Part
 
-__all__ = ["CONTROL_COLUMNS", "EpochInput", "peeked", "read_epoch"]
+__all__ = ["CONTROL_COLUMNS", "NONCE_BITS", "EpochInput", "peeked", "read_epoch"]
 
 CONTROL_COLUMNS = ("__statebackend_key_group", "__statebackend_subtask", "__statebackend_stamp")
+NONCE_BITS = 21  # of a stamp; above them is a time in milliseconds
 _CHECKED_ROWS = 32
 
 
@@ -44,8 +45,8 @@ class ColumnEncoder(Protocol):
 class EpochInput:
     """All rows of one subtask in one epoch, staged in memory or (over a budget) on disk.
 
-    ``rules``: those that every subtask has. :meth:`groups` or :meth:`parts` is called once, then
-    :meth:`close`, whatever happened.
+    ``stamp_ms`` and ``nonce`` are the batch's stamp. ``rules``: those that every subtask has.
+    :meth:`groups` or :meth:`parts` is called once, then :meth:`close`, whatever happened.
     """
 
     subtask: int
@@ -55,6 +56,7 @@ class EpochInput:
     max_event_ms: int | None = None
     second_event_ms: int | None = None
     rules: RuleRows | None = None
+    nonce: int = 0
 
     @property
     def rows(self) -> pa.Table:
@@ -194,6 +196,7 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
         reader.events.max_ms,
         reader.events.second_ms,
         reader.rules,
+        reader.nonce,
     )
 
 
@@ -213,7 +216,7 @@ class _Reader:
         self._parallelism, self._max_parallelism = parallelism, max_parallelism
         self._unchecked_rows = _CHECKED_ROWS
         self.stage = stage
-        self.stamp_ms = -1
+        self.stamp_ms, self.nonce = -1, 0
         self.events = EventMaxima()
         self.rules: RuleRows | None = None
         self.hash_agrees = True
@@ -278,7 +281,7 @@ class _Reader:
                 self.subtasks.add(marker)
                 continue
             self.barriers.add(~marker)
-            self.stamp_ms = stamp[i].cast(pa.int64()).as_py() // 1000
+            self.stamp_ms, self.nonce = divmod(stamp[i].as_py(), 1 << NONCE_BITS)
 
     def _check_hash(self, rows: pa.RecordBatch, key_groups: NDArray[np.uint16]) -> None:
         # A sample: the hash is part of the format, and a Spark release that changed it must not

@@ -376,11 +376,7 @@ class Launch:
             run=self._name,
             query_id=str(query.id),
             operators=self._specs,
-            lineages={
-                uid: lineage
-                for uid, lineage in live_lineages(before).items()
-                if uid in self._operators
-            },
+            lineages={u: one for u, one in live_lineages(before).items() if u in self._operators},
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=base_policy(self._settings),
             now_s=system.monotonic_s,
@@ -388,6 +384,7 @@ class Launch:
             first_epoch=first_epoch,
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
+            stamps=Services.stamps_of(self._job.store.uri),
         )
         server = Services.get(self._spark, self._settings)
         Services.running[self._job.store.uri] = (server, self._name, query, self.session)

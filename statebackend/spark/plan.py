@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from statebackend.keygroups import check_parallelism
 from statebackend.ops.packing import GROUP
-from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
 from statebackend.spark.keyhash import key_group_expression, surrogates
 
 __all__ = ["Anchor", "anchored", "quoted"]
@@ -80,19 +80,25 @@ def anchored(
     # As the anchor is: where the join is left to shuffle its input, Spark may shuffle the anchor
     # (adaptive execution off, another spark.sql.shuffle.partitions), and there is no barrier.
     routed = routed.repartition(parallelism, _SURROGATE)
-    # The stamp is the batch's logged time: a frame of another batch carries another one. Spark
-    # writes it into generated code as a number, and code that differs is compiled anew and starts
-    # cold. Functions of arrays with a lambda for two are interpreted instead; and it stands on the
-    # anchor's side, where that is done for two rows a subtask.
+    # The stamp is made of what Spark puts into each batch's plan anew: a frame of another batch
+    # carries another one. It writes both parts into generated code as numbers, and code that
+    # differs is compiled anew and starts cold. Functions of arrays with a lambda for two are
+    # interpreted instead; and it stands on the anchor's side, where that is done for two rows a
+    # subtask.
     marker = F.array(F.col(_SUBTASK))
-    stamp = F.zip_with(marker, marker, _barrier_time)[0].alias(_STAMP)
+    stamp = F.zip_with(marker, marker, _barrier_stamp)[0].alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
     return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
 
-def _barrier_time(subtask: Column, _: Column) -> Column:
-    return F.when(subtask < 0, F.current_timestamp())
+def _barrier_stamp(subtask: Column, _: Column) -> Column:
+    # The batch's logged time, and of a random number that has a seed of its own in each plan the
+    # first in this partition: the same whenever, and wherever, the frame is evaluated. In one
+    # number, so that no row of the stream is wider for it.
+    time_ms = F.shiftleft(F.unix_millis(F.current_timestamp()), NONCE_BITS)
+    nonce = F.floor(F.rand() * F.lit(1 << NONCE_BITS))
+    return F.when(subtask < 0, time_ms + nonce)
 
 
 def quoted(name: str) -> str:

@@ -33,6 +33,7 @@ from snapshot.messages import (
 from snapshot.operators import Admitted, CommitWork, check_initial
 from snapshot.progress import ProgressBook
 from snapshot.refusals import stale_attempt
+from snapshot.stamps import Stamps
 from snapshot.storage.base import ObjectStore
 from snapshot.watermark import NextDue
 from statebackend import system
@@ -178,6 +179,11 @@ class RunSession:
     def epoch(self) -> int | None:
         """The epoch that is running."""
         return self._coordinator.epoch if self._coordinator else None
+
+    @property
+    def stamps(self) -> Stamps | None:
+        """What it has seen of its frames."""
+        return self._coordinator.stamps if self._coordinator else None
 
     @property
     def failure(self) -> StateBackendError | None:

@@ -331,6 +331,7 @@ class SubtaskEpoch:
                 copy=copy,
                 ancestors=ancestors,
                 held=self._operator_state.held(),
+                nonce=taken.nonce,
             )
             reply, bodies = self._client.begin(endpoint, request, timeout_s=spec.begin_timeout_s)
             return reply, self._operator_state.split_off(reply, bodies)
@@ -409,6 +410,7 @@ class SubtaskEpoch:
             operator_state=parts.lists,
             broadcast=parts.maps,
             broadcast_digest=parts.maps_digest,
+            use=context.use,
         )
 
     def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:

@@ -17,7 +17,7 @@ from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.rowconv import arrow_schema
-from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
 
 SCHEMA = StructType().add("name", StringType()).add("n", LongType())
 
@@ -90,7 +90,7 @@ def arriving(subtask: int, *numbers: int, group: int | None = None) -> Iterator[
         pa.array([*[None] * len(keys), *numbers, None], pa.int64()),
         pa.array(groups, pa.int32()),
         pa.array([*[subtask] * (len(groups) - 1), ~subtask], pa.int32()),
-        pa.array([*[None] * (len(groups) - 1), 5000], pa.timestamp("us", "UTC")),
+        pa.array([*[None] * (len(groups) - 1), 5 << NONCE_BITS], pa.int64()),
     ]
     whole = pa.RecordBatch.from_arrays(columns, [str(i) for i in range(7)])
     yield whole.take(pa.array([*reversed(range(len(groups) - 1)), len(groups) - 1]))

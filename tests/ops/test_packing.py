@@ -20,7 +20,7 @@ from statebackend.ops.lateness import EventMaxima
 from statebackend.ops.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
-from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
 
 GROUPS = 16
 SUBTASKS = 3
@@ -68,13 +68,13 @@ def arriving(payloads: list[bytes | None], subtask: int, *, whole: bool = True) 
         pa.array(payloads, pa.binary()),
         pa.array([0] * count, pa.int32()),
         pa.array([subtask] * count, pa.int32()),
-        pa.nulls(count, pa.timestamp("us", "UTC")),
+        pa.nulls(count, pa.int64()),
     ]
     names = ["c0", "group", "subtask", "stamp"]
     yield pa.RecordBatch.from_arrays(columns, names=names)
     if whole:
         barrier = [pa.nulls(1, pa.binary()), pa.nulls(1, pa.int32())]
-        barrier += [pa.array([~subtask], pa.int32()), pa.array([5000], pa.timestamp("us", "UTC"))]
+        barrier += [pa.array([~subtask], pa.int32()), pa.array([5 << NONCE_BITS | 9], pa.int64())]
         yield pa.RecordBatch.from_arrays(barrier, names=names)
 
 
@@ -111,7 +111,7 @@ def test_each_subtask_gets_its_rows_in_the_order_in_which_they_came(payload_byte
             taken.key_groups.tolist()
             == key_groups([taken.rows.column(0).combine_chunks()], GROUPS).tolist()
         )
-        assert (taken.subtask, taken.stamp_ms) == (subtask, 5)
+        assert (taken.subtask, taken.stamp_ms, taken.nonce) == (subtask, 5, 9)
 
 
 def test_payloads_are_small_unless_a_row_is_large() -> None:

@@ -25,7 +25,7 @@ from statebackend.ops.rows import RowOperator
 from statebackend.ops.staging import InputStage
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.intake import EpochInput, read_epoch
+from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
@@ -51,12 +51,12 @@ def batches_of(
             pa.array(range(start, start + count), pa.int64()),
             pa.array(key_groups([column], MAX_PARALLELISM).astype(np.int32)),
             pa.array(np.zeros(count, np.int32)),
-            pa.array(np.zeros(count, np.int64), pa.timestamp("us", "UTC")),
+            pa.array(np.zeros(count, np.int64)),
         ]
         yield pa.RecordBatch.from_arrays(columns, names=[*ARROW.names, *CONTROL])
     if barrier:
         columns = [pa.nulls(1, kind) for kind in (pa.string(), pa.int64(), pa.int32())]
-        columns += [pa.array([-1], pa.int32()), pa.array([5000], pa.timestamp("us", "UTC"))]
+        columns += [pa.array([-1], pa.int32()), pa.array([5 << NONCE_BITS], pa.int64())]
         yield pa.RecordBatch.from_arrays(columns, names=[*ARROW.names, *CONTROL])
 
 

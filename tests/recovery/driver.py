@@ -30,10 +30,12 @@ from snapshot.messages import (
     BeginRequest,
     LocalCopy,
     SlicePart,
+    Use,
 )
 from snapshot.names import data_name
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.record import Manifest
+from snapshot.stamps import Stamps
 from snapshot.storage.base import ObjectStore
 from snapshot.tenure import Patience
 from snapshot.watermark import NextDue
@@ -119,6 +121,7 @@ def begin_of(
     attempt: int = 0,
     copy: LocalCopy | None = None,
     host: str = "host",
+    nonce: int = 0,
 ) -> BeginRequest:
     return BeginRequest(
         protocol=PROTOCOL,
@@ -133,6 +136,7 @@ def begin_of(
         host=host,
         executor="executor",
         copy=copy or LocalCopy(),
+        nonce=nonce,
     )
 
 
@@ -149,6 +153,7 @@ def ack_of(
     large_bytes: int = 0,
     max_event_ms: int | None = None,
     next_timer_ms: int | None = None,
+    use: Use | None = None,
 ) -> AckRequest:
     return AckRequest(
         protocol=PROTOCOL,
@@ -165,6 +170,7 @@ def ack_of(
         large_bytes=large_bytes,
         max_event_ms=max_event_ms,
         next_timer_ms=next_timer_ms,
+        use=use or Use(),
     )
 
 
@@ -216,6 +222,7 @@ class Run:
         first_epoch: int | None = None,
         asynchronous: bool = False,
         specs: Specs | None = None,
+        stamps: Stamps | None = None,
     ) -> None:
         self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
         self.specs = dict(specs or {})
@@ -242,6 +249,7 @@ class Run:
             new_id=new_id,
             first_epoch=first_epoch,
             asynchronous=asynchronous,
+            stamps=stamps,
         )
 
     def again(
@@ -250,6 +258,7 @@ class Run:
         *,
         first_epoch: int | None = None,
         specs: Specs | None = None,
+        same_process: bool = False,
     ) -> Run:
         """The next run of the job, after a crash."""
         return Run(
@@ -260,6 +269,7 @@ class Run:
             first_epoch=first_epoch,
             asynchronous=self.asynchronous,
             specs=self.specs if specs is None else specs,
+            stamps=self.coordinator.stamps if same_process else None,
         )
 
     def lineage(self, operator: str = "op") -> OperatorLineage:
@@ -273,8 +283,11 @@ class Run:
         *,
         stamp_ms: int | None = None,
         attempt: int = 0,
+        nonce: int = 0,
     ) -> Admitted:
-        request = begin_of(epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt)
+        request = begin_of(
+            epoch, subtask, operator, stamp_ms=stamp_ms, attempt=attempt, nonce=nonce
+        )
         admitted = self.coordinator.begin(request)
         self.chains[operator, subtask, epoch - 1] = admitted.chain
         return admitted
@@ -291,6 +304,7 @@ class Run:
         base: State | None = None,
         max_event_ms: int | None = None,
         next_timer_ms: int | None = None,
+        use: Use | None = None,
     ) -> Acked:
         part = part_of({b"k": b"%d" % epoch} if changes is None else changes)
         full = None if base is None else base_of(base)
@@ -311,6 +325,7 @@ class Run:
                 base=full,
                 max_event_ms=max_event_ms,
                 next_timer_ms=next_timer_ms,
+                use=use,
             )
         )
 

@@ -36,6 +36,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "an input ends without its barrier": ("task failed: SB5003",),
     "the processor raises": ("task failed: SB1014",),
     "an ack comes too late": ("ack: SB5005",),
+    "another action looks": ("part of a batch evaluated again by another action",),
     "a begin comes too late": ("begin: SB5005",),
     "a twin is started": ("speculative twin",),
     "a stage is run again with other rows": ("stage run again with other rows",),

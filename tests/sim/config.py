@@ -69,6 +69,7 @@ class Config:
     twins: float = 0.0
     reruns: float = 0.0
     partial: float = 0.0
+    looks: float = 0.0  # after the batch was evaluated, another action looks at a part of it
     lost_results: float = 0.0
     sink_fails: float = 0.0
     # processes and disks
@@ -130,10 +131,11 @@ _TIMES = (
 )
 # Drawn after all the others, which stay what they were; and such that the fixed portion of the
 # tests, where some rare branches are reached by one seed alone, still reaches all.
-_APART = 34
+_APART = 35
 _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),
+    ("looks", 0.02, 0.3),
 )
 
 

@@ -40,6 +40,7 @@ _OTHER_ROWS = {
     "second_driver_every_s": 0.0,
     "partial": 0.0,
     "reruns": 0.3,
+    "looks": 0.3,
     "twins": 0.3,
     "worker_frozen_every_s": 0.7,
     "driver_killed_every_s": 6.0,
@@ -101,6 +102,12 @@ MUTATIONS: dict[str, Mutation] = {
         (_ONCE,),
         planted.last_ack_wins,
         _OTHER_ROWS,
+    ),
+    "a look counts": Mutation(
+        "a part that another action evaluates takes the place of what the sink has",
+        (_ONCE,),
+        planted.a_look_counts,
+        {**_OTHER_ROWS, "reruns": 0.0, "looks": 0.5},
     ),
     "no superseding record": Mutation(
         "an epoch's first record stays, whatever is acked after it",

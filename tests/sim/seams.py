@@ -40,6 +40,7 @@ import statebackend.spark.slices
 import statebackend.spark.task
 from snapshot.delta import Delta, DeltaRows, check_digest
 from snapshot.delta_stream import EncodedDelta
+from snapshot.stamps import Stamps
 from statebackend.rocks import layout, parted
 from statebackend.rocks import store as rocks
 from statebackend.state.table import FrozenOverlay
@@ -106,6 +107,11 @@ class _Services:
     @classmethod
     def get(cls, spark: Any, settings: Any) -> Any:
         return SimpleNamespace(remove=spark.remove_session)
+
+    @classmethod
+    def stamps_of(cls, uri: str) -> Stamps | None:
+        known = cls.running.get(uri)
+        return known[3].stamps if known else None
 
 
 # --- a quick encoding -------------------------------------------------------------------------

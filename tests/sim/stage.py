@@ -31,7 +31,7 @@ class Stage:
         self.state = state
         world = app.world
         self._sched, self._config = world.sched, world.config
-        self.number = 0
+        self.number = self.execution = 0
         self.salt = 0
         if self._config.indeterminate:
             world.salts += 1
@@ -85,10 +85,19 @@ class Stage:
             shared.in_part = self._plan.batch
             sched.random.shuffle(self._wanted)
             self._wanted = sorted(self._wanted[: sched.random.randrange(self.parallelism)])
+        self._evaluate(query)
+        done, salt = self._done, self.salt
+        if len(done) == self.parallelism > 1 and sched.chance(config.looks):
+            self._look()
+            self._evaluate(query)
+        self.salt = salt
+        return done
+
+    def _evaluate(self, query: Query) -> None:
         while True:
             if self._abandoned or not query.isActive:
                 self.abandon()
-                return self._done
+                return
             self._launch()
             if len(self._done) >= len(self._wanted) and not self._again():
                 break
@@ -98,7 +107,18 @@ class Stage:
         for attempts in self._running.values():
             for attempt in attempts:
                 self._kill(attempt)  # twins
-        return self._done
+
+    def _look(self) -> None:
+        """Another action wants a part of the output, which may be of other rows: nothing counts."""
+        sched = self._sched
+        sched.note("part of a batch evaluated again by another action")
+        self.execution, self.number = self.execution + 1, self.number + 1
+        if self._config.indeterminate:
+            self._app.world.salts += 1
+            self.salt = self._app.world.salts
+        sched.random.shuffle(self._wanted)
+        self._wanted = sorted(self._wanted[: sched.random.randrange(1, self.parallelism)])
+        self._done, self._running, self._failures = {}, {}, {}
 
     def _wait(self) -> None:
         actor = current()
@@ -134,6 +154,7 @@ class Stage:
             self.state,
         )
         self.attempts.add(attempt)
+        attempt.execution = self.execution
         attempt.worker, attempt.started_s = worker, self._sched.now_s
         self._running.setdefault(subtask, []).append(attempt)
         worker.run(attempt)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from recovery.local import Clock, LocalSubtask
 from recovery.restore import OpenSubtask
 from recovery.upload import BaseUpload
-from snapshot.messages import BaseGrant, BeginReply
+from snapshot.messages import BaseGrant, BeginReply, Use
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
@@ -30,7 +31,8 @@ class Attempt:
     """What the driver asks a worker for.
 
     Attributes:
-        number: Spark's task attempt id, growing. stage: which evaluation of the batch.
+        number: Spark's task attempt id, growing. stage: which run of the batch's stage.
+        execution: which action on the batch's output.
         expected: the state of its key groups after the batch before, by the model.
     """
 
@@ -49,6 +51,7 @@ class Attempt:
         self.app, self.session, self.plan = app, session, plan
         self.subtask, self.number = subtask, number
         self.stage, self.salt = stage, salt
+        self.execution = 0
         self.parallelism = parallelism
         groups = key_group_range(subtask, parallelism, GROUPS)
         self.key_groups = range(groups.start, groups.end + 1)
@@ -81,11 +84,13 @@ class SimEpoch(SubtaskEpoch):
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
             attempt=attempt.number,
+            use=Use(attempt.stage, attempt.subtask, attempt.execution),
             endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
         self._taken: Any = SimpleNamespace(
             subtask=attempt.subtask,
             stamp_ms=attempt.plan.stamp_ms,
+            nonce=crc32(f"{attempt.session} {attempt.plan.batch}".encode()),
             max_event_ms=None,
             second_event_ms=None,
             stage=SimpleNamespace(rows=len(self._rows)),

@@ -280,14 +280,58 @@ def test_a_frame_kept_for_longer_is_refused_too(kept: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
-def test_a_frame_kept_over_a_restart_is_refused(kept: int) -> None:
+def test_a_frame_kept_over_a_restart_in_one_process_is_refused(kept: int) -> None:
     run = Run(1)
     for epoch in range(3):
         run.finish(epoch)
-    later = run.again()
+    later = run.again(same_process=True)
     with pytest.raises(WrongBatchError):
         later.begin(3, stamp_ms=stamp_of(kept))
     later.begin(3)
+
+
+@pytest.mark.parametrize("earlier", range(3))
+def test_an_epoch_may_have_the_time_of_any_earlier_one(earlier: int) -> None:
+    run = Run(2)
+    for epoch in range(3):
+        run.finish(epoch)
+    for same_process in (True, False):
+        later = run.again(same_process=same_process)
+        for subtask in range(2):
+            later.begin(3, subtask, stamp_ms=stamp_of(earlier), nonce=7)
+            later.ack(3, subtask, stamp_ms=stamp_of(earlier))
+        later.commit()
+        assert later.records[-1].stamp_ms == stamp_of(earlier)
+        later.begin(4, stamp_ms=stamp_of(earlier), nonce=8)
+        run = Run(2, records=run.records[:3])
+
+
+def test_a_kept_frame_is_refused_where_the_time_is_the_same() -> None:
+    run = Run(2)
+    for epoch in range(3):
+        for subtask in range(2):
+            run.begin(epoch, subtask, stamp_ms=5, nonce=10 * epoch + subtask)
+            run.ack(epoch, subtask, stamp_ms=5)
+        run.commit()
+    for kept in range(3):
+        with pytest.raises(WrongBatchError):  # before the batch's own, and after it
+            run.begin(3, 1, stamp_ms=5, nonce=10 * kept + 1)
+    run.begin(3, 0, stamp_ms=5, nonce=30)
+    for kept in range(3):
+        for subtask in range(2):
+            with pytest.raises(WrongBatchError):
+                run.begin(3, subtask, stamp_ms=5, nonce=10 * kept + subtask)
+    run.begin(3, 1, stamp_ms=5, nonce=0)  # what another subtask's number was says nothing
+
+
+def test_an_epoch_that_is_repeated_in_one_process_has_a_frame_of_its_own() -> None:
+    run = Run(1)
+    run.finish(0)
+    run.begin(1, nonce=1)
+    later = run.again(same_process=True)
+    with pytest.raises(WrongBatchError):
+        later.begin(1, nonce=1)
+    later.begin(1, nonce=2)
 
 
 def test_a_repeated_epoch_keeps_its_stamp_after_a_restart() -> None:

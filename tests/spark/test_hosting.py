@@ -16,6 +16,7 @@ import pytest
 
 from recovery.keeper import Keeper, KeeperSettings
 from recovery.local import LocalSubtask
+from snapshot.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
 from statebackend.spark import hosting
@@ -26,6 +27,7 @@ from tests.recovery.test_keeper import REAL, subtask
 from tests.recovery.test_local import SMALL, marker
 
 GUEST = "statebackend-guest"
+USE = Use(stage=12, partition=3, execution=4)
 ENDPOINT = Endpoint(location="grpc://127.0.0.1:1", session="session", token="secret")
 TIMEOUT_S = 30.0
 
@@ -74,7 +76,9 @@ class Worker:
             self.closed.set()
 
     def host_of(self, number: int, at_least_bytes: int = 0) -> Any:
-        context = EpochContext(epoch=3, query_id="query", attempt=7 + number, endpoint=ENDPOINT)
+        context = EpochContext(
+            epoch=3, query_id="query", attempt=7 + number, endpoint=ENDPOINT, use=USE
+        )
         kept = self.copies(number).kept_elsewhere()
         return self.hosting.host_of(kept, "op", context, at_least_bytes=at_least_bytes)
 
@@ -158,6 +162,7 @@ def test_workers_that_have_each_others_stores_run_each_others_tasks(make: Make, 
         (request,) = worker.guests
         assert (request.epoch, request.query_id, request.attempt) == (3, "query", 7 + number)
         assert request.context(ENDPOINT.credentials).endpoint == ENDPOINT
+        assert request.context(ENDPOINT.credentials).use == USE
         assert "secret" not in repr(request)
 
 

@@ -37,7 +37,7 @@ from statebackend.settings import Settings
 from statebackend.spark import task as task_module
 from statebackend.spark.constants import pack
 from statebackend.spark.context import EpochContext
-from statebackend.spark.intake import CONTROL_COLUMNS
+from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
 from statebackend.spark.session import RunSession
 from statebackend.spark.specs import Operator, operator_specs
 from statebackend.spark.task import SubtaskTask
@@ -61,7 +61,7 @@ _RULES = [
 _CONTROL = [
     pa.field(CONTROL_COLUMNS[0], pa.int32()),
     pa.field(CONTROL_COLUMNS[1], pa.int32()),
-    pa.field(CONTROL_COLUMNS[2], pa.timestamp("us", tz="UTC")),
+    pa.field(CONTROL_COLUMNS[2], pa.int64()),
 ]
 
 
@@ -212,7 +212,7 @@ class InProcessJob:
             if owner == subtask
         ]
         between = [None] * len(_RULES) if self._with_rules else []
-        stamp_us = (STAMP_MS + 1000 * self.epoch) * 1000
+        stamp = (STAMP_MS + 1000 * self.epoch) << NONCE_BITS
         first = key_group_range(subtask, self._parallelism, MAX_PARALLELISM).start
         table = [(k, v, *between, group, subtask, None) for k, v, group in own]
         if rules:
@@ -220,7 +220,7 @@ class InProcessJob:
                 (None, None, word, cents, number, first, subtask, None)
                 for number, (word, cents) in enumerate(rules)
             ]
-        table.append((None, None, *between, None, ~subtask, stamp_us))
+        table.append((None, None, *between, None, ~subtask, stamp))
         schema = pa.schema([*_DATA, *(_RULES if self._with_rules else []), *_CONTROL])
         batches = []
         for part in (table[:-1], table[-1:]):

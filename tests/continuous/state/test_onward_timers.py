@@ -86,9 +86,10 @@ class Subtask:
             self.table.applied(layer)
 
 
+@pytest.mark.parametrize("backwards", [False, True], ids=["onwards", "a clock that steps back"])
 @pytest.mark.parametrize("seed", range(40))
 def test_timers_fire_once_each_in_whatever_layer_they_lie(
-    seed: int, tmp_path_factory: pytest.TempPathFactory
+    seed: int, backwards: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rng = random.Random(seed)
     spill = None
@@ -113,6 +114,8 @@ def test_timers_fire_once_each_in_whatever_layer_they_lie(
             subtask.table.seal()
         else:
             subtask.now_ms += rng.randrange(30)
+            if backwards and rng.random() < 0.2:
+                subtask.now_ms -= rng.randrange(200)
             subtask.fire(rng)
         bound = subtask.timers.not_before_ms()
         first = min((at for at, _ in subtask.model), default=None)

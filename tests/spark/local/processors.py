@@ -160,6 +160,39 @@ class Noisy(Ledger):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
+class Drawing(Ledger):
+    """Counts with numbers that it draws anew in every evaluation."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        drawn = (Row(k=row["k"], id=int.from_bytes(os.urandom(6), "big")) for row in rows)
+        yield from super().handleInputRows(key, drawn, timerValues)
+
+
+class Overtaken(Ledger):
+    """The task that comes first to a batch goes on when another one has finished the epoch.
+
+    Args:
+        folder: where tasks meet. log: of the job, with one record for each epoch.
+    """
+
+    def __init__(self, folder: str, log: str) -> None:
+        self.folder, self.log = folder, log
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        records = len(os.listdir(self.log))
+        try:
+            os.mkdir(f"{self.folder}/{records}")
+        except FileExistsError:
+            pass  # the first one is there
+        else:
+            limit_s = time.monotonic() + 60
+            while len(os.listdir(self.log)) == records:
+                assert time.monotonic() < limit_s, "nobody came second"
+                time.sleep(0.01)
+            os.rename(f"{self.folder}/{records}", f"{self.folder}/{records}.overtaken")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
 class Stateless(StatefulProcessor):
     """Declares what it is told to and passes keys on: for refusals at the call and at the start."""
 

@@ -10,7 +10,7 @@ from pyspark import inheritable_thread_target
 from pyspark.sql import functions as F
 
 from statebackend.errors import RewindError
-from tests.spark.local.processors import Flood, Noisy
+from tests.spark.local.processors import Drawing, Flood, Noisy, Overtaken
 from tests.spark.local.world import checkpoints, durable_state, sources
 
 if TYPE_CHECKING:
@@ -108,6 +108,93 @@ def test_two_threads_may_evaluate_a_frame_at_the_same_time(world: World) -> None
     backend = world.run_ledger(pooled)
     world.check(backend)
     assert checkpoints(backend) == [("ledger", n) for n in range(3)]
+
+
+# --- more than once, each time with another result -----------------------------------------------
+
+
+def _check_follows(world: World, backend: StateBackend) -> None:
+    """State is what follows from the output that was written."""
+    backend.wait_durable()
+    written = {(row["k"],): (row["n"], row["total"]) for row in world.sink.rows()}
+    assert durable_state(backend, "ledger")["acc"] == written
+
+
+@pytest.mark.parametrize("commit", ["sync", "async"])
+def test_a_look_after_the_write_leaves_the_state_of_what_was_written(
+    world: World, commit: str
+) -> None:
+    def looking(frame: DataFrame, batch: int) -> None:
+        world.sink(frame, batch)
+        frame.show(1)
+        frame.where("n > 0").limit(1).collect()
+
+    world.input.add_batches(3)
+    backend = world.backend(commit=commit)
+    world.run(backend, world.ledger(backend, processor=Drawing()), looking)
+    _check_follows(world, backend)
+    world.forget_local()  # and so it is where the next run begins
+    world.input.add_batches(1)
+    again = world.backend(commit=commit)
+    world.run(again, world.ledger(again, processor=Drawing()))
+    _check_follows(world, again)
+
+
+@pytest.mark.parametrize("last", ["an action", "an action on its RDD"])
+def test_of_two_whole_evaluations_the_state_is_of_the_second(world: World, last: str) -> None:
+    def twice(frame: DataFrame, batch: int) -> None:
+        frame.take(1)
+        assert frame.count() > 0
+        world.sink.write(frame.collect() if last == "an action" else frame.rdd.collect(), batch)
+        frame.take(1)
+
+    world.input.add_batches(3)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend, processor=Drawing()), twice)
+    _check_follows(world, backend)
+
+
+def test_a_frame_that_is_kept_in_parts_is_one_epoch(world: World) -> None:
+    def kept(frame: DataFrame, batch: int) -> None:
+        frame.persist()
+        frame.take(1)  # the first partition, which is not evaluated again
+        world.sink(frame, batch)
+        frame.unpersist()
+
+    world.input.add_batches(3)
+    backend = world.backend()
+    world.run(backend, world.ledger(backend, processor=Drawing()), kept)
+    _check_follows(world, backend)
+
+
+def test_the_output_may_be_joined_with_itself_whichever_side_is_done_first(world: World) -> None:
+    def joined(frame: DataFrame, batch: int) -> None:
+        # Other columns on each side: else Spark would exchange the output once for both.
+        left, right = frame.select("k", "ids"), frame.select("k", "n", "total")
+        world.sink(left.join(right.hint("merge"), "k"), batch)
+
+    folder = world.root / "met"
+    folder.mkdir()
+    for _ in range(3):
+        world.input.add_keys("k", "k")  # one subtask waits, the other's slot is free
+    backend = world.backend(settings={"lease_timeout_s": 0.1})
+    log = world.store / "default" / "log"
+    world.run(backend, world.ledger(backend, processor=Overtaken(str(folder), str(log))), joined)
+    world.check(backend)
+    assert len(list(folder.glob("*.overtaken"))) == 3, "two evaluations overlapped in each batch"
+    assert checkpoints(backend) == [("ledger", n) for n in range(3)]
+
+
+def test_the_output_may_be_united_with_itself_in_one_stage(world: World) -> None:
+    def united(frame: DataFrame, batch: int) -> None:
+        other = frame.filter("n > 0").repartition(1)
+        rows = frame.coalesce(1).union(frame).union(other).collect()
+        assert len(rows) % 3 == 0
+        world.sink.write(sorted(rows)[::3], batch)
+
+    world.input.add_batches(3)
+    backend = world.run_ledger(united, settings={"lease_timeout_s": 0.1})
+    world.check(backend)
 
 
 # --- in part -------------------------------------------------------------------------------------
