@@ -1,31 +1,72 @@
-"""What starting a query means for its state: a pure decision over two logs.
+"""What starting a query means for its state: pure decisions over two logs.
 
 Spark's checkpoint location says which batches Spark has committed; the commit log says which epochs
 every operator has made durable. With synchronous commits the log is never behind, except where
 Spark committed a batch that an operator did not finish (its output was read in part): then the
 query goes back by exactly that batch, which Spark repeats from its offsets. Two batches back is
-never exact: later batches may be cut differently.
+never exact for every sink: later batches may be cut differently. So it is done only where the user
+says so (`decide_going_back`).
+
+A Hadoop file system has no fence: whoever goes back may freeze right before it takes a file away,
+and thaw when another driver has gone on for long. So no file is deleted under the name that Spark
+knows. It is renamed to a hidden name of its own (`TakenBack`), which Spark's logs do not look at,
+and the hidden files are an undo log:
+
+* whoever has gone back, and has made sure that nobody else has claimed the job, removes his hidden
+  files before Spark is started; so a query never runs over hidden files that it might have seen;
+* a hidden file that is found was therefore left by a start that was cut off, or taken from a
+  healthy query by a start that did not know that it was overtaken. Either way it is put back
+  (`decide_repair`), and what the start means is decided anew.
+
+A hidden name is used once, so a rename or a delete of it that comes late finds nothing.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from statebackend.errors import CheckpointLocationError, RewindError
 
-__all__ = ["LocationProgress", "LogProgress", "StartDecision", "Verdict", "decide_start"]
+__all__ = [
+    "COMMITS",
+    "OFFSETS",
+    "LocationProgress",
+    "LogProgress",
+    "Repair",
+    "StartDecision",
+    "TakenBack",
+    "Verdict",
+    "check_belongs",
+    "decide_going_back",
+    "decide_repair",
+    "decide_start",
+    "lacks_for",
+    "next_to_take",
+]
+
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
+_RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
+_HIDDEN: Final = re.compile(r"\.(\d+)\.(\d+)\.([0-9A-Za-z-]+)\.taken-back")
 
 
 @dataclass(frozen=True)
 class LocationProgress:
-    """A checkpoint location. ``query_id`` is None for a new one; batches are -1 for none."""
+    """A checkpoint location. ``query_id`` is None for a new one; batches are -1 for none.
+
+    ``offsets``, ``commits``: every batch that is there; None where only the last ones are known.
+    """
 
     path: str
     query_id: str | None
     last_offset: int
     last_commit: int
+    offsets: Collection[int] | None = None
+    commits: Collection[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +111,53 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
 
     Raises:
         CheckpointLocationError: location and job do not belong together.
-        RewindError: more than one batch would have to be repeated.
+        RewindError: more than one batch would have to be repeated, or what is needed is gone.
+    """
+    check_belongs(location, log)
+    if location.last_offset < location.last_commit:
+        raise RewindError(
+            f"Spark has committed batches up to {location.last_commit} of {location.path}, and "
+            f"its plans end with {location.last_offset}: Spark would repeat that one.",
+            todo="Put the missing files of `offsets` back from a copy of the location. If there is "
+            "none, an earlier epoch or a savepoint is the way out: see go_back_to= in "
+            "docs/operations.md.",
+        )
+    batch = location.last_commit + 1
+    # An operator that is not in the log is new; it starts from the batch that is next.
+    behind = {uid: e for uid, e in log.last_epochs.items() if e < location.last_commit}
+    if not behind:
+        if location.last_offset > batch + 1:
+            raise RewindError(
+                f"Spark has planned batches up to {location.last_offset} of {location.path}, and "
+                f"committed them up to {location.last_commit}: no query leaves that behind.",
+                todo="If the location was restored from a copy, restore all of it, of one moment. "
+                "Else see go_back_to= in docs/operations.md.",
+            )
+        surplus = location.last_offset == batch + 1
+        decision = StartDecision(Verdict.TRIM if surplus else Verdict.START, batch)
+        _require_files(location, decision)
+        return decision
+    oldest = min(behind.values())
+    if oldest < location.last_commit - 1:
+        raise RewindError(
+            f"Spark has committed batch {location.last_commit} of {location.path}, but job "
+            f"{log.job!r} in {log.uri} ends with epoch {oldest} in operator(s) "
+            f"{', '.join(repr(u) for u, e in behind.items() if e == oldest)}: "
+            f"{location.last_commit - oldest} batches would have to be repeated, and only one can "
+            f"be, exactly.",
+            todo="If the log was restored from an older copy, restore the checkpoint location of "
+            "the same moment too. Else see go_back_to= in docs/operations.md.",
+        )
+    decision = StartDecision(Verdict.REWIND, location.last_commit)
+    _require_files(location, decision)
+    return decision
+
+
+def check_belongs(location: LocationProgress, log: LogProgress) -> None:
+    """Refuse a location that is not the job's.
+
+    Raises:
+        CheckpointLocationError: location and job do not belong together.
     """
     # Operators are named by a claim already, before they have any state.
     has_epochs = bool(log.last_epochs) if log.has_epochs is None else log.has_epochs
@@ -88,27 +175,161 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
             f"{location.last_commit}), but job {log.job!r} in {log.uri} has no state at all.",
             todo="Give the job the uri and name it had, or the query a new checkpoint location.",
         )
-    batch = location.last_commit + 1
-    # An operator that is not in the log is new; it starts from the batch that is next.
-    behind = {uid: e for uid, e in log.last_epochs.items() if e < location.last_commit}
-    if not behind:
-        if location.last_offset > batch + 1:
-            raise RewindError(
-                f"Spark has planned batches up to {location.last_offset} of {location.path}, and "
-                f"committed them up to {location.last_commit}: no query leaves that behind.",
-                todo="If the location was restored from a copy, restore all of it, of one moment.",
-            )
-        surplus = location.last_offset == batch + 1
-        return StartDecision(Verdict.TRIM if surplus else Verdict.START, batch)
-    oldest = min(behind.values())
-    if oldest < location.last_commit - 1:
+
+
+def decide_going_back(
+    location: LocationProgress, log: LogProgress, epoch: int, possible: Sequence[int]
+) -> StartDecision:
+    """Go on after an epoch that the user named, by giving up what came later.
+
+    Args:
+        possible: the epochs after which both state and location can go on, the newest first.
+
+    Raises:
+        CheckpointLocationError: location and job do not belong together.
+        RewindError: it is not one of them.
+    """
+    check_belongs(location, log)
+    if epoch not in possible:
         raise RewindError(
-            f"Spark has committed batch {location.last_commit} of {location.path}, but job "
-            f"{log.job!r} in {log.uri} ends with epoch {oldest} in operator(s) "
-            f"{', '.join(repr(u) for u, e in behind.items() if e == oldest)}: "
-            f"{location.last_commit - oldest} batches would have to be repeated, and only one can "
-            f"be, exactly.",
-            todo="If the log was restored from an older copy, restore the checkpoint location of "
-            "the same moment too.",
+            f"Job {log.job!r} in {log.uri} cannot go back to epoch {epoch} at {location.path}: "
+            f"{_possible(possible)}.",
+            todo="Name one of these, or begin a new job with the newest savepoint.",
         )
-    return StartDecision(Verdict.REWIND, location.last_commit)
+    return StartDecision(Verdict.REWIND, epoch + 1)
+
+
+def _possible(epochs: Sequence[int]) -> str:
+    if not epochs:
+        return "there is no epoch that both its log and the location can go back to"
+    shown = ", ".join(str(one) for one in epochs[:5])
+    return f"it can go back to {shown}" + (" and older ones" if len(epochs) > 5 else "")
+
+
+# --- what a start needs of the location ----------------------------------------------------------
+
+
+def lacks_for(location: LocationProgress, batch: int) -> list[str]:
+    """What the location has not (any more) that Spark needs to repeat a batch, or to plan it.
+
+    Spark reads the plan of the last batch and of the one before it. This library goes by the commit
+    of the one before, too: without it the next start would take the location for another.
+    """
+    if location.offsets is None or location.commits is None:
+        return []
+    planned = batch in location.offsets or batch in location.commits
+    plans = (batch, batch - 1) if planned else (batch - 1, batch - 2)
+    lacks = [f"{OFFSETS}/{n}" for n in plans if n >= 0 and n not in location.offsets]
+    if batch > 0 and batch - 1 not in location.commits:
+        lacks.append(f"{COMMITS}/{batch - 1}")
+    return lacks
+
+
+def _require_files(location: LocationProgress, decision: StartDecision) -> None:
+    lacks = lacks_for(location, decision.batch)
+    if not lacks:
+        return
+    if decision.verdict is Verdict.START:
+        doing = f"go on with batch {decision.batch}"
+    else:
+        doing = f"go back and repeat batch {decision.batch}"
+    raise RewindError(
+        f"The query must {doing}, and {location.path} has no {' and no '.join(lacks)} (any more), "
+        f"which that needs. Nothing was taken back.",
+        todo=f"Spark keeps as many batches as {_RETAINED} says: set it to 2 or more (its default "
+        f"is 100). Put these files back from a copy of the location, or begin a new job with the "
+        f"newest savepoint.",
+    )
+
+
+# --- taking back, and putting back ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, order=True)
+class TakenBack:
+    """A plan or a commit that a start took back, under the hidden name that it gave it.
+
+    Attributes:
+        folder: ``offsets`` or ``commits``.
+        generation: of the tenure that took it. id: never used for another.
+    """
+
+    folder: str
+    batch: int
+    generation: int
+    id: str
+
+    @property
+    def place(self) -> str:
+        """Where Spark looks for it."""
+        return f"{self.folder}/{self.batch}"
+
+    @property
+    def name(self) -> str:
+        """Where it lies."""
+        return f"{self.folder}/.{self.batch}.{self.generation}.{self.id}.taken-back"
+
+    @classmethod
+    def parse(cls, folder: str, name: str) -> TakenBack | None:
+        """By its name in a folder; None for any other file."""
+        match = _HIDDEN.fullmatch(name)
+        return match and cls(folder, int(match[1]), int(match[2]), match[3])
+
+
+def next_to_take(location: LocationProgress, batch: int) -> tuple[str, int] | None:
+    """The next file to take back so that Spark repeats ``batch``: folder and number.
+
+    Plans first, the newest first: with a later plan still there, Spark skips a batch that is not
+    committed.
+    """
+    if location.last_offset > batch:
+        return OFFSETS, location.last_offset
+    if location.last_commit >= batch:
+        return COMMITS, location.last_commit
+    return None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What to do with hidden files.
+
+    ``put_back``: under their own names, in place of what may be there. ``drop``: for good.
+    """
+
+    put_back: tuple[TakenBack, ...]
+    drop: tuple[TakenBack, ...]
+
+
+def decide_repair(
+    hidden: Iterable[TakenBack],
+    location: LocationProgress,
+    *,
+    recorded: Mapping[int, int],
+    stamps: Mapping[str, int],
+) -> Repair:
+    """What becomes of files that others have taken back. Only for whoever has claimed the job.
+
+    Commits of one batch are alike. Of a batch's plans the one counts that was run: the log's record
+    of its epoch has the stamp. Where there is no record, nothing of the batch was put out (with
+    asynchronous commits it may have been), and the hidden one counts: what lies under the plan's
+    own name was then written after it had been taken, by a driver that had been fenced or by one
+    whose first batch is refused (`Coordinator`).
+
+    Args:
+        recorded: stamps of epochs in the log. stamps: of plans, hidden or not, by name.
+    """
+    by_place: dict[str, list[TakenBack]] = {}
+    for one in sorted(hidden):
+        by_place.setdefault(one.place, []).append(one)
+    put_back, drop = [], []
+    for place, ones in sorted(by_place.items()):
+        folder, batch = ones[0].folder, ones[0].batch
+        there = batch in ((location.offsets if folder == OFFSETS else location.commits) or ())
+        stamp_ms = recorded.get(batch)
+        run = [one for one in ones if stamp_ms is not None and stamps.get(one.name) == stamp_ms]
+        was_run = stamp_ms is not None and stamps.get(place) == stamp_ms
+        stays = there and (folder == COMMITS or was_run)
+        chosen = None if stays else (run or ones)[0]
+        put_back += [chosen] if chosen else []
+        drop += [one for one in ones if one is not chosen]
+    return Repair(tuple(put_back), tuple(drop))

@@ -27,7 +27,7 @@ from snapshot.objects import check_ack_objects, check_base_objects
 from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
 from snapshot.operatorstate import check_agreement, check_sent
 from snapshot.record import Manifest
-from snapshot.refusals import stale_attempt, unfinished, wrong_batch
+from snapshot.refusals import planned_anew, stale_attempt, unfinished, wrong_batch
 from snapshot.running import RunningOperator, resumed_time
 from snapshot.stamps import Stamps
 from snapshot.watermark import JobTime, NextDue, next_due
@@ -53,6 +53,7 @@ class Coordinator:
         now_s, new_id: the driver's clock, and ids for grants.
         first_epoch: the batch that Spark will run first, as its checkpoint location says; None
             where that is not known.
+        first_stamp_ms: of its plan, where the location had it already: another plan is refused.
         asynchronous: an epoch may begin while the record of the one before is being written.
         retain_epochs: confirmed epochs that stay restorable.
         stamps: of the run before, in the same process.
@@ -73,6 +74,7 @@ class Coordinator:
         now_s: Callable[[], float],
         new_id: Callable[[], str],
         first_epoch: int | None = None,
+        first_stamp_ms: int | None = None,
         asynchronous: bool = False,
         retain_epochs: int = 1,
         stamps: Stamps | None = None,
@@ -83,7 +85,7 @@ class Coordinator:
         self.asynchronous = asynchronous
         self.base_policy, self._now_s, self._new_id = bases, now_s, new_id
         self._retain_epochs = retain_epochs
-        self._expected_epoch = first_epoch
+        self._expected_epoch, self._expected_stamp_ms = first_epoch, first_stamp_ms
         self._specs = dict(operators)
         self._lineages = dict(lineages)
         # As the log had them: a lineage at another parallelism ends where this run begins.
@@ -142,6 +144,8 @@ class Coordinator:
             raise wrong_batch(request.epoch)
         if expected is not None and request.epoch > expected and not self._finished(base_epoch):
             raise unfinished(expected, dict.fromkeys(self._specs, ()), request.epoch)
+        if request.epoch == expected and self._expected_stamp_ms not in (None, request.stamp_ms):
+            raise planned_anew(request.epoch)
         operators: dict[str, RunningOperator] = {}
         for uid, spec in self._specs.items():
             lineage = self._lineages.get(uid)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from statebackend.errors import IncompleteEpochError, StaleRequestError, WrongBatchError
+from statebackend.errors import (
+    CheckpointLocationError,
+    IncompleteEpochError,
+    StaleRequestError,
+    WrongBatchError,
+)
 
-__all__ = ["stale_attempt", "unfinished", "wrong_batch"]
+__all__ = ["planned_anew", "stale_attempt", "unfinished", "wrong_batch"]
 
 
 def unfinished(
@@ -35,6 +40,15 @@ def wrong_batch(epoch: int) -> WrongBatchError:
         f"A frame that belongs to another batch was evaluated in batch {epoch}.",
         todo="Do not keep the frame of a foreachBatch beyond its call; collect or write what "
         "you need of it, or persist() it, within the call.",
+    )
+
+
+def planned_anew(epoch: int) -> CheckpointLocationError:
+    """Spark did not find the plan that was there when the query was started."""
+    return CheckpointLocationError(
+        f"Spark planned batch {epoch} anew, although its plan was in the checkpoint location when "
+        f"the query was started: another start had taken it back.",
+        todo="Let one driver start the job, then start this query again: it puts the plan back.",
     )
 
 

@@ -11,9 +11,11 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.location import FILE_MANAGER
 
 __all__ = [
+    "check_batches_kept",
     "few_rows_at_once",
     "format_of",
     "only_our_python",
@@ -33,6 +35,9 @@ _ALWAYS: Final = {
 # time. Where the number of rows bounds it, it need not; this value says so.
 _BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = str((1 << 31) - 1)
+
+_KEPT: Final = "spark.sql.streaming.minBatchesToRetain"
+_KEPT_MIN: Final = 2
 
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_MAX: Final = 10_000
@@ -80,6 +85,33 @@ def few_rows_at_once(sessions: Sequence[SparkSession]) -> bool:
     """Whether Spark gives no more rows to Python at once than it does by default."""
     said = [int(one.conf.get(_ROWS, "10000") or 0) for one in sessions]
     return all(0 < rows <= _ROWS_MAX for rows in said)
+
+
+def check_batches_kept(sessions: Sequence[SparkSession], *, asynchronous: bool) -> None:
+    """Warn where Spark keeps too little of its location for a query to go back by a batch.
+
+    Raises:
+        UnsupportedQueryError: with asynchronous commits, which rely on it after each crash.
+    """
+    said = {one.conf.get(_KEPT, None) for one in sessions}
+    kept = min((int(one) for one in said if one is not None), default=_KEPT_MIN)
+    if kept >= _KEPT_MIN:
+        return
+    what = (
+        f"{_KEPT} is {kept}: Spark removes what it needs to repeat a batch that it has committed "
+        f"as soon as it has planned the next one"
+    )
+    if asynchronous:
+        raise UnsupportedQueryError(
+            f'{what}. With commit="async" the query could not be started again after a crash.',
+            todo=f'Set it to {_KEPT_MIN} or more (its default is 100), or use commit="sync".',
+        )
+    _log.warning(
+        "%s; a query whose output was read in part cannot be started again then, and savepoints "
+        "cannot be taken while it runs: set it to %d or more (its default is 100)",
+        what,
+        _KEPT_MIN,
+    )
 
 
 def wanted_at_start(*, narrow: bool, file_manager: str | None) -> dict[str, str]:

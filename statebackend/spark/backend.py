@@ -152,7 +152,7 @@ class StateBackend(FrameMaker):
 
     # --- starting ------------------------------------------------------------------------------
 
-    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+    def start(self, writer: DataStreamWriter, *, go_back_to: int | None = None) -> StreamingQuery:
         """Start a query over frames of this backend.
 
         Checks what must hold, goes back by a batch if one is due, and takes over the job: a driver
@@ -160,13 +160,17 @@ class StateBackend(FrameMaker):
 
         Args:
             writer: ``frame.writeStream...``, not started.
+            go_back_to: only where the query cannot be started otherwise (the error says which
+                epochs there are): give up what came after this epoch, and go on with the batch
+                after it. Read "When the location and the log do not fit" in docs/operations.md
+                before. Where the query can go on, this is left out of account.
 
         Raises:
             CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
             UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
             driver fenced.
         """
-        launch = self._new_launch()
+        launch = self._new_launch(go_back_to)
         launch.prepare(writer)
         self._launch = launch
         with launch.armed(self._builder.credentials().value.token):
@@ -176,7 +180,9 @@ class StateBackend(FrameMaker):
         return query
 
     @contextlib.contextmanager
-    def starting(self, *, checkpoint_location: str | None = None) -> Iterator[None]:
+    def starting(
+        self, *, checkpoint_location: str | None = None, go_back_to: int | None = None
+    ) -> Iterator[None]:
         """For the other ways to start: ``with backend.starting(): query = writer.toTable("t")``.
 
         Exactly one query must be started inside, and the block be left at once: its tasks wait for
@@ -185,11 +191,12 @@ class StateBackend(FrameMaker):
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
                 entered, and a due rewind is done.
+            go_back_to: as for :meth:`start`, with the location.
 
         Raises:
             as :meth:`start`; the query is stopped then.
         """
-        launch = self._new_launch()
+        launch = self._new_launch(go_back_to)
         launch.prepare(None, checkpoint_location)
         self._launch = launch
         before = {query.id for query in self._active()}
@@ -207,7 +214,7 @@ class StateBackend(FrameMaker):
     def _active(self) -> list[StreamingQuery]:
         return [query for session in self._builder.sessions for query in session.streams.active]
 
-    def _new_launch(self) -> Launch:
+    def _new_launch(self, go_back_to: int | None) -> Launch:
         if not self._builder.operators:
             raise SettingError(
                 f"Job {self._job.name!r} has no operator yet.",
@@ -224,6 +231,7 @@ class StateBackend(FrameMaker):
             allow_dropped_state=self._allow_dropped_state,
             checked=self._checked,
             savepoint=self._savepoint,
+            go_back_to=go_back_to,
         )
 
     def checked(self, function: F) -> F:

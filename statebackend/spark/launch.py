@@ -8,7 +8,6 @@ tasks wait until all that is done.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from recovery.rewind import LocationProgress, StartDecision, Verdict, decide_start
 from recovery.savepoint import Savepoint
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
@@ -30,13 +28,13 @@ from snapshot.watermark import NextDue, next_due
 from statebackend import system
 from statebackend.errors import (
     JobRunningError,
-    RewindError,
     StateBackendError,
     StateMismatchError,
     UnsupportedQueryError,
 )
 from statebackend.settings import Settings
 from statebackend.spark.atstart import (
+    check_batches_kept,
     few_rows_at_once,
     only_our_python,
     options_of,
@@ -59,6 +57,7 @@ from statebackend.spark.session import RunSession
 from statebackend.spark.sinklog import sink_log
 from statebackend.spark.sources import check_sink, sources_in
 from statebackend.spark.specs import Operator, log_changes, operator_specs
+from statebackend.spark.startpoint import StartPoint, refuse_hidden
 
 __all__ = ["Launch", "Operator"]
 
@@ -82,6 +81,7 @@ class Launch:
         heartbeat: HeartbeatFile | None = None,
         local_dir: str = "",
         savepoint: str | Savepoint | None = None,
+        go_back_to: int | None = None,
     ) -> None:
         self._spark, self._job = spark, job
         self._savepoint = savepoint
@@ -105,7 +105,9 @@ class Launch:
             on_epoch_acked=self._beat if heartbeat else None,
         )
         self._name = system.new_id()
-        self._first_epoch: int | None = None
+        self._point = StartPoint(
+            job, self._log, self._operators, run=self._name, go_back_to=go_back_to
+        )
         self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
         self._narrow = False
@@ -130,6 +132,7 @@ class Launch:
                 "state could not be exact.",
                 todo="Leave the option asyncProgressTrackingEnabled out.",
             )
+        check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
         path = path or options.get("checkpointlocation") or self._configured_path(options)
         location = CheckpointLocation(self._spark, path) if path else None
         if location is not None and writer is not None:
@@ -145,29 +148,19 @@ class Launch:
             if writer is not None and location is not None:
                 warn_of_sources(writer._df)
         progress = location.progress() if location else None
+        hidden = location.taken_back() if location else []
         manifests = self._log.manifests()
         refuse_half_begun(self._job.name, manifests)
         self._specs = self._check_operators(manifests)
         if location is None or progress is None:
             self._write_initial(0)
             return
-        decision = self._decide(progress, manifests)
-        if decision.verdict is not Verdict.START:
-            # Whoever runs the job now is fenced before anything is taken from under it.
-            tenure = self._log.claim(run=self._name)
-            # The location first here, too; and who was fenced himself takes nothing back.
-            progress, manifests = location.progress(), held_before(self._log, tenure, anew=True)
-            decision = self._decide(progress, manifests)
-            self._require(manifests, decision.batch - 1)
-            if decision.verdict is Verdict.REWIND:
-                location.rewind(decision.batch)
-            elif decision.verdict is Verdict.TRIM:
-                location.trim(decision.batch)
-        self._first_epoch = decision.batch
-        self._write_initial(decision.batch)
+        manifests = self._point.find(location, progress, hidden, manifests)
+        epoch = self._point.first_epoch
+        assert epoch is not None
+        self._write_initial(epoch)
         lineages = live_lineages(manifests)
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
-        epoch = decision.batch
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
 
     def _beat(self, due: NextDue) -> None:
@@ -254,32 +247,6 @@ class Launch:
                     todo="Stop the other driver, and start this query again.",
                 )
 
-    def _check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
-        """Refuse to repeat a batch that another driver has gone on from since it was planned.
-
-        Its record would take the place of all epochs after it; Spark may have committed those.
-        """
-        last = max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
-        if last > first_epoch:
-            raise JobRunningError(
-                f"Epoch {last} of job {self._job.name!r} is durable, and this query was started "
-                f"with batch {first_epoch}: another driver went on meanwhile, or the checkpoint "
-                f"location is an older copy than the job's log.",
-                todo="Stop the other driver, and start this query again. If there is none, give "
-                "it the checkpoint location that belongs to the job, in its newest state.",
-            )
-
-    def _require(self, manifests: list[Manifest], epoch: int) -> None:
-        """Nothing is taken from Spark's location unless the log can go on from there."""
-        for uid, lineage in live_lineages(manifests).items():
-            if uid in self._operators and epoch >= lineage.first_epoch - 1:
-                lineage.require(epoch)
-
-    def _decide(self, location: LocationProgress, manifests: list[Manifest]) -> StartDecision:
-        progress = self._job.progress(manifests)
-        kept = {u: e for u, e in progress.last_epochs.items() if u in self._operators}
-        return decide_start(location, dataclasses.replace(progress, last_epochs=kept))
-
     # --- the start -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -353,10 +320,13 @@ class Launch:
             check_sink(query, checked=self._checked)
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
-        location = CheckpointLocation(self._spark, self.location_path).progress()
+        place = CheckpointLocation(self._spark, self.location_path)
+        location = place.progress()
+        refuse_hidden(place)
         manifests = self._log.manifests()
-        first_epoch = self._started_at(query, location, manifests)
-        self._check_not_overtaken(manifests, first_epoch)  # before whoever goes on is fenced
+        first_epoch = self._point.started_at(str(query.id), location, manifests)
+        # Before whoever goes on is fenced.
+        self._point.check_not_overtaken(manifests, first_epoch)
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
@@ -367,7 +337,7 @@ class Launch:
         # Read again: what another driver had committed before the claim is part of the truth.
         before = held_before(self._log, tenure)
         self._check_unchanged(before)
-        self._check_not_overtaken(before, first_epoch)
+        self._point.check_not_overtaken(before, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())
         coordinator = Coordinator(
             job=self._job.name,
@@ -382,6 +352,7 @@ class Launch:
             now_s=system.monotonic_s,
             new_id=system.new_id,
             first_epoch=first_epoch,
+            first_stamp_ms=self._point.first_stamp_ms,
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
             stamps=Services.stamps_of(self._job.store.uri),
@@ -392,26 +363,3 @@ class Launch:
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
         )
-
-    def _started_at(
-        self, query: StreamingQuery, location: LocationProgress, manifests: list[Manifest]
-    ) -> int:
-        """The batch that the query began with, once it is known to be the job's."""
-        if self._first_epoch is not None:
-            # Decided before the start; batches that no operator took part in may have been
-            # committed since, and are found out by the first begin.
-            location = dataclasses.replace(
-                location,
-                last_commit=self._first_epoch - 1,
-                last_offset=min(location.last_offset, self._first_epoch),
-            )
-        location = dataclasses.replace(location, query_id=str(query.id))
-        decision = self._decide(location, manifests)
-        if decision.verdict is Verdict.REWIND:
-            raise RewindError(
-                f"Batch {decision.batch} of {location.path} must be repeated before the query can "
-                f"go on.",
-                todo="Start it with backend.start(writer), or name the location: "
-                "backend.starting(checkpoint_location=...).",
-            )
-        return decision.batch

@@ -10,7 +10,8 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from recovery.rewind import LocationProgress
+from recovery.rewind import COMMITS, OFFSETS, LocationProgress, TakenBack
+from statebackend import system
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 
 __all__ = ["FILE_MANAGER", "CheckpointLocation"]
@@ -65,14 +66,18 @@ class CheckpointLocation:
             CheckpointLocationError: the location cannot be read.
         """
         try:
-            return LocationProgress(
-                path=self.path,
-                query_id=self._query_id(),
-                last_offset=self._last("offsets"),
-                last_commit=self._last("commits"),
-            )
+            query_id = self._query_id()
+            offsets, commits = self._batches(OFFSETS), self._batches(COMMITS)
         except Exception as error:
             raise self._unreadable(error) from error
+        return LocationProgress(
+            path=self.path,
+            query_id=query_id,
+            last_offset=max(offsets, default=-1),
+            last_commit=max(commits, default=-1),
+            offsets=offsets,
+            commits=commits,
+        )
 
     def _query_id(self) -> str | None:
         path = self._Path(self._root, "metadata")
@@ -85,12 +90,47 @@ class CheckpointLocation:
             stream.close()
         return str(json.loads(text)["id"])
 
-    def _last(self, folder: str) -> int:
+    def _batches(self, folder: str) -> frozenset[int]:
+        return frozenset(int(name) for name in self._names(folder) if name.isdigit())
+
+    def _names(self, folder: str) -> list[str]:
+        """Of a folder's files, hidden ones among them."""
         path = self._Path(self._root, folder)
         if not self._fs.exists(path):
-            return -1
-        names = (status.getPath().getName() for status in self._fs.listStatus(path))
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+            return []
+        return [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
+
+    def taken_back(self) -> list[TakenBack]:
+        """What starts have taken back and left under hidden names.
+
+        A file that is missing in what `progress` said before was found here, unless it is back
+        under its own name by then: a listing may miss a file while it is renamed, the next does
+        not.
+
+        Raises:
+            CheckpointLocationError: the location cannot be read.
+        """
+        try:
+            parsed = [
+                TakenBack.parse(folder, name)
+                for folder in (OFFSETS, COMMITS)
+                for name in self._names(folder)
+            ]
+        except Exception as error:
+            raise self._unreadable(error) from error
+        return sorted(one for one in parsed if one is not None)
+
+    def stamp_ms(self, name: str) -> int | None:
+        """The time that Spark gave a batch when it planned it; None where there is no such plan.
+
+        Raises:
+            CheckpointLocationError: it cannot be read.
+        """
+        try:
+            lines = b"".join(self.chunks(name)).decode().split("\n", 2)
+            return int(json.loads(lines[1])["batchTimestampMs"])
+        except (ObjectNotFoundError, ValueError, KeyError, IndexError, TypeError):
+            return None  # of a form that is not known: then it says nothing
 
     def files(self, folder: str) -> list[str]:
         """Every file below a folder, by its name in the location; hidden ones are left out.
@@ -142,11 +182,14 @@ class CheckpointLocation:
     def write(self, name: str, pieces: Iterator[bytes]) -> None:
         """Write a file: under a hidden name first, so that it is there whole or not at all.
 
+        One that is there already stays: whoever is here late takes nothing from a query that has
+        gone on with it.
+
         Raises:
             CheckpointLocationError: it cannot be written. What ``pieces`` raises goes through.
         """
         path = self._Path(self._root, name)
-        draft = self._Path(path.getParent(), f".{path.getName()}.tmp")
+        draft = self._Path(path.getParent(), f".{path.getName()}.{system.new_id()}.tmp")
         try:
             stream = self._fs.create(draft, True)
             try:
@@ -154,8 +197,10 @@ class CheckpointLocation:
                     stream.write(piece)
             finally:
                 stream.close()
-            self._fs.delete(path, False)
-            if not self._fs.rename(draft, path):
+            if not self._fs.exists(path) and self._fs.rename(draft, path):
+                return
+            self._fs.delete(draft, False)
+            if not self._fs.exists(path):
                 raise CheckpointLocationError(
                     f"The file {name} of the checkpoint location {self.path} cannot be named.",
                     todo="Check Spark's access to the location, then start again.",
@@ -177,41 +222,79 @@ class CheckpointLocation:
             todo="Check the path and Spark's access to it.",
         )
 
-    def rewind(self, batch: int) -> None:
-        """Make Spark repeat ``batch``: what was planned after it goes first, then its commit.
+    # --- taking back: see `recovery.rewind` ----------------------------------------------------
 
-        The order matters: with the successor's offsets still there, deleting the commit alone
-        makes Spark skip the batch. Safe to repeat after a crash between the two.
+    def take_back(self, one: TakenBack) -> bool:
+        """Rename a plan or commit to its hidden name; False where it was not there.
 
         Raises:
-            CheckpointLocationError: a file cannot be deleted.
+            CheckpointLocationError: it cannot be renamed.
         """
-        self.trim(batch)
-        self._remove(f"commits/{batch}")
-        self.trim(batch)  # a fenced driver may have planned once more before it noticed
-        _log.warning(
-            "went back by one batch: %s will repeat batch %d, which Spark had committed before "
-            "every operator had finished it",
-            self.path,
-            batch,
+        return self._renamed(one.place, one.name)
+
+    def put_back(self, one: TakenBack, *, replace: bool = True) -> bool:
+        """Give a hidden file its own name again; False where somebody else has done so.
+
+        Args:
+            replace: also where that name is taken by now.
+
+        Raises:
+            CheckpointLocationError: it cannot be renamed.
+        """
+        if not self._exists(one.place):
+            return self._renamed(one.name, one.place)
+        return replace and self._renamed(one.name, one.place, replace=True)
+
+    def drop(self, one: TakenBack) -> None:
+        """Remove a hidden file for good.
+
+        Raises:
+            CheckpointLocationError: it cannot be deleted.
+        """
+        path = self._Path(self._root, one.name)
+        try:
+            # Some file systems answer a refusal with False, as they answer an absence.
+            if self._fs.delete(path, False) or not self._fs.exists(path):
+                return
+            reason = "no reason was given"
+        except Py4JJavaError as error:
+            reason = str(error)[:300]
+        raise self._unchangeable(one.name, "deleted", reason)
+
+    def _exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._Path(self._root, name)))
+
+    def _renamed(self, source: str, target: str, *, replace: bool = False) -> bool:
+        """Whether a file has got another name in its folder; False where it was not there."""
+        try:
+            if self._rename(source, target, replace=replace):
+                return True
+            reason = "no reason was given"
+        except Py4JJavaError as error:
+            reason = str(error)[:300]
+        # Refused, or somebody else was faster: both answer alike.
+        if not self._exists(source):
+            return False
+        raise self._unchangeable(source, "renamed", reason)
+
+    def _rename(self, source: str, target: str, *, replace: bool) -> bool:
+        paths = self._Path(self._root, source), self._Path(self._root, target)
+        # Hadoop's local file system replaces what is there, and keeps its checksum files along.
+        if not replace or str(self._fs.getUri().getScheme()) == "file":
+            return bool(self._fs.rename(*paths))
+        spark: Any = self._spark
+        fs: Any = spark._jvm.org.apache.hadoop.fs
+        how = spark.sparkContext._gateway.new_array(fs.Options.Rename, 1)
+        how[0] = fs.Options.Rename.OVERWRITE
+        fs.FileContext.getFileContext(self._root.toUri(), self._hadoop).rename(*paths, how)
+        return True
+
+    def _unchangeable(self, name: str, done: str, reason: str) -> CheckpointLocationError:
+        return CheckpointLocationError(
+            f"The file {name} of the checkpoint location {self.path} cannot be {done} ({reason}), "
+            f"and the query must go back by a batch.",
+            todo="Give the driver's user the right to change files there, then start again.",
         )
-
-    def trim(self, batch: int) -> None:
-        """Take back what was planned after ``batch``, the newest first. Raises as `rewind`."""
-        planned = self._last("offsets")
-        while planned > batch:
-            self._remove(f"offsets/{planned}")
-            planned = self._last("offsets")
-
-    def _remove(self, name: str) -> None:
-        path = self._Path(self._root, name)
-        # Some file systems answer a refusal with False, as they answer an absence.
-        if not self._fs.delete(path, False) and self._fs.exists(path):
-            raise CheckpointLocationError(
-                f"The file {name} of the checkpoint location {self.path} cannot be deleted, and "
-                f"the query must go back by a batch.",
-                todo="Give the driver's user the right to delete it, then start again.",
-            )
 
 
 def _is_absence(error: Py4JJavaError) -> bool:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from recovery.rewind import LogProgress, Verdict, decide_start
 from recovery.workspace import Workspace
+from statebackend.spark.goingback import GoingBack
 from statebackend.spark.location import CheckpointLocation
 from statebackend.state.blocks import BlockFile
 from tests.crash.disk import Image, write_image
@@ -41,12 +42,24 @@ class _HadoopFiles:
         found = [SimpleNamespace(getName=lambda name=name: name) for name in os.listdir(path)]
         return [SimpleNamespace(getPath=lambda one=one: one) for one in found]
 
+    def rename(self, source: Path, target: Path) -> bool:
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            return False
+        return True
+
     def delete(self, path: Path, recursive: bool) -> bool:
         try:
             os.unlink(path)
         except FileNotFoundError:
             return False
         return True
+
+
+class _Location(CheckpointLocation):
+    def stamp_ms(self, name: str) -> int | None:
+        return None  # the plans here have none
 
 
 class _HadoopPath(type(Path())):  # type: ignore[misc]
@@ -59,17 +72,18 @@ def _location(root: Path) -> CheckpointLocation:
     jvm.org.apache.hadoop.fs.Path = _HadoopPath
     jvm.org.apache.commons.io.IOUtils.toString = lambda stream, encoding: stream.read().decode()
     spark: Any = SimpleNamespace(_jvm=jvm, _jsc=MagicMock())
-    return CheckpointLocation(spark, str(root / "location"))
+    return _Location(spark, str(root / "location"))
 
 
 def _start(location: CheckpointLocation, epochs: dict[str, int]) -> int:
     """What a start does; the batch that Spark runs next."""
     log = LogProgress(job="clicks", uri="file:///", query_id="q", last_epochs=epochs)
-    decision = decide_start(location.progress(), log)
-    if decision.verdict is Verdict.REWIND:
-        location.rewind(decision.batch)
-    elif decision.verdict is Verdict.TRIM:
-        location.trim(decision.batch)
+    going = GoingBack(location, generation=1, look=list, new_id=new_id)
+    going.repair({})
+    progress = location.progress()
+    decision = decide_start(progress, log)
+    if decision.verdict is not Verdict.START:
+        going.back_to(decision.batch, progress.last_commit, {})
     return decision.batch
 
 
@@ -101,6 +115,7 @@ def check_rewind(image: Image, root: Path, operations: int) -> None:
     # Spark repeats the last batch that it planned, if it is the one after the last committed.
     assert (found.last_offset, found.last_commit) == (BATCH, BATCH - 1)
     assert (root / "location" / "offsets" / str(BATCH)).read_text() == f"offsets {BATCH}"
+    assert not location.taken_back()
 
 
 SCHEMA = pa.schema([pa.field("value", pa.int64())])

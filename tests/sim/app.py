@@ -199,7 +199,7 @@ class App:
         sched, shared = self.world.sched, self.shared
         sched.pause(0.005)
         planned, committed = max(shared.offsets, default=-1), max(shared.commits, default=-1)
-        return planned if planned > committed else planned + 1
+        return planned + 1 if planned == committed else planned
 
     def _batch(self, query: Query, session: str, batch: int) -> None:
         world, shared = self.world, self.shared
@@ -232,7 +232,8 @@ class App:
         sched.pause(0.004)
         if not query.isActive:
             raise QueryFailed("stopped")
-        if plan.batch in shared.commits or shared.offsets.get(plan.batch) is not plan:
+        # Its plan may have been taken back: Spark has it in memory.
+        if plan.batch in shared.commits or shared.offsets.get(plan.batch, plan) is not plan:
             sched.note("concurrent update of the location")
             raise QueryFailed("multiple streaming queries are using the location")
         rows = rows_of(plan, stage.salt, 1, config.keys)[0]

@@ -27,6 +27,8 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a batch is repeated from its offsets": ("batch repeated",),
     "a commit of Spark's is taken back": ("commits taken back",),
     "a plan of Spark's is taken back": ("offsets taken back",),
+    "a plan or commit of Spark's is put back": ("offsets put back", "commits put back"),
+    "a start is frozen while it goes back": ("start frozen",),
     "a batch is read in part": ("batch read in part",),
     "an epoch is found unfinished": ("query failed SB5001",),
     "the sink fails after the epoch was durable": ("sink failed",),

@@ -86,6 +86,7 @@ class Config:
     local_damage_every_s: float = 0.0
     rebalance_every_s: float = 0.0
     savepoint_every_s: float = 0.0
+    start_frozen: float = 0.0
     moved: float = 0.0
     disk_full: float = 0.0
     spontaneous_flush: float = 0.02
@@ -136,6 +137,7 @@ _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),
     ("looks", 0.02, 0.3),
+    ("start_frozen", 0.1, 0.8),
 )
 
 

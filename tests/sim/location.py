@@ -7,11 +7,13 @@ an output that is idempotent by batch id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
+from typing import Any
 
+from recovery.rewind import TakenBack
 from statebackend.keygroups import subtask_of
 from statebackend.spark.location import CheckpointLocation
 from tests.sim.config import Config
@@ -74,6 +76,17 @@ class Shared:
     commits: dict[int, Committed] = field(default_factory=dict)
     plans: int = 0
     in_part: int = -2  # the last batch that was read in part
+    hidden: dict[str, Plan | Committed] = field(default_factory=dict)
+    config: Config = field(default_factory=Config)
+    at_freeze: Callable[[], None] = int  # does nothing
+
+    def change_s(self, sched: Scheduler) -> float:
+        """How long a change of a file takes; whoever makes it may be frozen right before."""
+        if not sched.chance(self.config.start_frozen):
+            return _IO_S
+        sched.note("start frozen")
+        self.at_freeze()
+        return 0.3 + 5.0 * sched.random.random() ** 2
 
     def trim(self) -> None:
         """Spark keeps the last hundred batches; fewer do."""
@@ -83,7 +96,7 @@ class Shared:
 
 
 class SimLocation(CheckpointLocation):
-    """The real rewind and trim, over `Shared`."""
+    """The real way back, over `Shared`. Whoever changes a file may be frozen right before it."""
 
     def __init__(self, shared: Shared, sched: Scheduler) -> None:
         self.path = "/location"
@@ -92,18 +105,50 @@ class SimLocation(CheckpointLocation):
     def _query_id(self) -> str | None:
         return self._shared.query_id
 
-    def _last(self, folder: str) -> int:
-        self._sched.pause(_IO_S)
-        return max(
-            self._shared.offsets if folder == "offsets" else self._shared.commits, default=-1
-        )
+    def _files(self, folder: str) -> dict[int, Any]:
+        return self._shared.offsets if folder == "offsets" else self._shared.commits
 
-    def _remove(self, name: str) -> None:
+    def _batches(self, folder: str) -> frozenset[int]:
+        self._sched.pause(_IO_S)
+        return frozenset(self._files(folder))
+
+    def _names(self, folder: str) -> list[str]:
+        self._sched.pause(_IO_S)
+        hidden = (name.partition("/") for name in self._shared.hidden)
+        return [name for there, _, name in hidden if there == folder]
+
+    def stamp_ms(self, name: str) -> int | None:
         self._sched.pause(_IO_S)
         folder, _, batch = name.partition("/")
-        self._sched.note(f"{folder} taken back", batch)
-        files = self._shared.offsets if folder == "offsets" else self._shared.commits
-        files.pop(int(batch), None)  # type: ignore[attr-defined]
+        plan = self._shared.hidden.get(name) or (
+            self._files(folder).get(int(batch)) if batch.isdigit() else None
+        )
+        return plan.stamp_ms if isinstance(plan, Plan) else None
+
+    def _exists(self, name: str) -> bool:
+        self._sched.pause(_IO_S)
+        folder, _, batch = name.partition("/")
+        return name in self._shared.hidden or (batch.isdigit() and int(batch) in self._files(folder))
+
+    def _rename(self, source: str, target: str, *, replace: bool) -> bool:
+        """As on a local file system: what has that name already is replaced."""
+        self._sched.pause(self._shared.change_s(self._sched))
+        hidden = self._shared.hidden
+        folder, _, batch = (target if "/." in source else source).partition("/")
+        files = self._files(folder)
+        if source in hidden:
+            self._sched.note(f"{folder} put back", batch)
+            files[int(batch)] = hidden.pop(source)
+        elif "/." not in source and int(batch) in files:
+            self._sched.note(f"{folder} taken back", batch)
+            hidden[target] = files.pop(int(batch))
+        else:
+            return False
+        return True
+
+    def drop(self, one: TakenBack) -> None:
+        self._sched.pause(self._shared.change_s(self._sched))
+        self._shared.hidden.pop(one.name, None)
 
 
 @lru_cache(maxsize=64)

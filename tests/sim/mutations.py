@@ -225,6 +225,19 @@ MUTATIONS: dict[str, Mutation] = {
         planted.no_rewind,
         _RECORDS_LOST,
     ),
+    "taken for good": Mutation(
+        "a start that goes back does not ask who has claimed the job since, and nobody puts back",
+        (_STUCK, _OUT, _ONCE),
+        planted.taken_for_good,
+        {
+            **_TWO_DRIVERS,
+            "start_frozen": 0.7,
+            "asynchronous": False,
+            "checked": False,
+            "partial": 0.3,
+            "rows": 20,
+        },
+    ),
     "no lease": Mutation(
         "a local store is opened without its lease",
         (_ONE,),

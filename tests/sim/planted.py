@@ -17,6 +17,7 @@ import snapshot.retention
 from recovery.incarnation import Incarnation
 from recovery.plan import Step, StepSource
 from recovery.restore import Restorer
+from recovery.rewind import COMMITS, OFFSETS, LocationProgress
 from snapshot.bases import BaseBook, Grant
 from snapshot.coordinator import Coordinator
 from snapshot.epoch import Acked, EpochState
@@ -28,8 +29,10 @@ from snapshot.tenure import Verdict
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.spark import session
-from statebackend.spark.launch import Launch
+from statebackend.spark import goingback
+from statebackend.spark.goingback import GoingBack
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.startpoint import StartPoint
 from statebackend.spark.session import RunSession
 from tests.sim.kernel import current
 from tests.sim.seams import decoded
@@ -245,14 +248,24 @@ def bases_are_kept() -> Patches:
 
 
 def only_the_commit_taken_back() -> Patches:
-    yield CheckpointLocation, "trim", lambda self, batch: None
+    def next_to_take(location: LocationProgress, batch: int) -> tuple[str, int] | None:
+        return (COMMITS, location.last_commit) if location.last_commit >= batch else None
+
+    yield goingback, "next_to_take", next_to_take
 
 
 def no_rewind() -> Patches:
-    def rewind(self: CheckpointLocation, batch: int) -> None:
-        self.trim(batch)
+    def next_to_take(location: LocationProgress, batch: int) -> tuple[str, int] | None:
+        return (OFFSETS, location.last_offset) if location.last_offset > batch else None
 
-    yield CheckpointLocation, "rewind", rewind
+    yield goingback, "next_to_take", next_to_take
+
+
+def taken_for_good() -> Patches:
+    """As it was: whoever goes back deletes, and does not look whether he was overtaken."""
+    yield GoingBack, "_look_again", lambda self, own: None
+    yield GoingBack, "repair", lambda self, recorded: None
+    yield CheckpointLocation, "taken_back", lambda self: []
 
 
 def no_lease() -> Patches:
@@ -281,7 +294,7 @@ def files_by_name() -> Patches:
 
 
 def overtaken_goes_on() -> Patches:
-    yield Launch, "_check_not_overtaken", lambda self, manifests, first_epoch: None
+    yield StartPoint, "check_not_overtaken", lambda self, manifests, first_epoch: None
 
 
 # --- another parallelism --------------------------------------------------------------------

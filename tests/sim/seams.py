@@ -37,6 +37,7 @@ import statebackend.spark.launch
 import statebackend.spark.records
 import statebackend.spark.session
 import statebackend.spark.slices
+import statebackend.spark.startpoint
 import statebackend.spark.task
 from snapshot.delta import Delta, DeltaRows, check_digest
 from snapshot.delta_stream import EncodedDelta
@@ -191,7 +192,7 @@ def _replacements(
     for module in (recovery.fetch, _spark.job):
         yield module, "ThreadPoolExecutor", Pool
     system = System(sched)
-    for module in (_spark.job, _spark.launch, _spark.session, _spark.task):
+    for module in (_spark.job, _spark.launch, _spark.session, _spark.startpoint, _spark.task):
         yield module, "system", system
     yield recovery.local, "ask_for", lambda path, timeout_s: ask_for(doors, path, timeout_s)
     yield recovery.upload, "_turn", _Turns()

@@ -60,7 +60,7 @@ class World:
         self.seed, self.config = seed, config
         self.sched = Scheduler(seed, keep_trace=keep_trace)
         self.bucket = Bucket(self.sched)
-        self.shared = Shared(config.parallelism)
+        self.shared = Shared(config.parallelism, config=config, at_freeze=self._rival)
         self.disk = Disk()
         root = self.disk.root()
         self.opened = Opened()
@@ -105,6 +105,12 @@ class World:
         self.apps.append(app)
         self.sched.note("driver started", str(app.process))
         return app
+
+    def _rival(self) -> None:
+        """While one driver is frozen, another one starts the job."""
+        if self.config.zombies and len(self.apps) == 1 and self.sched.random.random() < 0.8:
+            self.sched.note("second driver")
+            self.sched.call(self.start_app, 0.01)
 
     def kill_app(self, app: App) -> None:
         self.apps = [one for one in self.apps if one is not app]

@@ -214,6 +214,14 @@ class World:
         """The batches that Spark has committed."""
         return sorted(int(p.name) for p in (self.location / "commits").glob("[0-9]*"))
 
+    def planned(self) -> list[int]:
+        """The batches that Spark has planned."""
+        return sorted(int(p.name) for p in (self.location / "offsets").glob("[0-9]*"))
+
+    def hidden(self) -> list[str]:
+        """What was taken back of the location, and lies there still."""
+        return sorted(p.name for p in self.location.glob("*/.*") if p.suffix != ".crc")
+
     def objects(self, folder: str, job: str = "default") -> list[Path]:
         return sorted(path for path in (self.store / job / folder).rglob("*") if path.is_file())
 

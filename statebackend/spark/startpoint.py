@@ -1,0 +1,267 @@
+"""Where a query goes on: what its checkpoint location and the job's log say, brought about."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from recovery.rewind import (
+    OFFSETS,
+    LocationProgress,
+    LogProgress,
+    StartDecision,
+    TakenBack,
+    Verdict,
+    check_belongs,
+    decide_going_back,
+    decide_start,
+    lacks_for,
+)
+from snapshot.log import CommitLog
+from snapshot.record import Manifest
+from statebackend import system
+from statebackend.errors import (
+    CheckpointLocationError,
+    JobRunningError,
+    RewindError,
+    StateBackendError,
+)
+from statebackend.spark.goingback import GoingBack
+from statebackend.spark.job import Job, held_before, live_lineages
+from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.specs import Operator
+
+__all__ = ["StartPoint", "refuse_hidden"]
+
+_log = logging.getLogger("statebackend.spark")
+_SHOWN = 5
+
+
+class StartPoint:
+    """The batch that a start goes on with.
+
+    Args:
+        log: of this start alone. run: its name.
+        go_back_to: the epoch after which the query may go on where it could not go on at all.
+
+    Attributes:
+        first_epoch: that batch, once `find` has found it.
+        first_stamp_ms: of its plan, where it was planned before; None where it was not.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        log: CommitLog,
+        operators: Mapping[str, Operator],
+        *,
+        run: str,
+        go_back_to: int | None = None,
+    ) -> None:
+        self._job, self._log, self._operators = job, log, operators
+        self._run, self._go_back_to = run, go_back_to
+        self._given_up: int | None = None  # the newest epoch that the user gives up
+        self.first_epoch: int | None = None
+        self.first_stamp_ms: int | None = None
+
+    def find(
+        self,
+        location: CheckpointLocation,
+        progress: LocationProgress,
+        hidden: list[TakenBack],
+        manifests: list[Manifest],
+    ) -> list[Manifest]:
+        """Decide, and have the location say so; what the log held then.
+
+        Args:
+            progress, hidden, manifests: read one after the other, in this order. Spark commits only
+                what is in the log, so what is read of the log last is never behind.
+
+        Raises:
+            CheckpointLocationError, RewindError, JobRunningError: nothing was changed.
+            FencedError: another driver started the job meanwhile; nothing is missing.
+        """
+        decision = None
+        if hidden:
+            check_belongs(progress, self._known(manifests))
+        else:
+            try:
+                decision = self._decide(progress, manifests)
+            except (RewindError, JobRunningError) as error:
+                if self._go_back_to is None:
+                    raise self._with_ways_out(error, progress, manifests) from error
+        if decision is None or decision.verdict is not Verdict.START:
+            decision, manifests = self._go_back(location)
+        if self._go_back_to is not None and self._given_up is None:
+            _log.warning(
+                "go_back_to=%d is left out of account: %s goes on with batch %d",
+                self._go_back_to,
+                progress.path,
+                decision.batch,
+            )
+        self.first_epoch = decision.batch
+        self.first_stamp_ms = location.stamp_ms(f"{OFFSETS}/{decision.batch}")
+        refuse_hidden(location)
+        return manifests
+
+    def _go_back(self, location: CheckpointLocation) -> tuple[StartDecision, list[Manifest]]:
+        """Put back what others took, and take back what must be repeated; the log before that."""
+        # Whoever runs the job now is fenced before anything is taken from under it.
+        tenure = self._log.claim(run=self._run)
+
+        def look() -> list[Manifest]:
+            return held_before(self._log, tenure, anew=True)
+
+        going = GoingBack(location, generation=tenure.generation, look=look, new_id=system.new_id)
+        stamps = _recorded_stamps(look())
+        going.repair(stamps)
+        # The location first here, too; and who was fenced himself takes nothing back.
+        progress, manifests = location.progress(), look()
+        decision = self._decide_or_give_up(progress, manifests)
+        if decision.verdict is not Verdict.START:
+            self._require(manifests, decision.batch - 1)
+            going.back_to(decision.batch, progress.last_commit, stamps)
+        return decision, manifests
+
+    def _decide_or_give_up(
+        self, progress: LocationProgress, manifests: list[Manifest]
+    ) -> StartDecision:
+        try:
+            return self._decide(progress, manifests)
+        except (RewindError, JobRunningError) as error:
+            if self._go_back_to is None:
+                raise self._with_ways_out(error, progress, manifests) from error
+            possible = self._possible(progress, manifests)
+            known = self._known(manifests)
+            decision = decide_going_back(progress, known, self._go_back_to, possible)
+            self._given_up = self._last_epoch(manifests)
+            _log.warning(
+                "job %s goes back to epoch %d, as it was told to: what came after it is given up "
+                "(epochs up to %d, batches up to %d); %s",
+                self._job.name,
+                self._go_back_to,
+                self._given_up,
+                progress.last_commit,
+                error.what,
+            )
+            return decision
+
+    def started_at(
+        self, query_id: str, location: LocationProgress, manifests: list[Manifest]
+    ) -> int:
+        """The batch that a query began with, once it is known to be the job's.
+
+        Raises:
+            RewindError: it should have gone back first.
+        """
+        if self.first_epoch is not None:
+            # Decided before the start; batches that no operator took part in may have been
+            # committed since, and are found out by the first begin.
+            location = LocationProgress(
+                location.path,
+                query_id,
+                last_offset=max(self.first_epoch - 1, min(location.last_offset, self.first_epoch)),
+                last_commit=self.first_epoch - 1,
+            )
+        location = dataclasses.replace(location, query_id=query_id)
+        decision = decide_start(location, self._known(manifests))
+        if decision.verdict is Verdict.REWIND:
+            raise RewindError(
+                f"Batch {decision.batch} of {location.path} must be repeated before the query can "
+                f"go on.",
+                todo="Start it with backend.start(writer), or name the location: "
+                "backend.starting(checkpoint_location=...).",
+            )
+        return decision.batch
+
+    def check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
+        """Refuse to repeat a batch that another driver has gone on from since it was planned.
+
+        Its record would take the place of all epochs after it; Spark may have committed those.
+        """
+        last = self._last_epoch(manifests)
+        if last > max(first_epoch, -1 if self._given_up is None else self._given_up):
+            raise JobRunningError(
+                f"Epoch {last} of job {self._job.name!r} is durable, and this query was started "
+                f"with batch {first_epoch}: another driver went on meanwhile, or the checkpoint "
+                f"location is an older copy than the job's log.",
+                todo="Stop the other driver, and start this query again. If there is none, give "
+                "it the checkpoint location that belongs to the job, in its newest state.",
+            )
+
+    def _last_epoch(self, manifests: list[Manifest]) -> int:
+        return max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
+
+    def _known(self, manifests: list[Manifest]) -> LogProgress:
+        progress = self._job.progress(manifests)
+        kept = {u: e for u, e in progress.last_epochs.items() if u in self._operators}
+        return dataclasses.replace(progress, last_epochs=kept)
+
+    def _decide(self, location: LocationProgress, manifests: list[Manifest]) -> StartDecision:
+        decision = decide_start(location, self._known(manifests))
+        self.check_not_overtaken(manifests, decision.batch)  # before anything is taken back
+        return decision
+
+    def _require(self, manifests: list[Manifest], epoch: int) -> None:
+        """Nothing is taken from Spark's location unless the log can go on from there."""
+        for uid, lineage in live_lineages(manifests).items():
+            if uid in self._operators and epoch >= lineage.first_epoch - 1:
+                lineage.require(epoch)
+
+    # --- going back further, where the user says so ----------------------------------------------
+
+    def _possible(self, location: LocationProgress, manifests: list[Manifest]) -> list[int]:
+        """The epochs after which both state and location can go on, the newest first."""
+        known = self._known(manifests).last_epochs
+        newest = min([location.last_commit, *known.values()])
+        return [
+            epoch
+            for epoch in sorted(location.commits or (), reverse=True)
+            if epoch <= newest
+            and not lacks_for(location, epoch + 1)
+            and self._has_state(manifests, epoch)
+        ]
+
+    def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
+        try:
+            return all(
+                lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
+                for uid, lineage in live_lineages(manifests).items()
+                if uid in self._operators
+            )
+        except StateBackendError:  # it cannot be told what it was made of
+            return False
+
+    def _with_ways_out(
+        self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
+    ) -> StateBackendError:
+        """The same error, which says what else can be done."""
+        possible = self._possible(location, manifests)
+        if possible:
+            shown = ", ".join(map(str, possible[:_SHOWN]))
+            more = f"go_back_to= can give up what came after epoch {shown}"
+        else:
+            more = "No epoch is left that go_back_to= could go back to; the newest savepoint may be"
+        return type(error)(error.what, todo=f"{error.todo} {more}: see docs/operations.md.")
+
+
+def refuse_hidden(location: CheckpointLocation) -> None:
+    """Refuse a location of which a start is taking something back, or has just done so.
+
+    Raises:
+        CheckpointLocationError: naming it.
+    """
+    hidden = location.taken_back()
+    if hidden:
+        raise CheckpointLocationError(
+            f"{hidden[0].place} of {location.path} was taken back by another start (generation "
+            f"{hidden[0].generation}).",
+            todo="Let one driver start the job. backend.start(writer) puts it back, and so does "
+            "backend.starting(checkpoint_location=...).",
+        )
+
+
+def _recorded_stamps(manifests: list[Manifest]) -> dict[int, int]:
+    """Of every epoch that the log has: when Spark had planned its batch."""
+    return {m.epoch: m.stamp_ms for m in manifests if m.kind == "checkpoint"}
