@@ -12,9 +12,10 @@ subtask p carry, and one (barrier) that no row carries.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StructField, StructType
 
 from statebackend.keygroups import check_parallelism
 from statebackend.ops.packing import GROUP
@@ -25,6 +26,11 @@ __all__ = ["Anchor", "anchored", "quoted"]
 
 _SURROGATE = "__statebackend_surrogate"
 _KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
+_PLANNED_UNDER: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.optimizer.disableHints": "false",  # the join's hint is read here
+    "spark.sql.shuffle.partitions": "1",  # for one subtask; more say their number themselves
+}
 
 
 class Anchor:
@@ -35,15 +41,22 @@ class Anchor:
         self.data_values, barrier_values = surrogates(parallelism)
         rows = [(value, subtask) for subtask, value in enumerate(self.data_values)]
         rows += [(value, ~subtask) for subtask, value in enumerate(barrier_values)]
-        schema = StructType(
-            [
-                StructField(_SURROGATE, IntegerType(), False),
-                StructField(_SUBTASK, IntegerType(), False),
-            ]
-        )
-        self.frame = (
-            spark.createDataFrame(rows, schema).repartition(parallelism, _SURROGATE).cache()
-        )
+        # In a session of its own: how the user's is set has no say in how this is planned.
+        session = spark.newSession()
+        for name, value in _PLANNED_UNDER.items():
+            session.conf.set(name, value)
+        # Not createDataFrame(), which makes its session the active one.
+        values = ", ".join(map(str, rows))
+        frame = session.sql(f"VALUES {values} AS anchor({_SURROGATE}, {_SUBTASK})")
+        if parallelism > 1:
+            frame = frame.repartition(parallelism, _SURROGATE)
+        else:
+            # repartition(1, ...) gives Spark's SinglePartition, beside which no other input is
+            # left as it is once their sizes are not known to be small: the join would shuffle both
+            # again, to spark.sql.shuffle.partitions. Rows that must be distinct are partitioned by
+            # hash, to one partition too, and that a join goes by, whatever the sizes.
+            frame = frame.dropDuplicates([_SURROGATE])
+        self.frame = frame.cache()
         self.frame.count()
 
     def release(self) -> None:
@@ -87,6 +100,10 @@ def anchored(
     marker = F.array(F.col(_SUBTASK))
     stamp = F.zip_with(marker, marker, _barrier_time)[0].alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
+    # A join hint that the user gave to the stream would come up to this join, and win: a merge join
+    # emits the barrier before rows, a broadcast one makes every batch a broadcast. The outermost
+    # hint of a side counts; this one cannot be followed in an outer join, so the anchor's is.
+    routed = routed.hint("shuffle_replicate_nl")
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
     return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
