@@ -19,6 +19,7 @@ __all__ = [
     "only_our_python",
     "options_of",
     "set_for_a_start",
+    "set_for_a_while",
     "wanted_at_start",
 ]
 
@@ -108,6 +109,17 @@ def set_for_a_start(sessions: Sequence[SparkSession], wanted: Mapping[str, str])
                     stack.callback(_set_back, one, name, said)
                     one.conf.set(name, value)
         yield
+
+
+@contextlib.contextmanager
+def set_for_a_while(session: SparkSession, name: str, value: str | None) -> Iterator[None]:
+    """While open the session has this setting; None: it is not set."""
+    said = session.conf.get(name, None)
+    try:
+        _set_back(session, name, value)
+        yield
+    finally:
+        _set_back(session, name, said)
 
 
 def _set_back(session: SparkSession, name: str, said: str | None) -> None:

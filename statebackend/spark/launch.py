@@ -49,6 +49,7 @@ from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, held_before, live_lineages
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.planshape import check_plan
 from statebackend.spark.savepoints import (
     begin_with,
     has_begun,
@@ -120,6 +121,7 @@ class Launch:
             writer: the query's, where there is one. path: else its checkpoint location.
         """
         self._refuse_running()
+        self._check_plans()
         # What is wrong with its port is said before anything is claimed or taken back.
         Services.get(self._spark, self._settings)
         if self._heartbeat is not None:
@@ -170,6 +172,14 @@ class Launch:
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
         epoch = decision.batch
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
+
+    def _check_plans(self) -> None:
+        """Refuse operators that Spark would plan otherwise than they must be."""
+        wanted = wanted_at_start(narrow=False, file_manager=None)
+        with Services.starting, set_for_a_start(self._sessions, wanted):
+            for operator in self._operators.values():
+                if operator.frame is not None:
+                    check_plan(operator.frame, operator.uid, operator.parallelism)
 
     def _beat(self, due: NextDue) -> None:
         """Have Spark run a batch when a timer is due, although there may be no data."""

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import ArrowProcessor, BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.aggregate.functions import tumbling
+from statebackend.errors import PlanError
 from tests.spark.local.world import setting, until
 
 if TYPE_CHECKING:
@@ -304,6 +305,27 @@ def test_an_anchor_does_not_change_which_session_is_the_active_one(timed: World)
     KINDS["transform_with_state"](timed.backend(), *[timed.input.stream(timed.spark)] * 2)
     after: Any = active()
     assert after is before or after._jsparkSession.equals(before._jsparkSession)
+
+
+def test_a_plan_that_loses_the_anchor_is_refused_at_the_start_with_the_setting_that_does_it(
+    timed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _add(timed, at_s=0)
+    backend = timed.backend(parallelism=1)
+    stream = timed.input.stream(timed.spark)
+    # An anchor as Spark's repartition(1) makes it.
+    monkeypatch.setattr(
+        type(stream), "dropDuplicates", lambda frame, columns: frame.repartition(1, *columns)
+    )
+    frame = KINDS["process"](backend, stream, stream)
+    with setting(timed.spark, "spark.sql.shuffle.partitions", "200"):
+        with pytest.raises(PlanError, match=r"SB1019.*spark\.sql\.shuffle\.partitions = 200"):
+            timed.start(backend, frame)
+        with pytest.raises(PlanError), backend.starting():
+            raise AssertionError("the block was entered")
+        assert timed.spark.conf.get("spark.sql.shuffle.partitions") == "200"
+    assert not timed.location.exists(), "nothing was started"
+    assert backend.lineages() == {}
 
 
 # --- runs at one subtask -------------------------------------------------------------------------
