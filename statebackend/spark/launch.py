@@ -41,8 +41,10 @@ from statebackend.spark.atstart import (
     few_rows_at_once,
     only_our_python,
     options_of,
+    retried_whole,
     set_for_a_start,
     wanted_at_start,
+    warn_of_partial_retries,
 )
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
@@ -122,6 +124,7 @@ class Launch:
         """
         self._refuse_running()
         self._check_plans()
+        warn_of_partial_retries(self._spark)
         # What is wrong with its port is said before anything is claimed or taken back.
         Services.get(self._spark, self._settings)
         if self._heartbeat is not None:
@@ -206,16 +209,17 @@ class Launch:
         generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
         for uid, state in wanted.items():
             spec = self._specs[uid]
-            parts = write_initial(
-                state,
-                uri=self._job.store_uri,
-                options=self._job.options,
-                local_dir=self._local_dir,
-                parallelism=spec.parallelism,
-                max_parallelism=spec.max_parallelism,
-                generation=generation,
-                epoch=epoch,
-            )
+            with retried_whole(state.frame.sparkSession, Services.starting):
+                parts = write_initial(
+                    state,
+                    uri=self._job.store_uri,
+                    options=self._job.options,
+                    local_dir=self._local_dir,
+                    parallelism=spec.parallelism,
+                    max_parallelism=spec.max_parallelism,
+                    generation=generation,
+                    epoch=epoch,
+                )
             self._specs[uid] = msgspec.structs.replace(spec, initial=parts)
 
     def _configured_path(self, options: Mapping[str, str]) -> str | None:
