@@ -12,8 +12,10 @@ subtask p carry, and one (barrier) that no row carries.
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,6 +26,7 @@ from statebackend.spark.keyhash import key_group_expression, surrogates
 
 __all__ = ["Anchor", "anchored", "quoted"]
 
+_log = logging.getLogger("statebackend.spark")
 _SURROGATE = "__statebackend_surrogate"
 _KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
 _PLANNED_UNDER: Final = {
@@ -55,13 +58,36 @@ class Anchor:
             # left as it is once their sizes are not known to be small: the join would shuffle both
             # again, to spark.sql.shuffle.partitions. Rows that must be distinct are partitioned by
             # hash, to one partition too, and that a join goes by, whatever the sizes.
-            frame = frame.dropDuplicates([_SURROGATE])
+            frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         self.frame = frame.cache()
         self.frame.count()
 
     def release(self) -> None:
         """Let the cached blocks go."""
         self.frame.unpersist()
+
+
+def _as_it_lies(frame: DataFrame) -> DataFrame:
+    """``frame``, partitioned as it is planned now, also where another session plans it anew.
+
+    That is, once its cache was cleared. Spark does so after checkpoints, but not in public.
+    """
+    jvm: Any = frame.sparkSession._jvm
+    session: Any = frame.sparkSession._jsparkSession
+    jdf: Any = frame._jdf
+    try:
+        sql = jvm.org.apache.spark.sql
+        scans = getattr(getattr(sql.execution, "LogicalRDD$"), "MODULE$")
+        datasets = getattr(getattr(sql.classic, "Dataset$"), "MODULE$")
+        rows = jdf.queryExecution().toRdd()
+        try:
+            scan = scans.fromDataset(rows, jdf, False)
+        except Py4JError:  # from 4.3 on it wants to know whether they were checkpointed
+            scan = scans.fromDataset(rows, jdf, False, False)
+        return DataFrame(datasets.ofRows(session, scan), frame.sparkSession)
+    except Py4JError as error:
+        _log.debug("the anchor must not lose its cache: %s", error)
+        return frame
 
 
 def anchored(

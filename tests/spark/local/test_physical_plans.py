@@ -13,6 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statebackend import ArrowProcessor, BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.aggregate.functions import tumbling
 from statebackend.errors import PlanError
+from statebackend.spark.planshape import misplanned
 from tests.spark.local.world import setting, until
 
 if TYPE_CHECKING:
@@ -251,7 +252,15 @@ def test_every_kind_of_operator_keeps_its_partitions_at_any_number_of_shuffle_pa
             frame = make(backend, stream, timed.input.stream(timed.spark))
             for partitions in ("1", "3", "200"):
                 with setting(timed.spark, "spark.sql.shuffle.partitions", partitions):
-                    check_plan(_explained(frame), parallelism, 2 if "two" in name else 1)
+                    lines = _explained(frame)
+                check_plan(lines, parallelism, 2 if "two" in name else 1)
+                assert misplanned("\n".join(lines), parallelism) is None
+        timed.spark.catalog.clearCache()
+        for partitions in ("1", "3", "200"):
+            with setting(timed.spark, "spark.sql.shuffle.partitions", partitions):
+                plan = "\n".join(_explained(frame))
+            assert "InMemoryTableScan" not in plan
+            assert misplanned(plan, parallelism) is None, plan
 
 
 SETTINGS = {
