@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from statebackend import KeyedProcessor
 from statebackend.spark import launch
+from statebackend.spark.atstart import warn_of_partial_retries
 from statebackend.spark.initial import write_initial
 from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
 from tests.spark.local.processors import Typed
@@ -88,6 +89,17 @@ def test_a_query_retries_stages_whole_although_the_session_has_that_off(
         assert [world.spark.conf.get(name) for name in names] == ["false", "false"]
     assert seen == ["true"] * 4
     world.check(backend)
+
+
+def test_a_release_that_cannot_retry_stages_whole_is_said(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_partial_retries(world.spark)
+    assert caplog.messages == [], "every supported release can"
+    monkeypatch.setattr(type(world.spark.conf), "isModifiable", lambda conf, name: False)
+    warn_of_partial_retries(world.spark)
+    (message,) = caplog.messages
+    assert f"{CHECKSUM}.enableFullRetryOnMismatch" in message
 
 
 def test_an_initial_state_is_written_by_stages_that_are_retried_whole(
