@@ -43,6 +43,7 @@ __all__ = [
     "OverdueError",
     "ParallelismError",
     "PeerLostError",
+    "PlanError",
     "ProcessorError",
     "ProtocolError",
     "RescaleError",
@@ -217,6 +218,12 @@ class BroadcastWriteError(UsageError):
     """Broadcast state written where not all subtasks are given the same."""
 
     code = "SB1018"
+
+
+class PlanError(UnsupportedQueryError):
+    """Spark would plan the query so that a subtask misses rows, or the barrier that ends them."""
+
+    code = "SB1019"
 
 
 # --- 2: storage ------------------------------------------------------------------------------

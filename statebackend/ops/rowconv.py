@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from inspect import signature
 from itertools import islice, repeat
 from operator import attrgetter, is_
 from typing import Any, Final
@@ -61,11 +62,15 @@ _MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, 
 
 _UNCHANGING: Final = frozenset({int, float, str, bool, bytes, type(None)})
 _fields_of: Final = attrgetter("__fields__")
+# PySpark 4.1 has no such argument: it is UTC there by default.
+_IN_UTC: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema that ``mapInArrow`` must return for ``schema``, to the letter."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 # --- what a processor is given -----------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -20,16 +22,29 @@ __all__ = [
     "format_of",
     "only_our_python",
     "options_of",
+    "retried_whole",
     "set_for_a_start",
+    "set_for_a_while",
     "wanted_at_start",
+    "warn_of_partial_retries",
 ]
 
 _log = logging.getLogger("statebackend.spark")
+# A stage that is run again in part, since an executor took its output along, may give its rows in
+# another order or, after a function that is not deterministic, others. What is behind it must then
+# be run again whole: else some subtasks have the first evaluation in their state and some the
+# second. Spark knows by checksums of what a stage gave. They are off by default in 4.1; where a
+# user has them off for other queries, ours have them on all the same.
+_RETRIED_WHOLE: Final = {
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
 # Spark turns adaptive execution off for stateful queries of its own; ours would be planned three
 # times in each batch, to the same plan.
 _ALWAYS: Final = {
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.adaptive.enabled": "false",
+    **_RETRIED_WHOLE,
 }
 # Spark asks for a batch's size in bytes before each row of it, which takes a quarter of the JVM's
 # time. Where the number of rows bounds it, it need not; this value says so.
@@ -140,6 +155,49 @@ def set_for_a_start(sessions: Sequence[SparkSession], wanted: Mapping[str, str])
                     stack.callback(_set_back, one, name, said)
                     one.conf.set(name, value)
         yield
+
+
+@contextlib.contextmanager
+def set_for_a_while(session: SparkSession, name: str, value: str | None) -> Iterator[None]:
+    """While open the session has this setting; None: it is not set."""
+    said = session.conf.get(name, None)
+    try:
+        _set_back(session, name, value)
+        yield
+    finally:
+        _set_back(session, name, said)
+
+
+@contextlib.contextmanager
+def retried_whole(session: SparkSession, lock: AbstractContextManager[Any]) -> Iterator[None]:
+    """While open, a session's jobs run whole again what is behind a stage that gave other rows.
+
+    Args:
+        lock: is held where the session has to be set for that.
+    """
+    if all(_is_on(session, name) for name in _RETRIED_WHOLE):
+        yield
+        return
+    with lock, set_for_a_start([session], _RETRIED_WHOLE):
+        yield
+
+
+def _is_on(session: SparkSession, name: str) -> bool:
+    try:
+        return session.conf.get(name) == "true"
+    except PySparkException:  # this release does not know it
+        return False
+
+
+def warn_of_partial_retries(session: SparkSession) -> None:
+    """Say where a release of Spark does not know the settings that have stages retried whole."""
+    unknown = [name for name in _RETRIED_WHOLE if not session.conf.isModifiable(name)]
+    if unknown:
+        _log.warning(
+            "This release of Spark does not know %s: where functions before an operator are not "
+            "deterministic and an executor is lost, its state may be mixed of two evaluations.",
+            " and ".join(unknown),
+        )
 
 
 def _set_back(session: SparkSession, name: str, said: str | None) -> None:

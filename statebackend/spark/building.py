@@ -127,7 +127,7 @@ class FrameBuilder:
         df = beating(df, beat) if beat else df
         routed = self._anchored(df, None if early or rules is not None else names, operator)
         result = routed.mapInArrow(task, output)
-        self.operators[uid] = operator
+        self.operators[uid] = replace(operator, frame=result)
         self.heartbeat = self.heartbeat or beat
         return result
 

@@ -38,14 +38,17 @@ from statebackend.spark.atstart import (
     few_rows_at_once,
     only_our_python,
     options_of,
+    retried_whole,
     set_for_a_start,
     wanted_at_start,
+    warn_of_partial_retries,
 )
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, base_policy, held_before, live_lineages
 from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.planshape import check_plan
 from statebackend.spark.savepoints import (
     begin_with,
     has_begun,
@@ -121,6 +124,8 @@ class Launch:
             writer: the query's, where there is one. path: else its checkpoint location.
         """
         self._refuse_running()
+        self._check_plans()
+        warn_of_partial_retries(self._spark)
         # What is wrong with its port is said before anything is claimed or taken back.
         Services.get(self._spark, self._settings)
         if self._heartbeat is not None:
@@ -163,6 +168,14 @@ class Launch:
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
 
+    def _check_plans(self) -> None:
+        """Refuse operators that Spark would plan otherwise than they must be."""
+        wanted = wanted_at_start(narrow=False, file_manager=None)
+        with Services.starting, set_for_a_start(self._sessions, wanted):
+            for operator in self._operators.values():
+                if operator.frame is not None:
+                    check_plan(operator.frame, operator.uid, operator.parallelism)
+
     def _beat(self, due: NextDue) -> None:
         """Have Spark run a batch when a timer is due, although there may be no data."""
         if self._heartbeat is not None:
@@ -188,16 +201,17 @@ class Launch:
         generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
         for uid, state in wanted.items():
             spec = self._specs[uid]
-            parts = write_initial(
-                state,
-                uri=self._job.store_uri,
-                options=self._job.options,
-                local_dir=self._local_dir,
-                parallelism=spec.parallelism,
-                max_parallelism=spec.max_parallelism,
-                generation=generation,
-                epoch=epoch,
-            )
+            with retried_whole(state.frame.sparkSession, Services.starting):
+                parts = write_initial(
+                    state,
+                    uri=self._job.store_uri,
+                    options=self._job.options,
+                    local_dir=self._local_dir,
+                    parallelism=spec.parallelism,
+                    max_parallelism=spec.max_parallelism,
+                    generation=generation,
+                    epoch=epoch,
+                )
             self._specs[uid] = msgspec.structs.replace(spec, initial=parts)
 
     def _configured_path(self, options: Mapping[str, str]) -> str | None:

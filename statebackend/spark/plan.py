@@ -12,9 +12,12 @@ subtask p carry, and one (barrier) that no row carries.
 
 from __future__ import annotations
 
+import logging
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StructField, StructType
 
 from statebackend.keygroups import check_parallelism
 from statebackend.ops.packing import GROUP
@@ -23,8 +26,14 @@ from statebackend.spark.keyhash import key_group_expression, surrogates
 
 __all__ = ["Anchor", "anchored", "quoted"]
 
+_log = logging.getLogger("statebackend.spark")
 _SURROGATE = "__statebackend_surrogate"
 _KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
+_PLANNED_UNDER: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.optimizer.disableHints": "false",  # the join's hint is read here
+    "spark.sql.shuffle.partitions": "1",  # for one subtask; more say their number themselves
+}
 
 
 class Anchor:
@@ -35,20 +44,50 @@ class Anchor:
         self.data_values, barrier_values = surrogates(parallelism)
         rows = [(value, subtask) for subtask, value in enumerate(self.data_values)]
         rows += [(value, ~subtask) for subtask, value in enumerate(barrier_values)]
-        schema = StructType(
-            [
-                StructField(_SURROGATE, IntegerType(), False),
-                StructField(_SUBTASK, IntegerType(), False),
-            ]
-        )
-        self.frame = (
-            spark.createDataFrame(rows, schema).repartition(parallelism, _SURROGATE).cache()
-        )
+        # In a session of its own: how the user's is set has no say in how this is planned.
+        session = spark.newSession()
+        for name, value in _PLANNED_UNDER.items():
+            session.conf.set(name, value)
+        # Not createDataFrame(), which makes its session the active one.
+        values = ", ".join(map(str, rows))
+        frame = session.sql(f"VALUES {values} AS anchor({_SURROGATE}, {_SUBTASK})")
+        if parallelism > 1:
+            frame = frame.repartition(parallelism, _SURROGATE)
+        else:
+            # repartition(1, ...) gives Spark's SinglePartition, beside which no other input is
+            # left as it is once their sizes are not known to be small: the join would shuffle both
+            # again, to spark.sql.shuffle.partitions. Rows that must be distinct are partitioned by
+            # hash, to one partition too, and that a join goes by, whatever the sizes.
+            frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
+        self.frame = frame.cache()
         self.frame.count()
 
     def release(self) -> None:
         """Let the cached blocks go."""
         self.frame.unpersist()
+
+
+def _as_it_lies(frame: DataFrame) -> DataFrame:
+    """``frame``, partitioned as it is planned now, also where another session plans it anew.
+
+    That is, once its cache was cleared. Spark does so after checkpoints, but not in public.
+    """
+    jvm: Any = frame.sparkSession._jvm
+    session: Any = frame.sparkSession._jsparkSession
+    jdf: Any = frame._jdf
+    try:
+        sql = jvm.org.apache.spark.sql
+        scans = getattr(getattr(sql.execution, "LogicalRDD$"), "MODULE$")
+        datasets = getattr(getattr(sql.classic, "Dataset$"), "MODULE$")
+        rows = jdf.queryExecution().toRdd()
+        try:
+            scan = scans.fromDataset(rows, jdf, False)
+        except Py4JError:  # from 4.3 on it wants to know whether they were checkpointed
+            scan = scans.fromDataset(rows, jdf, False, False)
+        return DataFrame(datasets.ofRows(session, scan), frame.sparkSession)
+    except Py4JError as error:
+        _log.debug("the anchor must not lose its cache: %s", error)
+        return frame
 
 
 def anchored(
@@ -88,6 +127,10 @@ def anchored(
     marker = F.array(F.col(_SUBTASK))
     stamp = F.zip_with(marker, marker, _barrier_stamp)[0].alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
+    # A join hint that the user gave to the stream would come up to this join, and win: a merge join
+    # emits the barrier before rows, a broadcast one makes every batch a broadcast. The outermost
+    # hint of a side counts; this one cannot be followed in an outer join, so the anchor's is.
+    routed = routed.hint("shuffle_replicate_nl")
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
     return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 

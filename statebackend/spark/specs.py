@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from snapshot.operators import OperatorSpec
@@ -30,6 +31,7 @@ class Operator:
 
     ``deleted``: names given to deleteIfExists. ``narrow``: Spark's batches of its rows are small by
     their number of rows alone. ``nodes``: how many of the plan's nodes that run Python are its own.
+    ``frame``: its output, which a query is made of.
     """
 
     uid: str
@@ -42,6 +44,7 @@ class Operator:
     initial: InitialState | None = None
     narrow: bool = False
     nodes: int = 1
+    frame: DataFrame | None = None
 
 
 def operator_specs(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,11 +42,44 @@ def dawdle_in(told: str) -> None:
         time.sleep(0.05)
 
 
-class Tally(StatefulProcessor):
-    """Count, sum and last sequence per key; can be told to dawdle in one attempt."""
+def lose_half(folder: str) -> None:
+    """Of the first subtasks that get here one waits, one goes on, and one ends its executor.
 
-    def __init__(self, dawdle: str = "") -> None:
-        self.dawdle = dawdle
+    With two executors of one core each that is the other one's second subtask: its first has been
+    acked, and what the stage before left on that executor is lost.
+    """
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    executor = int(stat.rpartition(")")[2].split()[1])  # the parent of the workers' daemon
+    lost = Path(folder) / "lost"
+    for number in range(3):
+        try:
+            (Path(folder) / f"subtask-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        until_s = time.monotonic() + DAWDLE_S
+        if number == 2:
+            lost.touch()
+            os.kill(executor, signal.SIGKILL)
+        while number != 1 and (number == 2 or not lost.exists()) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        return
+
+
+def redrawn(frames):
+    """Rows under other keys in every evaluation."""
+    for frame in frames:
+        yield frame.assign(k=[random.randrange(40) for _ in range(len(frame))])
+
+
+class Tally(StatefulProcessor):
+    """Count, sum and last sequence per key; can be told to dawdle in one attempt.
+
+    Args:
+        lost: a folder for :func:`lose_half`.
+    """
+
+    def __init__(self, dawdle: str = "", lost: str = "") -> None:
+        self.dawdle, self.lost = dawdle, lost
 
     def init(self, handle):
         self.tally = handle.getValueState("tally", "n bigint, total bigint, note string")
@@ -52,6 +87,9 @@ class Tally(StatefulProcessor):
 
     def handleInputRows(self, key, rows, timerValues):
         n, total, note = self.tally.get() or (0, 0, "")
+        if self.lost:
+            lose_half(self.lost)
+            self.lost = ""
         for row in rows:
             if self.dawdle and row.flag:
                 dawdle_in(self.dawdle)
@@ -119,16 +157,19 @@ def keep(folder: Path, batch, number: int) -> None:
 
 def rows_in(spark, told: dict, schema: str):
     """The stream of input files, one in each batch."""
-    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", told.get("files", 1))
     return reader.json(str(Path(told["root"]) / "in"))
 
 
 def tally(spark, backend, told: dict):
     """The frame of the job that counts."""
+    df = rows_in(spark, told, "k bigint, v bigint, file int, flag boolean")
+    if told.get("lost"):
+        df = df.mapInPandas(redrawn, df.schema)
     return backend.transform_with_state(
-        rows_in(spark, told, "k bigint, v bigint, file int, flag boolean"),
+        df,
         keys="k",
-        processor=Tally(told.get("dawdle", "")),
+        processor=Tally(told.get("dawdle", ""), told.get("lost", "")),
         output_schema="k bigint, n bigint, total bigint, files int",
         uid="tally",
     )

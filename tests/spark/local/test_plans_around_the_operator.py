@@ -270,8 +270,11 @@ def test_a_limit_in_the_stream_is_refused_at_the_start(world: World) -> None:
 # --- the anchor ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("how", ["close", "clearCache"])
-def test_a_query_goes_on_without_the_cached_anchor(world: World, how: str) -> None:
+def test_a_query_goes_on_without_the_cached_anchor(
+    world: World, how: str, parallelism: int
+) -> None:
     def uncaching(frame: DataFrame, batch: int) -> None:
         world.sink(frame, batch)
         if how == "clearCache":
@@ -281,6 +284,14 @@ def test_a_query_goes_on_without_the_cached_anchor(world: World, how: str) -> No
 
     world.input.add_batches(3, keys=30, rows=40)
     with setting(world.spark, "spark.sql.shuffle.partitions", "7"):
-        backend = world.backend(parallelism=3)
-        world.run(backend, world.ledger(backend), uncaching)
+        backend = world.backend(parallelism=parallelism)
+        frame = backend.transform_with_state(
+            world.input.stream(world.spark),
+            keys="k",
+            processor=Ledger(),
+            output_schema=LEDGER_OUTPUT,
+            uid="ledger",
+            time_mode="processing",
+        )
+        world.run(backend, frame, uncaching)
     world.check(backend)

@@ -10,9 +10,13 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
+from statebackend import KeyedProcessor
+from statebackend.spark import launch
+from statebackend.spark.atstart import warn_of_partial_retries
+from statebackend.spark.initial import write_initial
 from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
 from tests.spark.local.processors import Typed
-from tests.spark.local.world import checkpoints, durable_state, setting, sources
+from tests.spark.local.world import checkpoints, durable_state, finish, setting, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +57,89 @@ def test_a_setting_changes_nothing(world: World, key: str, value: str) -> None:
         world.run(backend, world.ledger(backend, df.union(df.where("false"))))
     world.check(backend)
     assert checkpoints(backend) == [("ledger", 0), ("ledger", 1)]
+
+
+CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
+
+
+@pytest.mark.parametrize("how", ["start", "starting"])
+def test_a_query_retries_stages_whole_although_the_session_has_that_off(
+    world: World, how: str
+) -> None:
+    world.input.add_batches(2)
+    names = [f"{CHECKSUM}.enabled", f"{CHECKSUM}.enableFullRetryOnMismatch"]
+    seen: list[str | None] = []
+    with setting(world.spark, names[0], "false"), setting(world.spark, names[1], "false"):
+        backend = world.backend()
+        frame = world.ledger(backend)
+
+        def see(batch: DataFrame, number: int) -> None:
+            world.sink(batch, number)
+            seen.extend(batch.sparkSession.conf.get(name) for name in names)
+
+        if how == "start":
+            query = world.start(backend, frame, see)
+        else:
+            with backend.starting():
+                query = world.writer(frame, see).start()
+        stream: Any = query._jsq.streamingQuery()
+        conf = stream.sparkSessionForStream().conf()
+        assert [conf.get(name) for name in names] == ["true", "true"]
+        finish(query)
+        assert [world.spark.conf.get(name) for name in names] == ["false", "false"]
+    assert seen == ["true"] * 4
+    world.check(backend)
+
+
+def test_a_release_that_cannot_retry_stages_whole_is_said(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_partial_retries(world.spark)
+    assert caplog.messages == [], "every supported release can"
+    monkeypatch.setattr(type(world.spark.conf), "isModifiable", lambda conf, name: False)
+    warn_of_partial_retries(world.spark)
+    (message,) = caplog.messages
+    assert f"{CHECKSUM}.enableFullRetryOnMismatch" in message
+
+
+def test_an_initial_state_is_written_by_stages_that_are_retried_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{CHECKSUM}.enabled", f"{CHECKSUM}.enableFullRetryOnMismatch"]
+    seen: list[str | None] = []
+
+    def see(state: Any, **given: Any) -> Any:
+        seen.extend(world.spark.conf.get(name) for name in names)
+        return write_initial(state, **given)
+
+    monkeypatch.setattr(launch, "write_initial", see)
+    world.input.add_batches(1)
+    with setting(world.spark, names[0], "false"), setting(world.spark, names[1], "false"):
+        backend = world.backend()
+        frame = backend.process(
+            world.input.stream(world.spark),
+            keys="k",
+            processor=Held(),
+            output_schema="k string, id bigint",
+            uid="held",
+            initial_state=world.spark.createDataFrame([("k0", 7)], "k string, id bigint"),
+        )
+        world.run(backend, frame)
+        assert [world.spark.conf.get(name) for name in names] == ["false", "false"]
+    assert seen == ["true", "true"]
+
+
+class Held(KeyedProcessor):
+    """Keeps what the initial state has for a key."""
+
+    def open(self, ctx: Any) -> None:
+        self.id = ctx.value_state("id", "id bigint")
+
+    def on_initial(self, key: Any, rows: Any, ctx: Any) -> None:
+        self.id.update((next(rows).id,))
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> None:
+        pass
 
 
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
