@@ -116,8 +116,9 @@ class StateBackend(FrameMaker):
         self._savepoint = savepoint
         if savepoint is not None:
             self._job.begins = lambda: saved_lineages(savepoint, self._job)
-        local = self._settings.local_dir or _fallback_local_dir()
-        self._builder = FrameBuilder(spark, self._job, self._settings, local)
+        if not self._settings.local_dir:
+            _warn_of_default_local_dir()
+        self._builder = FrameBuilder(spark, self._job, self._settings, self._settings.local_dir)
         self._rebalancer = Rebalancer(
             self._builder.places,
             job=self._job.name,
@@ -347,11 +348,10 @@ class StateBackend(FrameMaker):
         self._builder.close()
 
 
-def _fallback_local_dir() -> str:
-    path = system.default_local_dir()
+def _warn_of_default_local_dir() -> None:
     warnings.warn(
-        f"local_dir is not set: task-local copies go to {path} on each executor's host. Set "
-        f"local_dir= (or spark.statebackend.localDir) to a local disk that survives restarts.",
+        "local_dir is not set: task-local copies go to statebackend-<user> in the temporary "
+        f"directory of each executor's host (here: {system.default_local_dir()}). Set local_dir= "
+        "(or spark.statebackend.localDir) to a local disk that survives restarts.",
         stacklevel=3,
     )
-    return path

@@ -6,6 +6,7 @@ A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Noth
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
 import traceback
@@ -15,9 +16,12 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from recovery.peers import of_this_user
 from statebackend.errors import StateBackendError, error_for_code
 
 __all__ = ["Failed", "Frames", "HungUp"]
+
+_log = logging.getLogger("statebackend.task")
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
@@ -82,8 +86,15 @@ class Frames:
         self._connection.close()
 
     def connect(self, address: str) -> None:
-        """To whoever listens there."""
+        """To whoever listens there, as this user.
+
+        Raises:
+            OSError: nobody does. HungUp: another user.
+        """
         self._connection.connect(address)
+        if not of_this_user(self._connection):
+            _log.warning("a process of another user listens at %s, and is told nothing", address)
+            raise HungUp("a process of another user listens there")
 
     def hang_up(self) -> None:
         """End it, also for a thread of this process that waits in it."""

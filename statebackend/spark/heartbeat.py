@@ -15,12 +15,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from recovery.folders import own_folder
 from statebackend import system
 
 try:
@@ -71,14 +73,14 @@ class HeartbeatFile:
 
         Raises:
             OSError: the driver's temporary directory cannot be written.
+            LocalDirError: another user has put a folder of that name there.
         """
         said = {
             "epoch": epoch,
             "watermark_moves": watermark_moves,
             "processing_due_ms": processing_due_ms,
         }
-        # A cleaner of /tmp may have been there.
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        own_folder(Path(self._folder))  # a cleaner of /tmp may have been there
         draft = f"{self.path}.{system.new_id()}"
         with open(draft, "w", encoding="utf-8") as file:
             json.dump(said, file)

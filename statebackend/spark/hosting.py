@@ -35,6 +35,7 @@ import msgspec
 import pyarrow as pa
 
 from recovery.keeper import Keeper, socket_address
+from recovery.peers import of_this_user
 from statebackend import system
 from statebackend.errors import PeerLostError
 from statebackend.spark.context import EpochContext
@@ -210,6 +211,10 @@ class Hosting:
                 if not self._closed.is_set():
                     _log.warning("a worker that looked for a host was missed (%s)", error)
                     self._closed.wait(_TICK_S)
+                continue
+            if not of_this_user(asker):
+                _log.warning("a process of another user looked for a host, in vain")
+                asker.close()
                 continue
             frames = Frames(asker)
             guest = threading.Thread(

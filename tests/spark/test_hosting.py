@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import decimal
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recovery.keeper import Keeper, KeeperSettings
+from recovery import peers
+from recovery.keeper import Keeper, KeeperSettings, socket_address
 from recovery.local import LocalSubtask
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
-from statebackend.spark import hosting
+from statebackend.spark import guestwire, hosting
 from statebackend.spark.context import EpochContext
+from statebackend.spark.guestwire import Frames, HungUp
 from statebackend.spark.hosting import Hosting, Request, Run, pass_on
 from statebackend.spark.wire import Endpoint
 from tests.recovery.test_keeper import REAL, subtask
@@ -405,3 +409,18 @@ def test_a_host_that_ends_is_said_to_be_lost(away: Worker, asker: Worker) -> Non
     with pytest.raises(PeerLostError, match="has ended"):
         next(output)
     assert away.closed.wait(TIMEOUT_S)
+
+
+def test_a_worker_of_another_user_is_no_host_and_gets_none(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows(away)
+    monkeypatch.setattr(peers, "peer_uid", lambda _: os.geteuid() + 1)
+    assert asker.host_of(0) is None, "nothing is said to it"
+    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=TIMEOUT_S)
+    monkeypatch.setattr(guestwire, "of_this_user", lambda _: True)
+    with frames, socket_address(Path(away.keeper.door).with_name("guests")) as address:
+        frames.connect(address)
+        with pytest.raises(HungUp):
+            frames.said()
+    assert not away.guests
