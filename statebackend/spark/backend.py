@@ -26,6 +26,7 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.settings import Settings
+from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
 from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
@@ -202,6 +203,8 @@ class StateBackend(FrameMaker):
     def _look_after(self, query: StreamingQuery, launch: Launch) -> None:
         session = launch.session
         self._rebalancer.watch(lambda: query.isActive, session.progress, lambda: session.epoch)
+        if session.attempts is not None:
+            watch_attempts(self._spark, session.attempts, lambda: query.isActive)
 
     def _active(self) -> list[StreamingQuery]:
         return [query for session in self._builder.sessions for query in session.streams.active]
