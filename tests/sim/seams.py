@@ -108,6 +108,10 @@ class _Services:
         return SimpleNamespace(remove=spark.remove_session)
 
 
+def _text(path: MemPath) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
 # --- a quick encoding -------------------------------------------------------------------------
 
 
@@ -197,6 +201,10 @@ def _replacements(
     yield recovery.rescale, "SMALL_BYTES", world.config.small_bytes
     yield _spark.housekeeping, "clean", world.clean
     yield recovery.local, "Path", MemPath
+    # One user has the disks of a world.
+    yield recovery.local, "home_of", MemPath
+    yield recovery.local, "own_folder", lambda path: path.mkdir(parents=True, exist_ok=True)
+    yield recovery.local, "own_file_text", _text
     for module in (
         recovery.folders,
         recovery.incarnation,
