@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from recovery.folders import own_folder
+from recovery.folders import own_file_text, own_folder
 from statebackend import system
 
 try:
@@ -106,13 +106,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
         if start is not None:
             self._last = max(self._last, int(start[_OFFSET]))
-        try:
-            with open(self._path, "rb") as file:
-                text = file.read()
-        except OSError:
-            text = b""
+        text = own_file_text(Path(self._path)) or ""
         self._last, self._answered = wanted_epoch(
-            text, self._last, self._answered, system.wall_ms()
+            text.encode(), self._last, self._answered, system.wall_ms()
         )
         return {_OFFSET: self._last}
 
