@@ -1,4 +1,9 @@
-"""Folders and files of task-local copies: made, swept and refused in one way."""
+"""Folders and files of task-local copies: made, swept and refused in one way.
+
+What lies in them is a job's state, and what is read there is believed. So a folder of ours is
+entered by its user alone (0700, whatever the umask), and one that is another user's, or a link, is
+refused. The files in it need no rights of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,180 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, NoReturn
 
+from statebackend import system
 from statebackend.errors import LocalDirError
 
-__all__ = ["in_use", "make_folder", "remove", "sweep_work", "unusable"]
+__all__ = [
+    "home_of",
+    "in_use",
+    "make_folder",
+    "own_file_text",
+    "own_folder",
+    "remove",
+    "sweep_work",
+    "unusable",
+]
 
 _log = logging.getLogger("statebackend.recovery")
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_SMALL_BYTES: Final = 4096
+
+
+def home_of(local_dir: str) -> Path:
+    """The folder in which this user's copies lie; it is there afterwards.
+
+    That is ``local_dir`` itself if it is this user's, and a folder below it that is named after the
+    user if it is not: several users of a host may be given one ``local_dir``.
+
+    Raises:
+        LocalDirError: another user has, or may have, a hand in it.
+        OSError: the disk.
+    """
+    path = Path(local_dir)
+    if path.name == system.user_folder_name():
+        _make_above(path)
+        return own_folder(path)
+    try:
+        found = _followed(path)
+    except FileNotFoundError:
+        _make_above(path)
+        return own_folder(path)
+    if not stat.S_ISDIR(found.st_mode):
+        _refuse(path, "it is not a folder", "Move what is there, or give another local_dir=.")
+    open_to_all = bool(found.st_mode & _OTHERS_WRITE) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid == os.geteuid():
+        if open_to_all:  # who can write here can put a folder in the place of ours
+            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            _log.warning("%s was writable for other users, and is not any more", path)
+        return path
+    if open_to_all:
+        _say_once(path)
+    return own_folder(path / system.user_folder_name())
+
+
+_said: set[Path] = set()
+
+
+def _say_once(path: Path) -> None:
+    if path not in _said:
+        _said.add(path)
+        _log.warning(
+            "other users can rename what lies in %s: set its sticky bit (chmod +t), or give "
+            "local_dir= a folder in which only this user can write",
+            path,
+        )
+
+
+def _followed(path: Path) -> os.stat_result:
+    """What stands at a path; a link is followed if root or this user has made it."""
+    found = path.lstat()
+    if not stat.S_ISLNK(found.st_mode):
+        return found
+    if found.st_uid not in (0, os.geteuid()):
+        _refuse(
+            path,
+            f"it is a symbolic link of another user (uid {found.st_uid})",
+            "Give local_dir= the folder itself, or have the link removed.",
+        )
+    return path.stat()
+
+
+def _make_above(path: Path) -> None:
+    """The folders above one of ours, as far as they are missing: they are ours, too."""
+    missing = []
+    for above in path.parents:
+        if above.exists():
+            break
+        missing.append(above)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=stat.S_IRWXU)
+
+
+def own_folder(path: Path) -> Path:
+    """A folder of ours, which no other user can enter: it is made, or checked and tightened.
+
+    One that earlier releases made for everybody to read is closed. If others could write in it,
+    all that lies in it must be this user's.
+
+    Raises:
+        LocalDirError: it is another user's, or a link, or another user has put something there.
+        OSError: the disk.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=stat.S_IRWXU)
+    found = path.lstat()
+    if _closed(found):
+        return path
+    if not stat.S_ISDIR(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+        _refuse(path, f"it is {kind}", "Remove it, or give another local_dir=.")
+    if found.st_uid != os.geteuid():
+        _refuse_owner(path, found.st_uid)
+    # By a handle: nobody puts another folder there between the look and the change.
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if found.st_uid != os.geteuid():
+            _refuse_owner(path, found.st_uid)
+        os.fchmod(handle, stat.S_IRWXU)
+    finally:
+        os.close(handle)
+    if found.st_mode & _OTHERS_WRITE:
+        _refuse_foreign_content(path)
+    return path
+
+
+def _closed(found: os.stat_result) -> bool:
+    """Whether it is a folder of this user's that nobody else can enter."""
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not found.st_mode & _OTHERS
+
+
+def _refuse_foreign_content(folder: Path) -> None:
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(above, name)
+            with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                if (uid := path.lstat().st_uid) != os.geteuid():
+                    # So that the next look does not find a folder that seems to be in order.
+                    folder.chmod(stat.S_IRWXU | _OTHERS_WRITE)
+                    _refuse_owner(path, uid)
+
+
+def _refuse_owner(path: Path, uid: int) -> NoReturn:
+    _refuse(
+        path,
+        f"it belongs to another user (uid {uid}; this process is uid {os.geteuid()})",
+        "Have it removed, if nobody needs it; else give each user that runs executors a local_dir= "
+        "of its own, as in local_dir='/data/$USER'.",
+    )
+
+
+def _refuse(path: Path, why: str, todo: str) -> NoReturn:
+    raise LocalDirError(f"{path} is not used for task-local copies: {why}.", todo=todo)
+
+
+def own_file_text(path: Path) -> str | None:
+    """A small file's text; None if it is not there, or another user has made it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            _log.warning("%s was made by another user, and is not believed", path)
+            return None
+        try:
+            return file.read(_SMALL_BYTES).decode()
+        except (OSError, ValueError):
+            return None
 
 
 @contextlib.contextmanager

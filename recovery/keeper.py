@@ -5,6 +5,7 @@ its stores open, leased, and any worker of the host may ask for one at the holde
 socket, whose path lies in the incarnation's directory. A store that is not in use is closed and
 let go at once; one that is in use is not. A holder that does not answer (frozen, or a twin that is
 still working) is not waited for beyond a bounded time: the asker makes an incarnation of its own.
+Only processes of one user talk to each other there.
 
 The door's thread also closes what nobody used for a while, and flushes what has many epochs in
 memory only: their local deltas are needed until then.
@@ -18,6 +19,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -26,7 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from recovery.folders import own_file_text
 from recovery.incarnation import HOLDER, Incarnation
+from recovery.peers import of_this_user
 from statebackend.errors import LocalCopyError, StateBackendError
 
 if TYPE_CHECKING:
@@ -81,7 +85,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door = str(self._folder / "door")
         with socket_address(Path(self.door)) as address:
@@ -226,6 +230,9 @@ class Keeper:
                     self._closed.wait(_TICK_S)
                 continue
             with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
+                if not of_this_user(asker):
+                    _log.warning("a process of another user asked for a local store, in vain")
+                    continue
                 asker.settimeout(_TICK_S)
                 path = Path(asker.recv(_LINE_BYTES).decode())
                 asker.sendall(b"free" if self._hand_over(path) else b"busy")
@@ -296,11 +303,16 @@ def ask_for(path: Path, timeout_s: float) -> bool:
     False where there is nobody to ask, it is in use, or no answer came in time.
     """
     try:
-        door = (path / HOLDER).read_text()
+        door = own_file_text(path / HOLDER)
+        if door is None:
+            return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
             with socket_address(Path(door)) as address:
                 asking.connect(address)
+            if not of_this_user(asking):
+                _log.warning("%s is held by a process of another user, which is not asked", path)
+                return False
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"
     except (OSError, ValueError):  # nobody there, or no path at all

@@ -1,6 +1,6 @@
 """Task-local copies: where they lie on a host, and who may touch them.
 
-``<local_dir>/<job>/<operator>/<first key group>-<last key group>/``
+``<local_dir>/<job>/<operator>/<first key group>-<last key group>/``, for one user alone
     ``current``              the name of the incarnation that counts (a pointer, swapped atomically)
     ``<incarnation>/lease``  locked (flock) by the process that has the store open
     ``<incarnation>/db/``    RocksDB: confirmed epochs only
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from recovery.folders import remove, unusable
+from recovery.folders import home_of, own_file_text, own_folder, remove, unusable
 from recovery.incarnation import HOLDER, Incarnation, RecentDelta
 from recovery.keeper import Keeper, KeeperSettings, ask_for
 from statebackend.errors import LocalDirError
@@ -82,16 +82,18 @@ class LocalSubtask:
         keeper: Keeper | None = None,
         keeper_settings: KeeperSettings | None = None,
     ) -> None:
-        self.path = _operator_folder(local_dir, job, operator) / _folder(key_groups)
+        try:
+            folder = _operator_folder(home_of(local_dir), job, operator)
+            own_folder(folder.parent)
+            self.path = folder / _folder(key_groups)
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unusable(local_dir, error) from error
         self.key_groups = key_groups
         self.gone_bad = False
         self._new_id = new_id
         self._clock = clock
         self._keeper, self._keeper_settings = keeper, keeper_settings
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unusable(local_dir, error) from error
 
     def acquire(self, timeout_s: float) -> tuple[Incarnation, str]:
         """The current incarnation, or a new one where it is bad, absent or held too long.
@@ -153,11 +155,8 @@ class LocalSubtask:
         name = _current(self.path)
         if name is None or self._keeper is None or self._keeper.keeps(self.path / name):
             return None
-        try:
-            door = (self.path / name / HOLDER).read_text()
-        except (OSError, ValueError):
-            return None
-        return None if door == self._keeper.door else (self.path / name, door)
+        door = own_file_text(self.path / name / HOLDER)
+        return None if door in (None, self._keeper.door) else (self.path / name, door)
 
     def give_back(self, held: Incarnation) -> None:
         """Done for this epoch: keep the store open, or let it go."""
@@ -287,8 +286,12 @@ def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRang
         by key groups, the newest epoch that something is there of; -1: nothing says.
     """
     found: dict[KeyGroupRange, int] = {}
-    with contextlib.suppress(OSError):
-        for folder in _operator_folder(local_dir, job, operator).iterdir():
+    with contextlib.suppress(OSError, LocalDirError):
+        of_operator = _operator_folder(home_of(local_dir), job, operator)
+        if not of_operator.is_dir():
+            return found
+        own_folder(of_operator.parent)
+        for folder in of_operator.iterdir():
             first, _, last = folder.name.partition("-")
             if not (first.isdecimal() and last.isdecimal()):
                 continue
@@ -302,10 +305,10 @@ def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRang
     return found
 
 
-def _operator_folder(local_dir: str, job: str, operator: str) -> Path:
+def _operator_folder(home: Path, job: str, operator: str) -> Path:
     # Quoting keeps dots, and "." and ".." would not be folders of their own.
     folders = [quote(name, safe="").replace(".", "%2E") for name in (job, operator)]
-    return Path(local_dir, *folders)
+    return Path(home, *folders)
 
 
 def _folder(key_groups: KeyGroupRange) -> str:

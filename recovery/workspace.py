@@ -1,7 +1,8 @@
 """Where a worker puts what it needs for a while: spilled input, spilled changes, fetched files.
 
 ``<local_dir>/.work/<id>/`` is one process's, as long as it holds the lock on the ``lease`` in it.
-What a killed process left behind is removed by the next one that starts on the host.
+No other user can enter ``.work``. What a killed process left behind is removed by the next one that
+starts on the host.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from recovery.folders import unusable
+from recovery.folders import home_of, own_folder, unusable
 
 __all__ = ["Workspace"]
 
@@ -25,6 +27,7 @@ class Workspace:
     _known: ClassVar[dict[tuple[int, str], Workspace]] = {}
 
     def __init__(self, local_dir: str, new_id: Callable[[], str]) -> None:
+        self._local_dir = local_dir
         self._root = Path(local_dir, ".work")
         self._new_id = new_id
         self._own: Path | None = None
@@ -53,11 +56,11 @@ class Workspace:
             raise unusable(str(self._root), error) from error
 
     def _make(self) -> Path:
-        self._root.mkdir(parents=True, exist_ok=True)
+        self._root = own_folder(home_of(self._local_dir) / self._root.name)
         self._sweep()
         while True:
             own = self._root / self._new_id()
-            own.mkdir()
+            own.mkdir(mode=stat.S_IRWXU)
             # Another process that starts now may sweep it between any two of these calls.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         "",
         str,
         "directory for task-local copies on each executor's host; "
-        "environment variables of the executor are filled in",
+        "environment variables of the executor are filled in. Without one: statebackend-<user> in "
+        "the executor's temporary directory",
     ),
     "parallelism": Setting(
         "parallelism",
@@ -272,6 +273,16 @@ SETTINGS: Final[dict[str, Setting]] = {
         not_negative,
         "seconds",
     ),
+    "attempt_timeout_s": Setting(
+        "attemptTimeoutSeconds",
+        0.0,
+        float,
+        "how long an attempt at an epoch may take from its begin to its ack, before Spark is told "
+        "to kill and repeat it, with twice the time (0: for ever): for workers that freeze; "
+        "micro-batches only",
+        not_negative,
+        "seconds",
+    ),
     "commit_timeout_s": Setting(
         "commitTimeoutSeconds",
         600.0,
@@ -369,6 +380,7 @@ class Settings:
     open_stores: int
     idle_close_s: float
     lease_timeout_s: float
+    attempt_timeout_s: float
     commit_timeout_s: float
     start_timeout_s: float
     block_cache_bytes: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import getpass
 import os
+import pwd
 import resource
 import shutil
 import socket
@@ -33,6 +34,7 @@ __all__ = [
     "quick_turns",
     "sleep_s",
     "temporary_folder",
+    "user_folder_name",
     "wall_ms",
 ]
 
@@ -85,8 +87,12 @@ def host_name() -> str:
 
 
 def expanded(path: str) -> str:
-    """``path`` with this host's environment variables filled in (``$TMPDIR/state``)."""
-    return os.path.expandvars(path)
+    """``path`` with this host's environment variables filled in (``$TMPDIR/state``).
+
+    Without one: the default, of the user that this process runs as. Executors need not run as the
+    driver's user.
+    """
+    return os.path.expandvars(path) if path else default_local_dir()
 
 
 def hide_worker_traceback() -> None:
@@ -153,7 +159,21 @@ def own_memory_limit_bytes() -> int | None:
 
 def default_local_dir() -> str:
     """A directory of the user's in the host's temporary directory."""
-    return os.path.join(tempfile.gettempdir(), f"statebackend-{getpass.getuser()}")
+    return os.path.join(tempfile.gettempdir(), user_folder_name())
+
+
+def user_folder_name() -> str:
+    """What a folder of this user's is called among those of others."""
+    return _folder_name_of(os.geteuid())
+
+
+@functools.cache
+def _folder_name_of(uid: int) -> str:
+    # Not by the environment: YARN's, for one, names the user that asked, and not the process's.
+    try:
+        return f"statebackend-{pwd.getpwuid(uid).pw_name}"
+    except KeyError:  # in a container
+        return f"statebackend-{uid}"
 
 
 def temporary_folder(owner: object) -> str:

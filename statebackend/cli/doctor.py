@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ _SKEW_WARN_S: Final = 5.0
 _SKEW_FAIL_S: Final = 900.0  # S3 refuses requests that are signed further off
 _SLOW_S: Final = 1.0
 _TIMEOUT_S: Final = 60.0
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 
 # In a process of its own: one that opened a database must not fork, and one that crashes in a
@@ -184,6 +186,7 @@ def _local_dir(folder: Path) -> Iterator[Check]:
         yield Check("local dir", "ok", f"{folder}{missing}: writable, with hard links")
     except OSError as error:
         yield Check("local dir", "fail", f"{folder}: {error.strerror or error}", todo)
+    yield _owner(folder)
     free = shutil.disk_usage(there).free
     detail = f"{free / 2**30:.1f} GiB free on the disk of {folder}"
     todo = "Free space there, or give local_dir= a larger disk: state lies there twice at times."
@@ -193,6 +196,26 @@ def _local_dir(folder: Path) -> Iterator[Check]:
         yield Check("local disk", "warn", detail, todo)
     else:
         yield Check("local disk", "ok", detail)
+
+
+def _owner(folder: Path) -> Check:
+    """Whose the local directory is, as :func:`recovery.folders.home_of` takes it."""
+    name = "local dir owner"
+    try:
+        found = folder.stat()
+    except OSError:
+        return Check(name, "ok", f"{folder}: to be made, for this user alone")
+    own = found.st_uid == os.geteuid()
+    open_to_all = found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX
+    if folder.name == system.user_folder_name() and not own:
+        todo = "Have it removed, or give local_dir= another directory."
+        return Check(name, "fail", f"{folder} is another user's (uid {found.st_uid})", todo)
+    if open_to_all and not own:
+        todo = "Set its sticky bit (chmod +t), or give local_dir= a directory of this user's."
+        return Check(name, "warn", f"other users can rename what lies in {folder}", todo)
+    if own:
+        return Check(name, "ok", f"{folder} is this user's")
+    return Check(name, "ok", f"copies go to {folder / system.user_folder_name()}")
 
 
 def _locality() -> Check:

@@ -27,6 +27,7 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.settings import Settings
+from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
 from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
@@ -118,8 +119,9 @@ class StateBackend(FrameMaker):
         self._savepoint = savepoint
         if savepoint is not None:
             self._job.begins = lambda: saved_lineages(savepoint, self._job)
-        local = self._settings.local_dir or _fallback_local_dir()
-        self._builder = FrameBuilder(spark, self._job, self._settings, local)
+        if not self._settings.local_dir:
+            _warn_of_default_local_dir()
+        self._builder = FrameBuilder(spark, self._job, self._settings, self._settings.local_dir)
         self._rebalancer = Rebalancer(
             self._builder.places,
             job=self._job.name,
@@ -210,6 +212,8 @@ class StateBackend(FrameMaker):
     def _look_after(self, query: StreamingQuery, launch: Launch) -> None:
         session = launch.session
         self._rebalancer.watch(lambda: query.isActive, session.progress, lambda: session.epoch)
+        if session.attempts is not None:
+            watch_attempts(self._spark, session.attempts, lambda: query.isActive)
 
     def _active(self) -> list[StreamingQuery]:
         return [query for session in self._builder.sessions for query in session.streams.active]
@@ -360,11 +364,10 @@ class StateBackend(FrameMaker):
         self._builder.close()
 
 
-def _fallback_local_dir() -> str:
-    path = system.default_local_dir()
+def _warn_of_default_local_dir() -> None:
     warnings.warn(
-        f"local_dir is not set: task-local copies go to {path} on each executor's host. Set "
-        f"local_dir= (or spark.statebackend.localDir) to a local disk that survives restarts.",
+        "local_dir is not set: task-local copies go to statebackend-<user> in the temporary "
+        f"directory of each executor's host (here: {system.default_local_dir()}). Set local_dir= "
+        "(or spark.statebackend.localDir) to a local disk that survives restarts.",
         stacklevel=3,
     )
-    return path

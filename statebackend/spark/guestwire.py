@@ -1,13 +1,16 @@
 """What an asker and its host say to each other over a local socket: Arrow batches, and few words.
 
-A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled.
+A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled. Now
+and then a host says that it is alive: one that is frozen is not waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Final
@@ -15,18 +18,22 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from recovery.peers import of_this_user
 from statebackend.errors import StateBackendError, error_for_code
 
 __all__ = ["Failed", "Frames", "HungUp"]
 
+_log = logging.getLogger("statebackend.task")
+
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
+_ALIVE: Final = b"A"
 _TEXT_BYTES: Final = 1 << 20
 _SAID_CHARACTERS: Final = 8 << 10
 
 
 class HungUp(Exception):
-    """The other side is gone, or says what it must not."""
+    """The other side is gone or silent, or says what it must not."""
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +71,7 @@ class Frames:
 
     def __init__(self, connection: socket.socket, timeout_s: float | None = None) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         connection.settimeout(timeout_s)
 
     @property
@@ -82,8 +90,15 @@ class Frames:
         self._connection.close()
 
     def connect(self, address: str) -> None:
-        """To whoever listens there."""
+        """To whoever listens there, as this user.
+
+        Raises:
+            OSError: nobody does. HungUp: another user.
+        """
         self._connection.connect(address)
+        if not of_this_user(self._connection):
+            _log.warning("a process of another user listens at %s, and is told nothing", address)
+            raise HungUp("a process of another user listens there")
 
     def hang_up(self) -> None:
         """End it, also for a thread of this process that waits in it."""
@@ -109,6 +124,17 @@ class Frames:
         if kind not in (_YES, _NO):
             raise HungUp(f"neither yes nor no: {kind!r}")
         return kind == _YES
+
+    def alive(self) -> None:
+        """Say that this process runs, whatever the epoch does; never waits."""
+        if not self._sending.acquire(blocking=False):
+            return  # something is being said
+        try:
+            self._connection.send(_HEAD.pack(_ALIVE, 0), socket.MSG_DONTWAIT)
+        except OSError:  # the other side takes nothing just now, or is gone
+            pass
+        finally:
+            self._sending.release()
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
         """A record batch, with its schema."""
@@ -170,9 +196,10 @@ class Frames:
 
     def _send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
         try:
-            self._connection.sendall(_HEAD.pack(kind, len(data)))
-            if data:
-                self._connection.sendall(data)
+            with self._sending:
+                self._connection.sendall(_HEAD.pack(kind, len(data)))
+                if data:
+                    self._connection.sendall(data)
         except (OSError, struct.error) as error:
             # Also where the connection lives: the other side must not wait for the rest.
             with contextlib.suppress(OSError):
@@ -180,7 +207,9 @@ class Frames:
             raise HungUp(str(error)) from error
 
     def _receive(self, limit_bytes: int = 1 << 32) -> tuple[bytes, pa.Buffer]:
-        kind, size_bytes = _HEAD.unpack(memoryview(self._exactly(_HEAD.size)))
+        kind = _ALIVE
+        while kind == _ALIVE:
+            kind, size_bytes = _HEAD.unpack(memoryview(self._exactly(_HEAD.size)))
         if size_bytes > limit_bytes:
             raise HungUp(f"{size_bytes} bytes at once")
         return kind, self._exactly(size_bytes)

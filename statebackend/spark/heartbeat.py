@@ -15,12 +15,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from recovery.folders import own_file_text, own_folder
 from statebackend import system
 
 try:
@@ -71,14 +73,14 @@ class HeartbeatFile:
 
         Raises:
             OSError: the driver's temporary directory cannot be written.
+            LocalDirError: another user has put a folder of that name there.
         """
         said = {
             "epoch": epoch,
             "watermark_moves": watermark_moves,
             "processing_due_ms": processing_due_ms,
         }
-        # A cleaner of /tmp may have been there.
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        own_folder(Path(self._folder))  # a cleaner of /tmp may have been there
         draft = f"{self.path}.{system.new_id()}"
         with open(draft, "w", encoding="utf-8") as file:
             json.dump(said, file)
@@ -104,13 +106,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
         if start is not None:
             self._last = max(self._last, int(start[_OFFSET]))
-        try:
-            with open(self._path, "rb") as file:
-                text = file.read()
-        except OSError:
-            text = b""
+        text = own_file_text(Path(self._path)) or ""
         self._last, self._answered = wanted_epoch(
-            text, self._last, self._answered, system.wall_ms()
+            text.encode(), self._last, self._answered, system.wall_ms()
         )
         return {_OFFSET: self._last}
 

@@ -12,8 +12,9 @@ guest has, and one that is not taken in waits for the guest: so one process comp
 time, and Spark does not end a worker as idle that has a guest. In all other cases the store is
 handed over (see :mod:`recovery.keeper`). That is a matter of speed alone: leases, fencing and acks
 are those of any attempt. The guest goes on after a batch of output only when the asker's Spark has
-taken it, as a task at home does, and it ends when the asker hangs up. Nobody waits in a circle: a
-guest needs its asker's input and hands, which the asker's main thread gives until the guest ends.
+taken it, as a task at home does, and it ends when the asker hangs up. A host that is frozen is
+given up by its asker, whose task fails and is tried again. Nobody waits in a circle: a guest needs
+its asker's input and hands, which the asker's main thread gives until the guest ends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import msgspec
 import pyarrow as pa
 
 from recovery.keeper import Keeper, socket_address
+from recovery.peers import of_this_user
 from snapshot.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError
@@ -54,6 +56,10 @@ _BEGIN_S: Final = 0.01
 _MEET_S: Final = 0.1
 _KNOWN_RUNS: Final = 16
 _LEAVE_S: Final = 5.0
+# A host that computes says every few seconds that it runs. One that holds on to the interpreter for
+# so long, in a library that does not let go of it, is taken for frozen.
+_ALIVE_S: Final = 5.0
+_SILENCE_S: Final = 60.0
 _TURN_S: Final = 0.0001
 
 
@@ -205,7 +211,11 @@ class Hosting:
     # --- the host's side -------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        said_s = system.monotonic_s()
         while not self._closed.is_set():
+            if (now_s := system.monotonic_s()) - said_s >= _ALIVE_S:
+                said_s = now_s
+                self.say_alive()
             try:
                 asker, _ = self._socket.accept()
             except TimeoutError:
@@ -214,6 +224,10 @@ class Hosting:
                 if not self._closed.is_set():
                     _log.warning("a worker that looked for a host was missed (%s)", error)
                     self._closed.wait(_TICK_S)
+                continue
+            if not of_this_user(asker):
+                _log.warning("a process of another user looked for a host, in vain")
+                asker.close()
                 continue
             frames = Frames(asker)
             guest = threading.Thread(
@@ -224,6 +238,13 @@ class Hosting:
             except RuntimeError as error:  # no more threads
                 _log.warning("a worker that looked for a host was missed (%s)", error)
                 frames.hang_up()
+
+    def say_alive(self) -> None:
+        """Tell a guest's asker that this process runs."""
+        with self._changed:
+            guest = self._guest
+        if guest is not None:
+            guest[1].alive()
 
     def _receive(self, frames: Frames) -> None:
         with frames, contextlib.suppress(HungUp, msgspec.MsgspecError):
@@ -297,7 +318,7 @@ def _knock(door: str, request: Request) -> Frames | None:
             frames.connect(address)
         frames.send_text(msgspec.json.encode(request))
         if frames.said():
-            frames.timeout_s = None
+            frames.timeout_s = _SILENCE_S
             return frames
     except (OSError, ValueError, HungUp):  # nobody there, or no path at all
         pass
@@ -309,7 +330,7 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
     """An asker's part: its input to the host, the host's output to Spark.
 
     Raises:
-        PeerLostError: the host ended.
+        PeerLostError: the host ended, or is frozen.
         StateBackendError: what the epoch raised there; the traceback is a note of it.
     """
     # A guest that computes may have this process's interpreter, and here it is taken some ten times
@@ -325,8 +346,10 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
                 frames.say(True)
         except HungUp as error:
             raise PeerLostError(
-                "The worker that ran this task, since it has the store open, has ended.",
-                todo="Spark tries the task again; look for why the worker ended.",
+                "The worker that ran this task, since it has the store open, has ended, or has not "
+                f"been heard of for {_SILENCE_S:g} s ({error}).",
+                todo="Spark tries the task again, without that worker; look for why it ended, or "
+                "froze.",
             ) from error
         except Failed as failed:
             raise failed.error() from None

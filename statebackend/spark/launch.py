@@ -43,6 +43,7 @@ from statebackend.spark.atstart import (
     wanted_at_start,
     warn_of_partial_retries,
 )
+from statebackend.spark.attempts import Attempts
 from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
@@ -103,6 +104,7 @@ class Launch:
             gate_timeout_s=settings.start_timeout_s,
             whole_limit_bytes=settings.base_whole_limit_bytes,
             progress=ProgressBook(job.name),
+            attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
             clean_every_epochs=settings.clean_every_epochs,
             clean_min_age_s=settings.clean_min_age_s,
             on_epoch_acked=self._beat if heartbeat else None,

@@ -45,6 +45,7 @@ from statebackend.errors import (
     ProtocolError,
     StateBackendError,
 )
+from statebackend.spark.attempts import Attempts
 from statebackend.spark.housekeeping import Background, Cleaner
 from statebackend.spark.job import overtaken
 from statebackend.spark.records import DamagedSliceError, Records
@@ -72,7 +73,7 @@ class RunSession:
         store: the job's folder. log: its commit log.
         gate_timeout_s: how long requests wait at the gate.
         whole_limit_bytes: state up to this size has bases of one object.
-        progress: collects events.
+        progress: collects events. attempts: told of begins and acks, if somebody watches them.
         clean_every_epochs: 0 for never. clean_min_age_s: younger objects stay.
         on_epoch_acked: told what is due next when the last operator has acked an epoch in full
             (with synchronous commits: and all of it is durable), once more if a later attempt
@@ -88,6 +89,7 @@ class RunSession:
         gate_timeout_s: float,
         whole_limit_bytes: int = 8 << 20,
         progress: ProgressBook | None = None,
+        attempts: Attempts | None = None,
         clean_every_epochs: int = 0,
         clean_min_age_s: float = 0.0,
         on_epoch_acked: Callable[[NextDue], None] | None = None,
@@ -98,6 +100,7 @@ class RunSession:
         self._gate_timeout_s = gate_timeout_s
         self._whole_limit_bytes = whole_limit_bytes
         self.progress = progress or ProgressBook()
+        self.attempts = attempts
         self._gate = threading.Event()
         self._refusal: StateBackendError | None = None
         self._coordinator: Coordinator | None = None
@@ -208,12 +211,21 @@ class RunSession:
         """Admit an attempt and say how it gets its state."""
         coordinator, tenure = self._ready()
         try:
-            return self._begin(coordinator, tenure, request)
+            answer = self._begin(coordinator, tenure, request)
         except (CorruptionError, NotRestorableError) as error:
             fenced = overtaken(self._commit_log, tenure)
             if fenced is None:
                 raise
             raise fenced from error
+        if self.attempts is not None:
+            self.attempts.begun(
+                request.operator,
+                request.subtask,
+                request.epoch,
+                request.attempt,
+                system.monotonic_s(),
+            )
+        return answer
 
     def _begin(
         self, coordinator: Coordinator, tenure: Tenure, request: BeginRequest
@@ -316,6 +328,8 @@ class RunSession:
 
     def ack(self, request: AckRequest) -> AckReply:
         """Take in a snapshot; the one that completes its operator answers when that is durable."""
+        if self.attempts is not None:
+            self.attempts.over(request.operator, request.subtask, request.attempt)
         coordinator, tenure = self._ready()
         parts = request.delta, request.base, request.operator_state, request.broadcast
         for part in parts:

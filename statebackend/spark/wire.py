@@ -1,6 +1,8 @@
 """The coordinator's door: Arrow Flight actions with MessagePack bodies, and a token per session.
 
-``begin`` and ``ack`` are requests of :mod:`snapshot.messages`. A refusal travels as a typed error
+``begin`` and ``ack`` are requests of :mod:`snapshot.messages`. A call whose token is of no session
+is refused by its headers, and nothing of it is decoded; what gRPC has read of it by then is bounded
+by nothing that pyarrow lets us set. A refusal travels as a typed error
 inside a normal answer, so that the worker raises what the coordinator raised.
 """
 
@@ -30,6 +32,7 @@ from snapshot.messages import (
 from statebackend.errors import (
     CoordinatorUnreachableError,
     ProtocolError,
+    StaleRequestError,
     StateBackendError,
     error_for_code,
 )
@@ -149,12 +152,50 @@ class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
         self.token = token
 
 
+class _Sessions:
+    """The sessions that are answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, Handler]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, session: str, token: str, handler: Handler) -> None:
+        with self._lock:
+            self._known[session] = (token, handler)
+
+    def remove(self, session: str) -> None:
+        with self._lock:
+            self._known.pop(session, None)
+
+    def admits(self, token: str) -> bool:
+        """Whether it is a session's token; how long that takes says nothing of which."""
+        with self._lock:
+            known = list(self._known.values())
+        return sum(_same(of_session, token) for of_session, _ in known) > 0
+
+    def handler(self, session: str, token: str) -> Handler | None:
+        """What answers a session's requests, for whom has its token."""
+        with self._lock:
+            known = self._known.get(session)
+        return known[1] if known is not None and _same(known[0], token) else None
+
+
+def _same(token: str, given: str) -> bool:
+    return hmac.compare_digest(token.encode(), given.encode(errors="replace"))
+
+
 class _TokenFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Puts the caller's token where the action finds it."""
+    """Refuses a stranger's call, of whatever kind, before anything of it is decoded."""
+
+    def __init__(self, sessions: _Sessions) -> None:
+        super().__init__()
+        self._sessions = sessions
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _TokenMiddleware:
-        given = headers.get(_TOKEN_HEADER) or [""]
-        return _TokenMiddleware(given[0])
+        given = str((headers.get(_TOKEN_HEADER) or [""])[0])
+        if not self._sessions.admits(given):
+            raise flight.FlightUnauthenticatedError("the token is of no session here")
+        return _TokenMiddleware(given)
 
 
 class Server(flight.FlightServerBase):  # type: ignore[misc]
@@ -169,27 +210,24 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self, *, bind: str, advertised: str, port: int = 0, tls: Tls | None = None
     ) -> None:
+        self._sessions = _Sessions()  # asked from the first call on
         super().__init__(
             location_of(bind, port, tls=tls is not None),
             tls_certificates=[(tls.certificate, tls.key)] if tls is not None else None,
-            middleware={"token": _TokenFactory()},
+            middleware={"token": _TokenFactory(self._sessions)},
         )
         self.location = location_of(advertised, self.port, tls=tls is not None)
         self.certificate = tls.certificate if tls is not None else b""
-        self._sessions: dict[str, tuple[str, Handler]] = {}
-        self._sessions_lock = threading.Lock()
 
     def add(self, session: str, token: str, handler: Handler) -> Endpoint:
         """Answer a session's requests from now on."""
-        with self._sessions_lock:
-            self._sessions[session] = (token, handler)
+        self._sessions.add(session, token, handler)
         credentials = Credentials(token=token, certificate=self.certificate)
         return Endpoint.of(self.location, session, credentials)
 
     def remove(self, session: str) -> None:
         """Refuse a session's requests from now on."""
-        with self._sessions_lock:
-            self._sessions.pop(session, None)
+        self._sessions.remove(session)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Flight's entry; answers (ok, body), then raw slices."""
@@ -240,16 +278,18 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 f"The executor speaks protocol {request.protocol}, the driver {PROTOCOL}.",
                 todo="Install the same statebackend release on driver and executors.",
             )
-        with self._sessions_lock:
-            known = self._sessions.get(request.session)
         token = context.get_middleware("token").token
-        if known is None or not hmac.compare_digest(known[0].encode(), token.encode()):
-            raise error_for_code(
-                "SB5005",
-                f"A request for a session of job {request.job!r} that is not running here.",
-                "Nothing to do if its query was stopped; else start it with backend.start().",
-            )
-        return known[1]
+        handler = self._sessions.handler(request.session, token)
+        if handler is None:
+            raise _not_running(request.job)
+        return handler
+
+
+def _not_running(job: str) -> StaleRequestError:
+    return StaleRequestError(
+        f"A request for a session of job {job!r} that is not running here.",
+        todo="Nothing to do if its query was stopped; else start it with backend.start().",
+    )
 
 
 # Looked at once, here: threads that decode a type for the first time at the same time were seen to
@@ -333,6 +373,8 @@ class Client:
         try:
             action = flight.Action(kind, pa.py_buffer(msgspec.msgpack.encode(request)))
             bodies = [r.body for r in self._client.do_action(action, options)]
+        except flight.FlightUnauthenticatedError as error:
+            raise _not_running(request.job) from error
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             strange = endpoint.certificate and "handshake" in str(error).lower()
             raise CoordinatorUnreachableError(

@@ -16,6 +16,7 @@ from recovery.jobs import job_folder
 from snapshot.record import record_name
 from snapshot.storage import LocalStore
 from snapshot.storage.open import open_store
+from statebackend import system
 from statebackend.cli import doctor
 from statebackend.cli.app import app
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
@@ -267,6 +268,23 @@ def test_doctor_ends_with_1_if_something_fails(monkeypatch: pytest.MonkeyPatch) 
     assert found["PYSPARK_PYTHON"] == found["local dir"] == "fail"
     assert all(check["todo"] for check in answer["checks"] if check["status"] != "ok")
     assert "FAIL" in run("doctor", "--local-dir", "/proc/nowhere", status=1)
+
+
+def test_doctor_says_whose_the_local_dir_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor._owner(tmp_path).status == "ok"
+    own = tmp_path / system.user_folder_name()
+    own.mkdir()
+    uid = os.geteuid()
+    monkeypatch.setattr(system, "user_folder_name", lambda: own.name)
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    assert (doctor._owner(tmp_path).status, doctor._owner(own).status) == ("ok", "fail")
+    assert doctor._owner(tmp_path).detail == f"copies go to {own}"
+    tmp_path.chmod(0o777)
+    assert doctor._owner(tmp_path).status == "warn"
+    tmp_path.chmod(0o1777)
+    assert doctor._owner(tmp_path).status == "ok"
 
 
 def test_a_package_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

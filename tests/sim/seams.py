@@ -115,6 +115,10 @@ class _Services:
         return known[3].stamps if known else None
 
 
+def _text(path: MemPath) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
 # --- a quick encoding -------------------------------------------------------------------------
 
 
@@ -204,6 +208,10 @@ def _replacements(
     yield recovery.rescale, "SMALL_BYTES", world.config.small_bytes
     yield _spark.housekeeping, "clean", world.clean
     yield recovery.local, "Path", MemPath
+    # One user has the disks of a world.
+    yield recovery.local, "home_of", MemPath
+    yield recovery.local, "own_folder", lambda path: path.mkdir(parents=True, exist_ok=True)
+    yield recovery.local, "own_file_text", _text
     for module in (
         recovery.folders,
         recovery.incarnation,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import decimal
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +16,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recovery.keeper import Keeper, KeeperSettings
+from recovery import peers
+from recovery.keeper import Keeper, KeeperSettings, socket_address
 from recovery.local import LocalSubtask
 from snapshot.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
-from statebackend.spark import hosting
+from statebackend.spark import guestwire, hosting
 from statebackend.spark.context import EpochContext
+from statebackend.spark.guestwire import Frames, HungUp
 from statebackend.spark.hosting import Hosting, Request, Run, pass_on
 from statebackend.spark.wire import Endpoint
 from tests.recovery.test_keeper import REAL, subtask
@@ -410,3 +414,81 @@ def test_a_host_that_ends_is_said_to_be_lost(away: Worker, asker: Worker) -> Non
     with pytest.raises(PeerLostError, match="has ended"):
         next(output)
     assert away.closed.wait(TIMEOUT_S)
+
+
+def test_a_worker_of_another_user_is_no_host_and_gets_none(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows(away)
+    monkeypatch.setattr(peers, "peer_uid", lambda _: os.geteuid() + 1)
+    assert asker.host_of(0) is None, "nothing is said to it"
+    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=TIMEOUT_S)
+    monkeypatch.setattr(guestwire, "of_this_user", lambda _: True)
+    with frames, socket_address(Path(away.keeper.door).with_name("guests")) as address:
+        frames.connect(address)
+        with pytest.raises(HungUp):
+            frames.said()
+    assert not away.guests
+
+
+def test_a_host_that_gives_no_sign_of_life_is_given_up_and_the_task_is_tried_again(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thawed = threading.Event()
+
+    def frozen(request: Request, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        taken = list(batches)
+        assert thawed.wait(TIMEOUT_S)
+        yield from taken
+
+    knows(away, frozen)
+    monkeypatch.setattr(away.hosting, "say_alive", lambda: None)
+    monkeypatch.setattr(hosting, "_SILENCE_S", 0.2)
+    host = asker.host_of(0)
+    with pytest.raises(PeerLostError, match=r"has not been heard of for 0\.2 s"):
+        numbers(pass_on(iter([rows(1)]), host))
+    thawed.set()
+    until_free(away)
+    assert away.has(0), "its attempt came to nothing, and the store is good"
+
+
+def test_a_host_that_takes_no_input_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "_SILENCE_S", 0.2)
+    mine, its = socket.socketpair()
+    with its:
+        big = pa.record_batch({"n": pa.array(range(1_000_000))})
+        with pytest.raises(PeerLostError):
+            numbers(pass_on(iter([big]), Frames(mine, timeout_s=0.2)))
+
+
+def test_a_host_that_computes_says_that_it_is_alive_and_is_waited_for(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Semaphore(0)
+    real = Frames.alive
+
+    def alive(frames: Frames) -> None:
+        real(frames)
+        said.release()
+
+    def slow(request: Request, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        taken = list(batches)
+        for _ in range(3):
+            assert said.acquire(timeout=TIMEOUT_S)
+        yield from taken
+
+    monkeypatch.setattr(Frames, "alive", alive)
+    monkeypatch.setattr(hosting, "_ALIVE_S", 0.0)
+    knows(away, slow)
+    assert numbers(pass_on(iter([rows(1)]), asker.host_of(0))) == [1]
+
+
+def test_signs_of_life_are_no_answers_and_never_wait() -> None:
+    one, other = socket.socketpair()
+    with Frames(one) as host, Frames(other, timeout_s=TIMEOUT_S) as asking:
+        for _ in range(100_000):  # more than anybody takes unread
+            host.alive()
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(host.send_batch, rows(1))
+            assert numbers(iter([asking.batch() or rows()])) == [1]
+            sent.result(TIMEOUT_S)

@@ -108,6 +108,24 @@ def test_a_stream_with_a_wrong_token_is_refused_before_anything_is_read(
                 list(peer.do_action(flight.Action("hello", b"\xff" * 1000), options))
 
 
+def test_a_message_over_the_limit_is_refused_before_it_is_decoded(server: ExchangeServer) -> None:
+    headers = [(TOKEN_HEADER.encode(), ME.token.encode())]
+    hello = Hello(
+        protocol=messages.PROTOCOL,
+        job=ME.job,
+        run="x" * messages.BYTES_MAX,
+        generation=ME.generation,
+        address=None,
+    )
+    with flight.connect(server.location) as peer:
+        action = flight.Action("hello", encode(hello))
+        (answer,) = peer.do_action(action, flight.FlightCallOptions(headers=headers))
+    refusal = messages.decode_down(answer.body)
+    assert isinstance(refusal, messages.Refusal)
+    assert refusal.code == ProtocolError.code
+    assert "malformed" in refusal.what
+
+
 def test_a_channel_that_nobody_expects_is_refused(server: ExchangeServer) -> None:
     error = refused(server, ME)
     assert type(error) is StaleRequestError

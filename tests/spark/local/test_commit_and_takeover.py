@@ -151,7 +151,7 @@ def test_a_start_that_was_overtaken_takes_nothing_back(
 def _tokens(tls: bool) -> set[str]:
     """The tokens that the driver's service knows."""
     server = Services.servers.get(tls)
-    return set() if server is None else {token for token, _ in server._sessions.values()}
+    return set() if server is None else {token for token, _ in server._sessions._known.values()}
 
 
 def _event_log(world: World, folder: Path) -> Any:

@@ -1,0 +1,42 @@
+"""Who is at the other end of a local socket: only a process of the same user is talked to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from typing import Final
+
+__all__ = ["of_this_user", "peer_uid"]
+
+_UCRED: Final = struct.Struct("3i")  # Linux: process, user, group
+# macOS: version, user, number of groups, and sixteen of them.
+_XUCRED: Final = struct.Struct("IIh2x16I")
+_SOL_LOCAL, _LOCAL_PEERCRED = 0, 1
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """The user of the process at the other end, as the kernel says; None: it does not say.
+
+    It is the user of the moment at which that process connected, or began to listen.
+
+    Raises:
+        OSError: the socket is not connected.
+    """
+    if hasattr(socket, "SO_PEERCRED"):
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(found)[1])
+    if sys.platform == "darwin":
+        found = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
+        return int(_XUCRED.unpack(found)[1])
+    return None
+
+
+def of_this_user(connection: socket.socket) -> bool:
+    """Whether the other end is a process of this user's.
+
+    Where the kernel does not say, the socket's folder decides, which is closed to other users.
+    """
+    uid = peer_uid(connection)
+    return uid is None or uid == os.geteuid()

@@ -1,0 +1,125 @@
+"""Attempts that take too long: a worker that is frozen does not fail, and its batch waits for it.
+
+Spark's own `spark.sql.execution.pyspark.udf.killOnIdleTimeout` sends SIGTERM, which a stopped
+process takes when it goes on. So Spark is told to kill the attempt: it has the worker killed by the
+daemon that made it (SIGKILL), and runs the task again, also where tasks have one try only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from statebackend import system
+
+__all__ = ["Attempts", "Overdue", "watch_attempts"]
+
+_log = logging.getLogger("statebackend.spark")
+_LOOK_EVERY_S: Final = 5.0
+_LOOKS: Final = 4  # in the time that an attempt has
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """An attempt that has not acked in its time."""
+
+    operator: str
+    subtask: int
+    epoch: int
+    attempt: int
+    since_s: float
+
+
+class Attempts:
+    """The attempts of a run between their begin and their ack. Thread-safe.
+
+    Args:
+        timeout_s: how long one may take. The next attempt of its subtask in its epoch has twice as
+            long: a task that is only slow gets to its end.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._running: dict[tuple[str, int], Overdue] = {}
+        self._killed: dict[tuple[str, int], tuple[int, int]] = {}  # in which epoch how many
+        self._lock = threading.Lock()
+
+    def begun(self, operator: str, subtask: int, epoch: int, attempt: int, now_s: float) -> None:
+        """An attempt was admitted; it takes the place of an earlier one. It may begin twice."""
+        place = operator, subtask
+        with self._lock:
+            known = self._running.get(place)
+            if known is None or (known.epoch, known.attempt) != (epoch, attempt):
+                self._running[place] = Overdue(operator, subtask, epoch, attempt, now_s)
+            if self._killed.get(place, (epoch, 0))[0] != epoch:
+                del self._killed[place]
+
+    def over(self, operator: str, subtask: int, attempt: int) -> None:
+        """It came to its ack: from there on it waits for the driver."""
+        with self._lock:
+            known = self._running.get((operator, subtask))
+            if known is not None and known.attempt == attempt:
+                del self._running[operator, subtask]
+
+    def overdue(self, now_s: float) -> list[Overdue]:
+        """Those that are to be killed; each is named once."""
+        with self._lock:
+            found = []
+            for place, one in list(self._running.items()):
+                _, times = self._killed.get(place, (one.epoch, 0))
+                if now_s - one.since_s >= self.timeout_s * 2**times:
+                    del self._running[place]
+                    self._killed[place] = one.epoch, times + 1
+                    found.append(one)
+            return found
+
+
+def watch_attempts(
+    spark: SparkSession, attempts: Attempts, active: Callable[[], bool]
+) -> threading.Thread:
+    """Have Spark kill and repeat what is overdue, in a thread, as long as the query is active."""
+    context: Any = spark.sparkContext._jsc.sc()
+    thread = threading.Thread(
+        target=_watch,
+        args=(attempts, active, lambda attempt, why: context.killTaskAttempt(attempt, True, why)),
+        name="statebackend-attempts",
+        daemon=True,
+    )
+    thread.start()
+    return thread
+
+
+def _watch(
+    attempts: Attempts, active: Callable[[], bool], kill: Callable[[int, str], object]
+) -> None:
+    every_s = min(_LOOK_EVERY_S, attempts.timeout_s / _LOOKS)
+    try:
+        while active():
+            look(attempts, kill, system.monotonic_s())
+            system.sleep_s(every_s)
+    except Exception as error:  # Spark has ended
+        _log.debug("attempts are not watched any more (%s)", error)
+
+
+def look(attempts: Attempts, kill: Callable[[int, str], object], now_s: float) -> None:
+    """Kill what is overdue now."""
+    for one in attempts.overdue(now_s):
+        _log.warning(
+            "subtask %d of %r has not come to the end of epoch %d in %.0f s: its task attempt %d "
+            "is killed, and Spark runs it again",
+            one.subtask,
+            one.operator,
+            one.epoch,
+            now_s - one.since_s,
+            one.attempt,
+        )
+        try:
+            kill(one.attempt, "no ack within spark.statebackend.attemptTimeoutSeconds")
+        except Py4JError as error:
+            _log.warning("task attempt %d could not be killed (%s)", one.attempt, error)

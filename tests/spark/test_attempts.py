@@ -1,0 +1,83 @@
+"""Attempts that do not come to their ack in time are killed, each once, and have more time then."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JError
+
+from snapshot.storage.memory import MemoryStore
+from statebackend.spark.attempts import Attempts, look
+from tests.recovery.driver import Started, ack_of, begin_of, part_of
+
+
+def killed(attempts: Attempts, now_s: float) -> list[int]:
+    found: list[int] = []
+    look(attempts, lambda attempt, why: found.append(attempt), now_s)
+    return found
+
+
+def test_an_attempt_is_killed_once_it_has_had_its_time() -> None:
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 100.0)
+    attempts.begun("op", 1, 3, 18, 130.0)
+    assert killed(attempts, 159.9) == []
+    assert killed(attempts, 160.0) == [17]
+    assert killed(attempts, 189.0) == [], "not again"
+    assert killed(attempts, 190.0) == [18]
+
+
+def test_an_attempt_that_asks_again_has_no_more_time() -> None:
+    attempts = Attempts(60.0)
+    for asked_s in (0.0, 30.0, 59.0):
+        attempts.begun("op", 0, 3, 17, asked_s)
+    assert killed(attempts, 60.0) == [17]
+
+
+def test_what_has_acked_waits_for_the_driver_and_not_the_other_way_round() -> None:
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 0.0)
+    attempts.over("op", 0, 16)  # an earlier one, late
+    attempts.begun("op", 1, 3, 18, 0.0)
+    attempts.over("op", 1, 18)
+    assert killed(attempts, 1000.0) == [17]
+
+
+def test_a_newer_attempt_takes_the_place_of_one_that_failed() -> None:
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 0.0)
+    attempts.begun("op", 0, 3, 21, 50.0)
+    assert killed(attempts, 109.0) == []
+    assert killed(attempts, 110.0) == [21]
+
+
+def test_a_task_that_is_only_slow_gets_to_its_end() -> None:
+    attempts = Attempts(60.0)
+    took_s, now_s, tries = 400.0, 0.0, 0
+    while True:
+        attempts.begun("op", 0, 3, tries, now_s)
+        given_s = next(s for s in range(1, 10_000) if s >= took_s or killed(attempts, now_s + s))
+        if given_s >= took_s:
+            break
+        now_s, tries = now_s + given_s, tries + 1
+    assert tries == 3
+    attempts.begun("op", 0, 4, 9, 5000.0)
+    assert killed(attempts, 5060.0) == [9], "the next epoch's as at first"
+
+
+def test_what_spark_does_not_kill_does_not_end_the_watch() -> None:
+    def gone(attempt: int, why: str) -> None:
+        raise Py4JError("it has ended")
+
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 0.0)
+    look(attempts, gone, 60.0)
+    assert killed(attempts, 600.0) == []
+
+
+def test_a_session_tells_of_begins_and_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(MemoryStore(), {"op": 2})
+    attempts = started.session.attempts = Attempts(60.0)
+    monkeypatch.setattr("statebackend.system.monotonic_s", lambda: 100.0)
+    replies = [started.session.begin(begin_of(0, n, attempt=7 + n))[0] for n in range(2)]
+    started.session.ack(ack_of(replies[0].chain, part_of({b"k": b"v"}), 0, 0, attempt=7))
+    assert killed(attempts, 161.0) == [8]
