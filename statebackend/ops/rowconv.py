@@ -155,8 +155,8 @@ def row_type(names: Sequence[str]) -> type[Row]:
 def _getters(count: int) -> list[Any]:
     """Descriptors for the places of a tuple; a named tuple's are written in C."""
     names = [f"at_{place}" for place in range(count)]
-    fields = vars(namedtuple("fields", names))
-    return [fields[name] for name in names]
+    fields = namedtuple("fields", names)  # type: ignore[misc]
+    return [getattr(fields, name) for name in names]  # the class is held until all are taken
 
 
 _tuple_item: Final = tuple.__getitem__

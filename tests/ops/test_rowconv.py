@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import operator
 import pickle
@@ -18,6 +19,7 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
+from statebackend.ops import rowconv
 from statebackend.ops.rowconv import (
     RowWriter,
     arrow_schema,
@@ -277,6 +279,20 @@ def test_rows_give_their_fields_exactly_as_those_of_spark_do(names: list[str]) -
         ours.n = 5
     assert pickle.loads(pickle.dumps(ours)) == sparks
     assert (ours.asDict(), repr(ours), "n" in ours) == (sparks.asDict(), repr(sparks), True)
+
+
+def test_a_row_type_is_made_while_the_collector_runs_at_every_step() -> None:
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for count in range(1, 40):
+            names = [f"c{place}" for place in range(count)]
+            rowconv._getters.cache_clear()
+            row = make_rows([[place] for place in range(count)], row_type(names))[0]
+            assert [getattr(row, name) for name in names] == list(range(count))
+    finally:
+        gc.set_threshold(*before)
 
 
 # --- what does not fit ---------------------------------------------------------------------------
