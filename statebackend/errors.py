@@ -29,6 +29,7 @@ __all__ = [
     "IncompleteEpochError",
     "JobRunningError",
     "KeyContextError",
+    "LateOutputError",
     "LocalCopyError",
     "LocalDeltaError",
     "LocalDirError",
@@ -217,6 +218,12 @@ class BroadcastWriteError(UsageError):
     """Broadcast state written where not all subtasks are given the same."""
 
     code = "SB1018"
+
+
+class LateOutputError(UsageError):
+    """Output is older than the watermark, where event time goes on behind the operator."""
+
+    code = "SB1021"
 
 
 # --- 2: storage ------------------------------------------------------------------------------
