@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.cloudpickle import register_pickle_by_value
+from pyspark.sql import functions as F
 
 from tests.spark.local.conformance import Both, Case
 from tests.spark.local.conforming_time import Clock, Delayed, Timers, TimersInFrames
 from tests.spark.local.world import setting
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.spark.local.world import Rows, World
+
+register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 
 EVENTS = "k string, id bigint, at timestamp, ops string"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -90,6 +97,51 @@ def test_two_operators_in_a_row_share_a_watermark_as_in_spark(both: Both) -> Non
     ]
     both.run(case, batches)
     both.agree_but_for_empty_batches()
+
+
+class DelayedFrames(Delayed):
+    """The same for frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        whole = [row for frame in rows for row in frame.itertuples()]
+        return super().handleInputRows(key, iter(whole), timerValues)
+
+    def handleExpiredTimer(self, *args: Any, **given: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        for row in super().handleExpiredTimer(*args, **given):
+            yield pd.DataFrame([row.asDict()])
+
+
+def by_two_seconds(df: DataFrame) -> DataFrame:
+    counts = df.groupBy("k", F.window("at", "2 seconds")).agg(F.count("id"), F.sum("id"))
+    return counts.withColumn("window", F.col("window.end").cast("string"))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(
+    ("flavour", "processor"), [("rows", Delayed()), ("pandas", DelayedFrames())]
+)
+def test_sparks_windows_behind_an_operator_are_as_behind_sparks_own(
+    both: Both, flavour: str, processor: Any, marked: bool
+) -> None:
+    case = Case(
+        EVENTS,
+        processor,
+        output=EVENTS,
+        flavour=flavour,
+        mode="event",
+        delay="1 second",
+        marked=marked,
+        behind=by_two_seconds,
+    )
+    batches: list[Rows] = [
+        [event(k, 10 * n + i, 800 * n + 300 * i) for i, k in enumerate("aab")] for n in range(6)
+    ]
+    both.run(case, batches)
+    both.run(case, [[event("a", 100, 9000), event("c", 101, 20)], [event("b", 102, 15_000)]])
+    both.agree_but_for_empty_batches()
+    assert sum(len(rows) for rows in both.ours.filled()) > 6
 
 
 def timers_of(spark: SparkSession) -> Any:
