@@ -30,6 +30,7 @@ __all__ = [
     "IncompleteEpochError",
     "JobRunningError",
     "KeyContextError",
+    "LateOutputError",
     "LocalCopyError",
     "LocalDeltaError",
     "LocalDirError",
@@ -224,6 +225,12 @@ class PlanError(UnsupportedQueryError):
     """Spark would plan the query so that a subtask misses rows, or the barrier that ends them."""
 
     code = "SB1019"
+
+
+class LateOutputError(UsageError):
+    """Output is older than the watermark, where event time goes on behind the operator."""
+
+    code = "SB1021"
 
 
 # --- 2: storage ------------------------------------------------------------------------------

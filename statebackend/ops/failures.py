@@ -12,7 +12,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from statebackend.errors import ProcessorError, StateBackendError, UsageError
+from statebackend.errors import (
+    ProcessorError,
+    StateBackendError,
+    UsageError,
+    ValueMismatchError,
+)
+from statebackend.ops.rowshapes import MisfitError
 
 __all__ = ["batch_failure", "call_once", "described", "failure"]
 
@@ -106,6 +112,11 @@ def call_once(uid: str, what: str, function: Callable[[], Any]) -> None:
 
 def _located(error: UsageError, key: Key | None = None) -> UsageError:
     """The same error with the state that it is about, the key, and the user's lines."""
+    if isinstance(error, MisfitError):
+        of_key = "" if key is None else f", for key {_shown(key)}"
+        return ValueMismatchError(
+            f"{error.what.removesuffix('.')}{of_key}{error.where}.", todo=error.todo
+        )
     where, name = _where(error), _state_of(error)
     what = error.what.removesuffix(".")
     if name and f"state {name!r}".lower() not in what.lower():

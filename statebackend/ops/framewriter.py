@@ -2,7 +2,8 @@
 
 A frame's values are copied out when it comes, a few microseconds' work; they are converted a few
 thousand rows at a time, by pyspark's converters. Columns are found as Spark finds them: by name if
-any column of the frame has one, by position otherwise; columns too many are left out.
+any column of the frame has one, by position otherwise. One too many is refused, which Spark leaves
+out: it is a misspelling, or something is lost in silence.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
 
 from statebackend.errors import ValueMismatchError
 from statebackend.ops.rowconv import arrow_schema
+from statebackend.ops.rowshapes import MisfitError, how_to_name, inner_names, unknown_field
 
 __all__ = ["FrameWriter"]
 
@@ -90,7 +92,7 @@ class FrameWriter:
             names = tuple(frame.columns.tolist())
             order = self._orders.get(names)
             if order is None:
-                order = self._order(names, rows)
+                order = self._order(names, rows, frames)
             if not rows:
                 continue
             self._copy_out(frame, order)
@@ -120,19 +122,27 @@ class FrameWriter:
 
     # --- taking in
 
-    def _order(self, names: tuple[Any, ...], rows: int) -> _Order:
-        """Which declared column is where in a frame with these columns; remembered."""
+    def _order(self, names: tuple[Any, ...], rows: int, output: Any) -> _Order:
+        """Which declared column is where in a frame with these columns; remembered.
+
+        ``output``: what has just yielded such a frame.
+        """
         wanted = self._schema.names
         if not names and rows == 0:  # pd.DataFrame(), as Spark allows
             return []
         if self._by_name and any(isinstance(name, str) for name in names):
             for name in wanted:
                 if names.count(name) != 1:
-                    self._refuse_columns(name, names)
+                    self._refuse_columns(name, names, output)
+            unknown = unknown_field(names, wanted)
+            if unknown is not None:
+                self._refuse_unknown(unknown, names, output)
             positions: Sequence[int] = [names.index(name) for name in wanted]
         else:
             if len(names) < len(wanted):
-                self._refuse_columns(wanted[len(names)], names)
+                self._refuse_columns(wanted[len(names)], names, output)
+            if len(names) > len(wanted):
+                self._refuse_unknown(names[len(wanted)], names, output)
             positions = range(len(wanted))
         order: _Order = [None] * len(names)
         for position, column, mutable in zip(positions, self._columns, self._mutable, strict=True):
@@ -150,20 +160,33 @@ class FrameWriter:
             todo="Yield DataFrames from the processor's methods.",
         )
 
-    def _refuse_columns(self, name: str, names: tuple[Any, ...]) -> NoReturn:
+    def _refuse_columns(self, name: str, names: tuple[Any, ...], output: Any) -> NoReturn:
         often = names.count(name)
-        raise ValueMismatchError(
+        wrong = unknown_field(names, self._schema.names)
+        hint = "" if often or wrong is None else f", but with {wrong!r}"
+        error = ValueMismatchError(
             f"{self._describe()} returned a DataFrame with the columns {list(names)!r}, "
             f"{'in which' if often else 'without'} the column {name!r}"
-            f"{f' comes {often} times' if often else ''}.",
+            f"{f' comes {often} times' if often else hint}.",
             todo=f"Give it the columns of output_schema ({self._schema.simpleString()}).",
         )
+        raise MisfitError.at(error, output)
+
+    def _refuse_unknown(self, name: Any, names: tuple[Any, ...], output: Any) -> NoReturn:
+        error = ValueMismatchError(
+            f"{self._describe()} returned a DataFrame with the column {name!r}, which "
+            f"output_schema does not have ({self._schema.simpleString()}); its columns are "
+            f"{list(names)!r}.",
+            todo=how_to_name(name, self._schema.names),
+        )
+        raise MisfitError.at(error, output)
 
     # --- converting
 
     def _array(self, pieces: list[Any], field: StructField, arrow: pa.DataType) -> pa.Array:
         if not pieces:
             return pa.array([], arrow)
+        self._check_names(pieces, field)
         kinds: dict[Any, list[int]] = {}
         for i, piece in enumerate(pieces):
             kinds.setdefault(piece.dtype, []).append(i)
@@ -179,6 +202,17 @@ class FrameWriter:
         if not field.nullable and array.null_count:
             raise self._refused(field, "a null in a column that is declared without")
         return array
+
+    def _check_names(self, pieces: list[Any], field: StructField) -> None:
+        check = inner_names(field.dataType)
+        if check is None:
+            return
+        try:
+            for piece in pieces:
+                for value in piece:
+                    check(value)
+        except ValueError as error:
+            raise self._refused(field, str(error)) from error
 
     def _joined(self, pieces: list[Any], field: StructField, arrow: pa.DataType) -> pa.Array:
         """Pieces of one dtype, in one go; piece by piece if that fails, for what it may mean."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["EventMaxima", "LateRows"]
+from statebackend.errors import LateOutputError
+
+__all__ = ["EventMaxima", "LateRows", "in_time"]
 
 
 class EventMaxima:
@@ -69,3 +73,28 @@ class LateRows:
         mask = self.mask(table)
         self.dropped = dropped
         return table if mask is None else table.filter(mask)
+
+
+def in_time(
+    output: Iterator[pa.RecordBatch], uid: str, position: int, watermark_ms: int
+) -> Iterator[pa.RecordBatch]:
+    """An operator's output, whose event time others go by: they would drop what is late.
+
+    Args:
+        position: of the event-time column (microseconds). watermark_ms: rows up to it are late.
+
+    Raises:
+        LateOutputError: with the first such row.
+    """
+    for batch in output:
+        late = pc.less_equal(batch.column(position).cast(pa.int64()), watermark_ms * 1000)
+        if pc.any(late).as_py():
+            row = batch.filter(late).slice(0, 1).to_pylist()[0]
+            raise LateOutputError(
+                f"The processor of operator {uid!r} gave out {row!r}, whose event time "
+                f"{batch.schema.names[position]!r} is not after the watermark "
+                f"({watermark_ms} ms): operators behind it would drop the row.",
+                todo="Give out rows at or before the watermark without eventTimeColumnName=, or "
+                "with the time at which they are given out (ctx.watermark_ms).",
+            )
+        yield batch

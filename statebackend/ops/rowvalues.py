@@ -1,8 +1,8 @@
 """Values that user code returns, to Arrow: what Spark takes, without what it would cut off.
 
 Spark hands them to pyarrow; so is it done here. Refused besides what pyarrow refuses: numbers with
-a fraction, and numpy booleans, where whole numbers are wanted; nulls where there may be none; a
-struct of which no name is known.
+a fraction, and numpy booleans, where whole numbers are wanted; nulls where there may be none; names
+in a struct that are no fields of it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from statebackend.errors import ValueMismatchError
+from statebackend.ops.rowshapes import by_name, inner_names, refuse_unknown
 
 __all__ = ["column_array"]
 
@@ -145,6 +146,10 @@ def _ours(dtype: DataType) -> bool:
 
 def _by_pyspark(values: Sequence[Any], field: StructField, kind: pa.DataType) -> pa.Array:
     """Variants, user-defined types and the like, which have Python classes of pyspark's."""
+    check = inner_names(field.dataType)
+    if check is not None:
+        for value in values:
+            check(value)
     rows, schema = [(value,) for value in values], StructType([field])
     table = LocalDataToArrowConversion.convert(rows, schema, False)
     return table.column(0).combine_chunks().cast(kind)
@@ -233,10 +238,9 @@ def _struct_adapter(dtype: StructType) -> Adapt:
     def adapt(value: Any) -> Any:
         fields = getattr(value, "__fields__", None) if isinstance(value, Row) else None
         if fields is not None and list(fields) != names:
-            value = dict(zip(fields, value, strict=True))
+            value = by_name(fields, value)
         if isinstance(value, dict):
-            if value and not any(name in value for name in names):
-                raise _Refused("none of its names is known")
+            refuse_unknown(value, names)
             value = tuple([value.get(name) for name in names])
         if not isinstance(value, tuple):
             return value

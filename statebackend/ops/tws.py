@@ -7,6 +7,8 @@ strings can be parsed, and mistakes be refused where they are made.
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
 from typing import Any, Final, NoReturn, cast
@@ -193,14 +195,22 @@ def record_states(
 
 
 def copied(processor: Any, uid: str) -> Any:
-    """A processor as an executor would get it.
+    """A processor with fields as an executor would get them; its classes and functions are shared.
+
+    Unpickled where it was pickled, it would change the caller's classes (see
+    :class:`statebackend.spark.shipped.Apart`); and a test's counters and spies are to see its
+    calls.
 
     Raises:
         ProcessorError: it cannot be pickled.
     """
     try:
         pickler: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-        return pickler.loads(pickler.dumps(processor))  # our own bytes, of a moment ago
+        data = pickler.dumps(processor)
+        try:
+            return copy.deepcopy(processor, {id(module): module for module in sys.modules.values()})
+        except Exception:  # a read-only mapping, for one, is copied by pickle only
+            return pickler.loads(data)  # our own bytes, of a moment ago
     except Exception as error:
         raise ProcessorError(
             f"The processor of operator {uid!r} cannot be shipped to executors "

@@ -17,6 +17,7 @@ from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.location import FILE_MANAGER
 
 __all__ = [
+    "appends",
     "check_batches_kept",
     "few_rows_at_once",
     "format_of",
@@ -223,6 +224,14 @@ def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
         pair = pairs.next()
         found[str(pair._1()).lower()] = str(pair._2())
     return found
+
+
+def appends(writer: DataStreamWriter) -> bool:
+    """Whether a query's output mode is append, which is the default."""
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("outputMode")
+    field.setAccessible(True)
+    return str(field.get(jwriter)).lower() == "append"
 
 
 def format_of(writer: DataStreamWriter) -> str:

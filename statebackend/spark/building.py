@@ -36,7 +36,7 @@ from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
-from statebackend.spark.timeplan import TimePlan, time_plan
+from statebackend.spark.timeplan import TimePlan, passing_on, time_plan, with_event_time
 from statebackend.spark.tls import driver_tls
 from statebackend.spark.wire import Credentials
 from statebackend.spark.workermemory import worker_memory
@@ -92,7 +92,7 @@ class FrameBuilder:
         Args:
             names: of the key columns. record: what a processor declares in a time mode.
             early: makes the operator's rows of those of ``df``.
-            time: the arguments of :func:`time_plan`, or what it gave.
+            time: the arguments of :func:`_timed`, or the plan.
             sides: of a connected operator. rules: rows that go to every subtask.
             initial_names: of the initial state's key columns, where they are others.
 
@@ -106,7 +106,7 @@ class FrameBuilder:
         arrow_schema(output)
         rows = early.schema if early else df.schema
         arrow_schema(rows)
-        when = time if isinstance(time, TimePlan) else time_plan(df, **time)
+        df, when = _timed(df, time, output, uid)
         initial = None
         if initial_state is not None:
             key_schema = key_schema_of(rows, names)
@@ -126,7 +126,7 @@ class FrameBuilder:
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
         routed = self._anchored(df, None if early or rules is not None else names, operator)
-        result = routed.mapInArrow(task, output)
+        result = with_event_time(routed.mapInArrow(task, output), when, uid)
         self.operators[uid] = replace(operator, frame=result)
         self.heartbeat = self.heartbeat or beat
         return result
@@ -331,6 +331,21 @@ class FrameBuilder:
             if not (conf.get("spark.master") or "").startswith("local["):
                 warnings.warn(message, stacklevel=5)
             _log.info(message)
+
+
+def _timed(
+    df: DataFrame, time: dict[str, Any] | TimePlan, output: StructType, uid: str
+) -> tuple[DataFrame, TimePlan]:
+    """An operator's input and times, by the arguments of :func:`time_plan`.
+
+    With ``goes_on``: a column of the output, those of :func:`passing_on`.
+    """
+    if isinstance(time, TimePlan):
+        return df, time
+    given = dict(time)
+    column = given.pop("goes_on", "")
+    when = time_plan(df, **given)
+    return passing_on(df, output, column, when, uid) if column else (df, when)
 
 
 def _narrow(*schemas: StructType) -> bool:

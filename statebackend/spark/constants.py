@@ -23,11 +23,11 @@ from pyspark.cloudpickle import CloudPickler
 
 from statebackend.errors import ProcessorError
 from statebackend.spark.shipped import (
+    Apart,
     Constant,
     PartRef,
     ShippedProcessor,
     is_plain,
-    load_with,
     open_part,
 )
 from statebackend.spark.unpicklable import class_attributes, explain_unpicklable
@@ -64,7 +64,9 @@ class Part:
     def __init__(self, name: str, value: Any, root: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
         sink = io.BytesIO()
-        _PartPickler(sink, root, buffers.append).dump(value)
+        pickler = _PartPickler(sink, root, buffers.append)
+        pickler.dump(value)
+        self._has_classes = pickler.has_classes
         self.name, self.value = name, value
         self._data = sink.getvalue()
         self._buffers = [memoryview(buffer.raw()).toreadonly() for buffer in buffers]
@@ -85,16 +87,26 @@ class Part:
         buffers = [view.tobytes() for view in self._buffers]
         return open_part, (self.digest, self.name, self._data, buffers)
 
+    def rehearsed(self, apart: Apart) -> Any:
+        """The value for a rehearsal: the user's own, unless its classes are made anew there."""
+        if self._has_classes:
+            return apart.load(self._data, buffers=self._buffers)
+        return self.value.view() if isinstance(self.value, np.ndarray) else self.value
+
 
 class _PartPickler(_CloudPickler):  # type: ignore[misc]
     def __init__(self, sink: io.BytesIO, root: Any, buffer_callback: Callable[..., Any]) -> None:
         super().__init__(sink, buffer_callback=buffer_callback)
         self._root = root
+        self.has_classes = False  # that travel by value
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is self._root or isinstance(obj, Broadcast | Accumulator):
             raise _NotAlone
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and isinstance(obj, type):
+            self.has_classes = True
+        return reduced
 
 
 class _Packer(_CloudPickler):  # type: ignore[misc]
@@ -249,13 +261,15 @@ class PackedProcessor:
     def rehearsal(self) -> Any:
         """A copy for the driver, to run ``init`` on: it may write to constants no more than later.
 
-        Other objects than arrays, dicts, lists and sets are the user's own, uncopied.
+        Other objects than arrays, dicts, lists and sets are the user's own, uncopied. Classes and
+        functions that travel by value are copies: those of the user stay as they are.
         """
-        parts = []
-        for part in self.parts:
-            value = part.value.view() if isinstance(part.value, np.ndarray) else part.value
-            parts.append(Constant(part.name, value, part.size_bytes).for_epoch())
-        return load_with(self.data, parts, self.shared)
+        apart = Apart()
+        parts = [
+            Constant(part.name, part.rehearsed(apart), part.size_bytes).for_epoch()
+            for part in self.parts
+        ]
+        return apart.load(self.data, parts, self.shared)
 
     def ship(
         self,

@@ -46,6 +46,7 @@ class FrameMaker:
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Spark's ``transformWithState`` with state kept here.
 
@@ -64,6 +65,8 @@ class FrameMaker:
                 Without one the operator takes the job's watermark, which others make.
             initial_state: a static frame with the key columns, handed to ``handleInitialState`` in
                 the operator's first epoch.
+            eventTimeColumnName: the output's timestamp column by which event time goes on behind
+                the operator, in ours and in Spark's own.
 
         Returns:
             a streaming frame; start its query with :meth:`start`.
@@ -85,7 +88,7 @@ class FrameMaker:
             output_schema=output_schema,
             uid=uid,
             flavour=flavour,
-            time=_time(time_mode, event_time, watermark_delay),
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
         )
 
@@ -101,6 +104,7 @@ class FrameMaker:
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
     ) -> DataFrame:
         """A :class:`statebackend.KeyedProcessor` on ``df``; arguments as above.
 
@@ -117,7 +121,7 @@ class FrameMaker:
             output_schema=output_schema,
             uid=uid,
             flavour="keyed",
-            time=_time(time_mode, event_time, watermark_delay),
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
         )
 
@@ -133,6 +137,7 @@ class FrameMaker:
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
     ) -> DataFrame:
         """A :class:`statebackend.ArrowProcessor` on ``df``: whole batches, columns of state.
 
@@ -149,7 +154,7 @@ class FrameMaker:
             output_schema=output_schema,
             uid=uid,
             flavour="arrow",
-            time=_time(time_mode, event_time, watermark_delay),
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
         )
 
@@ -306,5 +311,12 @@ class FrameMaker:
         )
 
 
-def _time(mode: str, event_time: str | None, watermark_delay: Any) -> dict[str, Any]:
-    return {"time_mode": mode, "event_time": event_time, "watermark_delay": watermark_delay}
+def _time(
+    mode: str, event_time: str | None, watermark_delay: Any, goes_on: str = ""
+) -> dict[str, Any]:
+    return {
+        "time_mode": mode,
+        "event_time": event_time,
+        "watermark_delay": watermark_delay,
+        "goes_on": goes_on,
+    }

@@ -34,6 +34,7 @@ from statebackend.errors import (
 )
 from statebackend.settings import Settings
 from statebackend.spark.atstart import (
+    appends,
     check_batches_kept,
     few_rows_at_once,
     only_our_python,
@@ -62,6 +63,7 @@ from statebackend.spark.sinklog import sink_log
 from statebackend.spark.sources import check_sink, sources_in
 from statebackend.spark.specs import Operator, log_changes, operator_specs
 from statebackend.spark.startpoint import StartPoint, refuse_hidden
+from statebackend.spark.timeplan import check_event_time
 
 __all__ = ["Launch", "Operator"]
 
@@ -144,6 +146,9 @@ class Launch:
         location = CheckpointLocation(self._spark, path) if path else None
         if location is not None and writer is not None:
             self._file_manager = location.file_manager(options.get("path"))
+        if writer is not None:
+            times = [one.time for one in self._operators.values()]
+            check_event_time(writer, times, append=appends(writer))
         if writer is not None and all(one.narrow for one in self._operators.values()):
             nodes = sum(one.nodes for one in self._operators.values())
             self._narrow = only_our_python(writer, nodes)

@@ -6,25 +6,38 @@ command and its broadcasts), as every closure does. Nothing from storage comes t
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 import pickle
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from pyspark import Broadcast
+from pyspark.cloudpickle import cloudpickle
 
 from statebackend.errors import ProcessorError
 
-__all__ = ["CONSTANTS", "Constant", "ConstantCache", "PartRef", "ShippedProcessor", "open_part"]
+__all__ = [
+    "CONSTANTS",
+    "Apart",
+    "Constant",
+    "ConstantCache",
+    "PartRef",
+    "ShippedProcessor",
+    "is_plain",
+    "load_with",
+    "open_part",
+]
 
 _KEPT_BYTES = 512 << 20  # of constants that the newest task did not use
 _LOOKED_AT = 10_000  # entries of a constant whose own sizes are compared, about 0.5 ms
 _GROWING = frozenset({dict, list, set, bytearray, deque})
+_TRACKER_ID = "class_tracker_id"  # of a class that travels by value, in cloudpickle
 _KEPT_USES = 256  # tasks; a constant that none of so many used is let go
 _HOW_TO_KEEP = (
     "assign a copy of it in init(), keep what changes in a field of its own, or set "
@@ -295,8 +308,14 @@ class ShippedProcessor:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, parts: list[Any], shared: tuple[Broadcast[Any], ...]) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(
+        self,
+        data: bytes,
+        parts: Sequence[Any] = (),
+        shared: Sequence[Broadcast[Any]] = (),
+        buffers: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
         self._parts, self._shared = parts, shared
 
     def persistent_load(self, pid: Any) -> Any:
@@ -304,9 +323,58 @@ class _Unpickler(pickle.Unpickler):
         return self._parts[index] if kind == "part" else self._shared[index]
 
 
-def load_with(data: bytes, parts: list[Any], shared: tuple[Broadcast[Any], ...]) -> Any:
+def load_with(data: bytes, parts: Sequence[Any], shared: Sequence[Broadcast[Any]]) -> Any:
     """A processor from its pickle and the objects that were taken out of it."""
     return _Unpickler(data, parts, shared).load()
+
+
+class _ApartUnpickler(_Unpickler):
+    def __init__(self, classes: dict[str, Any], *given: Any) -> None:
+        super().__init__(*given)
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module == cloudpickle.__name__ and name.startswith("_make_"):
+            names = list(inspect.signature(found).parameters)
+            if _TRACKER_ID in names:
+                return self._making(found, names.index(_TRACKER_ID))
+        return found
+
+    def _making(self, make: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """As ``make``, keeping to the classes that were made here."""
+
+        def made(*args: Any) -> Any:
+            tracker_id = args[place]
+            if tracker_id not in self._classes:
+                untracked = (*args[:place], None, *args[place + 1 :])
+                self._classes[tracker_id] = make(*untracked)
+            return self._classes[tracker_id]
+
+        return made
+
+
+class Apart:
+    """Unpickles in the process that pickled, and leaves the classes there as they are.
+
+    A class of ``__main__`` or of a function travels with its code. Where cloudpickle finds the
+    class it came from, it writes the copies of the code into that one: the caller's own would go
+    on with copied globals. Here such classes are made anew, the same ones in all loads of an
+    object.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[str, Any] = {}
+
+    def load(
+        self,
+        data: bytes,
+        parts: Sequence[Any] = (),
+        shared: Sequence[Broadcast[Any]] = (),
+        buffers: Sequence[Any] = (),
+    ) -> Any:
+        """As :func:`load_with`; ``buffers``: what was pickled out of band."""
+        return _ApartUnpickler(self._classes, data, parts, shared, buffers).load()
 
 
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__")

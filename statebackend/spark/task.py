@@ -39,7 +39,7 @@ from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.declared import EpochTimes
 from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
-from statebackend.ops.lateness import EventMaxima, LateRows
+from statebackend.ops.lateness import EventMaxima, LateRows, in_time
 from statebackend.ops.operatorstate import OperatorSnapshot
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
@@ -258,7 +258,11 @@ class SubtaskEpoch:
 
                 stack.enter_context(quick_frames())
             initial = self._initial(reply, stack)
-            yield from epoch.run(parts, initial=initial, dropped=reply.dropped, rules=self._rules())
+            rules, passed_on = self._rules(), spec.time.output_position
+            output = epoch.run(parts, initial=initial, dropped=reply.dropped, rules=rules)
+            if passed_on is not None:
+                output = in_time(output, spec.uid, passed_on, reply.late_watermark_ms)
+            yield from output
         self._frozen = epoch.operator_snapshot()
         self._processor.check_unchanged()
         self._next_timer_ms = epoch.figures.next_timer_ms

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import TimestampNTZType, TimestampType
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from statebackend.errors import SchemaError, SettingError
+from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
+from statebackend.spark.plan import quoted
 
-__all__ = ["NO_TIME", "TIME_MODES", "TimePlan", "time_plan"]
+__all__ = [
+    "NO_TIME",
+    "TIME_MODES",
+    "TimePlan",
+    "check_event_time",
+    "passing_on",
+    "time_plan",
+    "with_event_time",
+]
 
 TIME_MODES: Final = ("none", "processing", "event")
 _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
+_MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
+_PASSED_ON: Final = "statebackend.eventTimeOf"  # of which operator a column has the event time
+_IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # which have all rows and no others
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,9 @@ class TimePlan:
     ``event_position``: of the event-time column, None without one. ``side_position``: of the column
     that says which of two measured inputs a row is of. ``delay_ms``: None where the
     operator takes the job's watermark and adds nothing to it. ``drops_late``: whether late rows are
-    left out by their own event time; else the operator looks to it.
+    left out by their own event time; else the operator looks to it. ``output_position``: of the
+    output's column that operators behind this one take for its event time; ``output_delay_ms``: of
+    the watermark that it goes by.
     """
 
     mode: str = "none"
@@ -34,6 +51,8 @@ class TimePlan:
     delay_ms: int | None = None
     side_position: int | None = None
     drops_late: bool = True
+    output_position: int | None = None
+    output_delay_ms: int = 0
 
 
 NO_TIME: Final = TimePlan()
@@ -88,6 +107,8 @@ def time_plan(
     position = _moment(df, event_time)
     if watermark_delay is not None:
         delay_ms: int | None = _delay_ms(df, event_time, watermark_delay)
+    elif _is_passed_on(df, event_time):
+        delay_ms = None  # the operator before it has the job's watermark made
     else:
         delay_ms = known.get(event_time)
         if delay_ms is not None:
@@ -95,19 +116,135 @@ def time_plan(
     return TimePlan(mode, position, delay_ms, side_position)
 
 
-def _moment(df: DataFrame, event_time: str) -> int:
-    """Where the event-time column stands."""
-    if df.columns.count(event_time) != 1:
-        raise SchemaError(
-            f"The frame has {df.columns.count(event_time)} columns named {event_time!r} "
-            f"({', '.join(df.columns)}).",
-            todo="Name the event-time column as it is in the frame.",
+def passing_on(
+    df: DataFrame, output: StructType, column: str, when: TimePlan, uid: str
+) -> tuple[DataFrame, TimePlan]:
+    """The input and the times of an operator whose output goes on in event time.
+
+    Args:
+        df: the operator's input. column: of its output, Spark's ``eventTimeColumnName``.
+
+    Raises:
+        SettingError: there is no event time that could go on. SchemaError: the column.
+        UnsupportedQueryError: Spark's watermark is another one than the operator's.
+    """
+    if when.mode != "event":
+        raise SettingError(
+            f"eventTimeColumnName={column!r} was given to operator {uid!r} with "
+            f"time_mode={when.mode!r}.",
+            todo="Give time_mode='event'.",
         )
-    position = df.columns.index(event_time)
-    if not isinstance(df.schema[position].dataType, (TimestampType, TimestampNTZType)):
+    known, delay_ms = when.event_position, when.delay_ms
+    if known is None or (delay_ms is None and not _is_passed_on(df, df.columns[known])):
+        raise SettingError(
+            f"eventTimeColumnName={column!r} was given to operator {uid!r}, whose input has no "
+            "event time.",
+            todo="Call withWatermark() on the input, give event_time= and watermark_delay=, or "
+            "give eventTimeColumnName= to the operator before it, too.",
+        )
+    place = _place(output, column, f"The output of operator {uid!r}")
+    if delay_ms is None:
+        delay_ms = int(df.schema[known].metadata[_DELAY])
+    else:
+        df = _marked_for_spark(df, known, delay_ms)
+    return df, replace(when, output_position=place, output_delay_ms=delay_ms)
+
+
+def _marked_for_spark(df: DataFrame, position: int, delay_ms: int) -> DataFrame:
+    """``df`` with a watermark of Spark's own, made of the rows that the operator measures.
+
+    If Spark measured others, it could be ahead of the operator, and its own operators behind would
+    drop what the operator gives out.
+    """
+    field, node = df.schema[position], df._jdf.queryExecution().analyzed()
+    if _WATERMARK_NODE not in str(node.toString()):
+        return df.withWatermark(field.name, f"{delay_ms} milliseconds")
+    while str(node.getClass().getSimpleName()) in _IN_BETWEEN:
+        node = node.children().head()
+    last = str(node.getClass().getSimpleName())
+    if last != _WATERMARK_NODE or (field.metadata or {}).get(_DELAY) != delay_ms:
+        raise UnsupportedQueryError(
+            f"eventTimeColumnName= was given, but Spark's watermark is not made of what the "
+            f"operator measures: {field.name!r} of the rows that reach it, {delay_ms} ms back "
+            f"(the last step before it is {last}).",
+            todo="Call withWatermark() as the last step before the operator, and leave "
+            "watermark_delay= out.",
+        )
+    return df
+
+
+def with_event_time(result: DataFrame, when: TimePlan, uid: str) -> DataFrame:
+    """An operator's output with its event-time column as Spark's own operators know it."""
+    if when.output_position is None:
+        return result
+    metadata = {_DELAY: when.output_delay_ms, _PASSED_ON: uid}
+    columns = [F.col(quoted(name)) for name in result.columns]
+    name = result.columns[when.output_position]
+    columns[when.output_position] = columns[when.output_position].alias(name, metadata=metadata)
+    return result.select(*columns)
+
+
+def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], append: bool) -> None:
+    """Refuse at the start what Spark refuses in a batch, without a code, or only in its own plans.
+
+    Args:
+        append: whether that is the query's output mode.
+
+    Raises:
+        UnsupportedQueryError: with the way out.
+    """
+    if not append and any(one.output_position is not None for one in operators):
+        raise UnsupportedQueryError(
+            "The query's output mode is not append, and eventTimeColumnName= was given.",
+            todo="As in Spark, event time goes on behind an operator in outputMode('append') only.",
+        )
+    frame: Any = writer._df
+    if frame.sparkSession.conf.get(_MULTIPLE, "true") != "false" and _is_marked_twice(
+        frame._jdf.queryExecution().analyzed()
+    ):
+        raise UnsupportedQueryError(
+            "withWatermark() was called on a frame whose input has a watermark already, which "
+            "Spark refuses in the first batch.",
+            todo="Behind an operator of this backend leave it out, and give the operator "
+            "eventTimeColumnName= with the timestamp column of its output.",
+        )
+
+
+def _is_marked_twice(plan: Any) -> bool:
+    if str(plan.toString()).count(_WATERMARK_NODE) < 2:
+        return False
+    nodes = [(plan, False)]
+    while nodes:
+        node, below = nodes.pop()
+        here = str(node.getClass().getSimpleName()) == _WATERMARK_NODE
+        if here and below:
+            return True
+        children = node.children()
+        nodes += [(children.apply(i), below or here) for i in range(children.length())]
+    return False
+
+
+def _is_passed_on(df: DataFrame, column: str) -> bool:
+    return _PASSED_ON in (df.schema[column].metadata or {})
+
+
+def _moment(df: DataFrame, event_time: str) -> int:
+    return _place(df.schema, event_time, "The frame")
+
+
+def _place(schema: StructType, event_time: str, what: str) -> int:
+    """Where the event-time column stands."""
+    names = schema.names
+    if names.count(event_time) != 1:
         raise SchemaError(
-            f"The event-time column {event_time!r} is "
-            f"{df.schema[position].dataType.simpleString()}.",
+            f"{what} has {names.count(event_time)} columns named {event_time!r} "
+            f"({', '.join(names)}).",
+            todo="Name the event-time column as it is there.",
+        )
+    position = names.index(event_time)
+    if not isinstance(schema[position].dataType, (TimestampType, TimestampNTZType)):
+        raise SchemaError(
+            f"The event-time column {event_time!r} is {schema[position].dataType.simpleString()}.",
             todo="Give a timestamp column; cast it first.",
         )
     return position

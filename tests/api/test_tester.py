@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import math
 import subprocess
 import sys
 import tempfile
@@ -541,6 +542,44 @@ def test_output_that_is_no_row_is_refused_without_a_schema() -> None:
 def test_a_value_that_does_not_fit_its_schema_is_refused() -> None:
     with ProcessorTester(RunningCount()) as tester, pytest.raises(ValueMismatchError):
         tester.updateValueState("count", "a", ("one",))
+
+
+def test_counters_and_spies_of_a_test_see_every_call() -> None:
+    rows_seen, opened = [], 0
+    extra = 0
+
+    def scaled(n: int) -> int:
+        return n + extra
+
+    class Spied(KeyedProcessor):
+        def __init__(self) -> None:
+            self.scale = lambda n: scaled(n)
+            self.kept: list[int] = []
+            self.module = math
+
+        def open(self, ctx: Any) -> None:
+            nonlocal opened
+            opened += 1
+
+        def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+            self.kept.append(1)
+            for row in rows:
+                rows_seen.append(row.n)
+                yield (self.scale(row.n), len(self.kept))
+
+    before = dict(vars(Spied))
+    with ProcessorTester(Spied()) as tester:
+        assert tester.test("a", [Row(n=1)]) == [(1, 1)]
+        tester.restart()
+        assert isinstance(tester.processor, Spied)
+        extra = 100
+        assert tester.test("a", [Row(n=2)]) == [(102, 1)], "a new object, the same code"
+        tester.rescale(2)
+        opened_before = opened
+        tester.test("a", [Row(n=3)])
+        assert opened == opened_before + 1
+    assert rows_seen == [1, 2, 3]
+    assert {k: v for k, v in vars(Spied).items() if k != "__slotnames__"} == before
 
 
 # --- what it leaves ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,16 @@ from statebackend.errors import ValueMismatchError
 from statebackend.ops import framewriter
 from statebackend.ops.framewriter import FrameWriter, choose_copier, inner_copy, public_copy
 from statebackend.ops.rowconv import arrow_schema
+from statebackend.ops.rowshapes import MisfitError
 
 ZONE = "America/New_York"
 K_N = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])
+
+
+def line_of(mark: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
+    return f" at {__file__}:{number}"
 
 
 @pytest.fixture(autouse=True, params=[inner_copy, public_copy])
@@ -155,13 +163,52 @@ def test_a_null_where_none_is_declared_is_refused() -> None:
 # --- columns
 
 
-def test_columns_are_found_by_name_and_others_left_out() -> None:
-    frame = pd.DataFrame({"x": [0.5], "n": [1], "k": ["a"], 5: [7]})
+def test_columns_are_found_by_name() -> None:
+    frame = pd.DataFrame({"n": [1], "k": ["a"]})
     assert written([frame]) == [{"k": "a", "n": 1}]
 
 
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (pd.DataFrame({"k": ["a"], "n": [1], "N": [2]}), "column 'N'.*did you mean 'n'"),
+        (pd.DataFrame({"k": ["a"], "m": [1]}), "without the column 'n', but with 'm'"),
+        (pd.DataFrame({"n": [1], "k": ["a"], 5: [7]}), "column 5, which output_schema does not"),
+        (pd.DataFrame([["a", 1, 0.5]]), "column 2, which output_schema does not have"),
+        (pd.DataFrame([["a"]]), "without the column 'n'"),
+    ],
+)
+def test_columns_that_the_schema_does_not_have_are_refused_at_the_users_line(
+    frame: pd.DataFrame, said: str
+) -> None:
+    def frames() -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": ["a"], "n": [1]})
+        yield frame  # the wrong one
+
+    with pytest.raises(MisfitError, match=said) as caught:
+        written(frames())
+    assert "struct<k:string,n:bigint>" in str(caught.value)
+    assert caught.value.where.endswith(f"{line_of('the wrong one')} in frames")
+
+
+def test_a_column_too_many_is_refused_by_position_too() -> None:
+    with pytest.raises(MisfitError, match="column 'z', which output_schema does not have"):
+        written([pd.DataFrame({"x": ["a"], "k": [1], "z": [2]})], by_name=False)
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "c": 2}, T.Row(a=1, c=2), T.Row("a", "a")(1, 2)])
+def test_a_name_that_is_no_field_of_a_struct_is_refused(value: Any) -> None:
+    schema = T.StructType().add("s", T.ArrayType(T.StructType().add("a", "long").add("b", "long")))
+    good = [{"b": 2, "a": 1}, T.Row(b=2, a=1), {"a": 1}, None]
+    assert written([pd.DataFrame({"s": [good]})], schema) == spark_says(
+        [pd.DataFrame({"s": [good]})], schema
+    )
+    with pytest.raises(ValueMismatchError, match=r"column 's'.*(no field 'c'|'a' comes twice)"):
+        written([pd.DataFrame({"s": [[*good, value]]})], schema)
+
+
 def test_columns_without_names_are_taken_in_order() -> None:
-    assert written([pd.DataFrame([["a", 1, 0.5]])]) == [{"k": "a", "n": 1}]
+    assert written([pd.DataFrame([["a", 1]])]) == [{"k": "a", "n": 1}]
     assert written([pd.DataFrame({"x": ["a"], "k": [1]})], by_name=False) == [{"k": "a", "n": 1}]
 
 
@@ -206,9 +253,10 @@ def test_a_frame_where_an_iterator_was_due_is_refused() -> None:
 
 def test_a_frame_may_be_any_view_with_any_index() -> None:
     base = pd.DataFrame({"n": range(6), "z": 0.5, "k": list("abcdef"), "m": 1}, index=[9] * 6)
-    views = [base[1:3], base[["k", "n"]].iloc[::2], base.loc[base["n"] > 4]]
+    wide, base = base, base[["n", "k"]]
+    views = [base[1:3], wide[["k", "n"]].iloc[::2], base.loc[base["n"] > 4]]
     assert written(views) == spark_says(views, K_N)
-    assert written([base.set_index("z")]) == spark_says([base], K_N)
+    assert written([base.set_index(wide["z"])]) == spark_says([base], K_N)
 
 
 # --- when
@@ -278,6 +326,6 @@ def test_another_pandas_is_read_the_public_way() -> None:
 
 def test_an_output_without_columns_keeps_its_number_of_rows() -> None:
     one = writer(T.StructType([]))
-    assert list(one.collect([pd.DataFrame({"k": [1, 2]})])) == []
+    assert list(one.collect([pd.DataFrame(index=[1, 2])])) == []
     assert one.take().num_rows == 2
     assert isinstance(one.take(), pa.RecordBatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import operator
 import pickle
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,6 +20,7 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
+from statebackend.ops import rowconv
 from statebackend.ops.rowconv import (
     RowWriter,
     arrow_schema,
@@ -26,6 +29,7 @@ from statebackend.ops.rowconv import (
     row_type,
     shown_keys,
 )
+from statebackend.ops.rowshapes import MisfitError
 from statebackend.schema.keys import KeyCodec
 
 INNER = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
@@ -279,6 +283,20 @@ def test_rows_give_their_fields_exactly_as_those_of_spark_do(names: list[str]) -
     assert (ours.asDict(), repr(ours), "n" in ours) == (sparks.asDict(), repr(sparks), True)
 
 
+def test_a_row_type_is_made_while_the_collector_runs_at_every_step() -> None:
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for count in range(1, 40):
+            names = [f"c{place}" for place in range(count)]
+            rowconv._getters.cache_clear()
+            row = make_rows([[place] for place in range(count)], row_type(names))[0]
+            assert [getattr(row, name) for name in names] == list(range(count))
+    finally:
+        gc.set_threshold(*before)
+
+
 # --- what does not fit ---------------------------------------------------------------------------
 
 BAD: dict[str, tuple[T.DataType, Any]] = {
@@ -355,7 +373,7 @@ TAKEN: dict[str, tuple[T.DataType, list[Any], list[Any]]] = {
     ),
     "structs in every form": (
         INNER,
-        [T.Row(a=1, b="x"), T.Row(b="x", a=1), T.Row(b="x", c=1), {"a": 2.0}, {}, (3, "y")],
+        [T.Row(a=1, b="x"), T.Row(b="x", a=1), T.Row(b="x"), {"a": 2.0}, {}, (3, "y")],
         [
             {"a": 1, "b": "x"},
             {"a": 1, "b": "x"},
@@ -384,6 +402,12 @@ def test_values_are_taken_in_the_forms_that_spark_takes(name: str) -> None:
     assert all(map(same, column, expected)), column
 
 
+def line_of(mark: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
+    return number
+
+
 TWO = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
 
 
@@ -393,8 +417,7 @@ TWO = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.Strin
         (T.Row(a=1, b="x"), (1, "x")),
         (T.Row(b="x", a=1), (1, "x")),
         (T.Row(b="x"), (None, "x")),
-        (T.Row(c=0, a=1), (1, None)),
-        (T.Row(c=0, b="x", a=1), (1, "x")),
+        (T.Row(a=1), (1, None)),
         (T.Row("b", "a")("x", 1), (1, "x")),
         (T.Row("a", "b")(1, "x"), (1, "x")),
         (row_type(["b", "a"])("x", 1), (1, "x")),
@@ -411,13 +434,82 @@ def test_a_row_with_names_is_matched_by_them_and_others_by_position(
         assert tuple(out.take().to_pylist()[-1].values()) == expected
 
 
-@pytest.mark.parametrize("row", [T.Row(x=1, y="x"), T.Row(A=1), T.Row(B="x", A=1)])
-def test_a_row_of_which_no_name_is_known_is_refused(row: Any) -> None:
+MISNAMED = [
+    (T.Row(x=1, y="x"), "the field 'x', which output_schema does not have"),
+    (T.Row(A=1), "did you mean 'a'"),
+    (T.Row(c=0, b="x", a=1), "the field 'c', which output_schema does not have"),
+    (T.Row(a=1, bb="x"), "the field 'bb', .*did you mean 'b'"),
+    (T.Row("a", "a")(1, "x"), "the field 'a', twice"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), MISNAMED)
+def test_a_row_with_a_field_that_is_none_is_refused(row: Any, said: str) -> None:
     out = writer(TWO)
     out.rows.extend([T.Row(a=1, b="x"), row])
-    with pytest.raises(ValueMismatchError, match="no row of 2 fields") as caught:
+    with pytest.raises(ValueMismatchError, match=said) as caught:
         out.take()
     assert repr(row) in str(caught.value)
+    assert "struct<a:bigint,b:string>" in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [row for row, _ in MISNAMED] + [(1,), (1, "x", 2), 5, T.Row(1)])
+@pytest.mark.parametrize("mutable", [False, True])
+def test_a_row_that_does_not_fit_is_refused_at_the_line_that_yields_it(
+    row: Any, mutable: bool
+) -> None:
+    schema = T.StructType([*TWO.fields, T.StructField("l", T.ArrayType(T.LongType()))])
+    good = (1, "x", [1]) if mutable else (1, "x")
+    out = writer(schema if mutable else TWO)
+
+    def inner() -> Iterator[Any]:
+        yield row  # the line
+        raise AssertionError("it goes no further")
+
+    def outer() -> Iterator[Any]:
+        yield good
+        yield from inner()
+
+    for way in (out.put, lambda rows: list(out.collect(rows))):
+        if mutable and row == (1, "x", 2):
+            continue  # it has the right number
+        with pytest.raises(MisfitError) as caught:
+            way(outer())
+        assert caught.value.where == f" at {__file__}:{line_of('the line')} in inner"
+        out.rows.clear()
+    with pytest.raises(MisfitError) as caught:
+        out.put([good, row if not mutable else T.Row(q=1)])
+    assert caught.value.where == ""
+
+
+def test_a_row_that_comes_late_in_a_batch_is_refused_with_the_batch() -> None:
+    out = writer(TWO)
+    out.put((n, "x") for n in range(5_000))
+    out.put(iter([T.Row(a=1, c="x")]))
+    with pytest.raises(ValueMismatchError, match="field 'c'") as caught:
+        out.take()
+    assert not isinstance(caught.value, MisfitError)  # whose key would be another's
+
+
+@pytest.mark.parametrize("dtype", [INNER, T.ArrayType(INNER), T.MapType(T.StringType(), INNER)])
+@pytest.mark.parametrize("value", [T.Row(b="x", c=1), {"a": 1, "d": 2}, T.Row("a", "a")(1, 2)])
+def test_a_name_that_is_no_field_of_a_struct_is_refused(dtype: T.DataType, value: Any) -> None:
+    if isinstance(dtype, T.ArrayType):
+        value = [value]
+    elif isinstance(dtype, T.MapType):
+        value = {"k": value}
+    out = writer(schema_of(dtype))
+    out.rows.append((value,))
+    with pytest.raises(ValueMismatchError, match=r"has no field '[cd]'|'a' comes twice"):
+        out.take()
+
+
+def test_a_name_that_is_no_field_beside_a_variant_is_refused_too() -> None:
+    inner = T.StructType().add("v", T.VariantType()).add("n", T.LongType())
+    out = writer(schema_of(inner))
+    out.rows.append(({"v": None, "n": 1, "m": 2},))
+    with pytest.raises(ValueMismatchError, match="has no field 'm'"):
+        out.take()
 
 
 @pytest.mark.parametrize("dtype", [T.LongType(), T.StringType(), INNER], ids=str)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
+import enum
 import gc
 import io
 import pickle
@@ -12,7 +14,7 @@ import sys
 import threading
 import types
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,6 +30,7 @@ from statebackend.spark.shipped import Constant, ConstantCache, ShippedProcessor
 from statebackend.spark.unpicklable import explain_unpicklable
 
 LIMIT = 10_000
+T = TypeVar("T")
 
 
 class Processor:
@@ -460,6 +463,61 @@ def test_a_rehearsal_has_its_own_fields_and_leaves_the_users_constants_alone() -
     made.array[0] = 1
     made.table["new"] = 1
     assert made.seen == []
+
+
+def test_a_rehearsal_runs_in_classes_of_its_own_and_the_callers_go_on_as_they_were() -> None:
+    calls: list[str] = []
+
+    class Colour(enum.Enum):
+        RED = 1
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+        colour: Colour = Colour.RED
+
+    class Base(Generic[T]):
+        shown: T
+
+        def init(self) -> None:
+            calls.append("init")
+
+    class Made(Base[int]):
+        class Kept:
+            seen = 0
+
+        def __init__(self) -> None:
+            self.points = [Point(n) for n in range(1_000)]  # apart, over the limit
+            self.last = Point(-1)
+
+        def init(self) -> None:
+            super().init()
+            type(self).Kept.seen += 1
+            assert all(isinstance(one, Point) for one in (*self.points, self.last))
+            assert all(one.colour is Colour.RED for one in self.points)
+
+    kinds: list[Any] = [Colour, Point, Base, Made, Made.Kept]
+    made = Made()
+    packed = pack(made, uid="op", limit_bytes=LIMIT)
+    assert [part.name for part in packed.parts] == ["self.points"]
+    before = [dict(vars(kind)) for kind in kinds]
+    rehearsal = packed.rehearsal()
+    rehearsal.init()
+    assert [dict(vars(kind)) for kind in kinds] == before
+    assert type(rehearsal) is not Made
+    assert (calls, Made.Kept.seen, type(rehearsal).Kept.seen) == ([], 0, 1)
+    made.init()
+    assert calls == ["init"]
+
+
+def test_a_rehearsal_does_not_change_what_a_class_is_to_workers() -> None:
+    class Made:
+        pass
+
+    first = pack(Made(), uid="op", limit_bytes=0)
+    first.rehearsal()
+    assert pack(Made(), uid="op", limit_bytes=0).data == first.data  # under the same id
+    assert type(cloudpickle.loads(first.data)) is Made
 
 
 def test_a_large_object_that_others_read_is_cut_where_it_is_and_not_with_them() -> None:

@@ -35,7 +35,8 @@ class Case:
 
     ``delay``: of the watermark on column ``at``. ``marked``: ours is told of it by Spark's own
     ``withWatermark`` on the frame, too, and not by arguments. ``before``: a processor in front,
-    whose output has the schema of the input. ``initial``: makes the grouped frame of the initial
+    whose output has the schema of the input. ``behind``: Spark's own operators on the output, whose
+    event time is ``at``. ``initial``: makes the grouped frame of the initial
     state. ``rows_out``: with processing time, how many rows of output to wait for, since Spark's
     engine never finds an end there.
     """
@@ -51,6 +52,7 @@ class Case:
     before: Any = None
     initial: Callable[[SparkSession], Any] | None = None
     rows_out: int = 0
+    behind: Callable[[DataFrame], DataFrame] | None = None
 
 
 class Collected:
@@ -111,7 +113,11 @@ class Both:
             else grouped.transformWithState
         )
         initial = None if case.initial is None else case.initial(self.spark)
-        result = transform(case.processor, case.output, "append", _MODES[case.mode], initial)
+        onward = "" if case.behind is None else "at"
+        mode = _MODES[case.mode]
+        result = transform(case.processor, case.output, "append", mode, initial, onward)
+        if case.behind is not None:
+            result = case.behind(result)
         location = self.world.root / "spark-checkpoint"
         with (
             setting(self.spark, "spark.sql.streaming.stateStore.providerClass", PROVIDER),
@@ -135,11 +141,15 @@ class Both:
                 processor=case.before,
                 output_schema=case.schema,
                 uid="before",
+                eventTimeColumnName="at",
                 **timed,
             )
-            del timed["watermark_delay"]  # of the job, which the operator in front makes
+            # By what the operator in front passes on.
+            timed = {"time_mode": case.mode}
         if case.initial is not None:
             timed["initial_state"] = case.initial(self.spark)
+        if case.behind is not None:
+            timed["eventTimeColumnName"] = "at"
         if case.flavour != "rows":
             timed["flavour"] = case.flavour
         result = self.backend.transform_with_state(
@@ -150,6 +160,8 @@ class Both:
             uid="both",
             **timed,
         )
+        if case.behind is not None:
+            result = case.behind(result)
         writer = self._writer(result, self.ours, self.world.location, case)
         return self.backend.start(writer)  # type: ignore[no-any-return]
 

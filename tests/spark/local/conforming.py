@@ -231,8 +231,6 @@ class Returns(StatefulProcessor):
             return []
         if k == "other order":
             return iter([Row(s=Row(y="y", x=1), i=3, k=k)])
-        if k == "others":
-            return iter([Row(k=k, unknown=5, i=4)])
         if k == "whole":
             return iter([Row(k=k, i=5.0, o=7)])
         if k == "nested":
@@ -267,8 +265,6 @@ class ReturnsFrames(StatefulProcessor):
             return iter([])
         if k == "other order":
             return iter([pd.DataFrame({"t": [None], "o": [1], "k": [k], "i": [3.0]})])
-        if k == "others":
-            return iter([pd.DataFrame({"x": [9], "k": [k], "i": [1], "o": [2.0], "t": [pd.NaT]})])
         if k == "many":
             return (
                 pd.DataFrame({"k": [k], "i": [len(f)], "o": [f.index[-1]], "t": [None]})

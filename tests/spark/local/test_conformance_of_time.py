@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.cloudpickle import register_pickle_by_value
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tests.spark.local.conformance import Both, Case
 from tests.spark.local.conforming_time import Clock, Delayed, Timers, TimersInFrames
-from tests.spark.local.world import setting
+from tests.spark.local.world import Input, failure, setting
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.spark.local.world import Rows, World
+
+register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 
 EVENTS = "k string, id bigint, at timestamp, ops string"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -90,6 +99,87 @@ def test_two_operators_in_a_row_share_a_watermark_as_in_spark(both: Both) -> Non
     ]
     both.run(case, batches)
     both.agree_but_for_empty_batches()
+
+
+class DelayedFrames(Delayed):
+    """The same for frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        whole = [row for frame in rows for row in frame.itertuples()]
+        return super().handleInputRows(key, iter(whole), timerValues)
+
+    def handleExpiredTimer(self, *args: Any, **given: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        for row in super().handleExpiredTimer(*args, **given):
+            yield pd.DataFrame([row.asDict()])
+
+
+def by_two_seconds(df: DataFrame) -> DataFrame:
+    counts = df.groupBy("k", F.window("at", "2 seconds")).agg(F.count("id"), F.sum("id"))
+    return counts.withColumn("window", F.col("window.end").cast("string"))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(
+    ("flavour", "processor"), [("rows", Delayed()), ("pandas", DelayedFrames())]
+)
+def test_sparks_windows_behind_an_operator_are_as_behind_sparks_own(
+    both: Both, flavour: str, processor: Any, marked: bool
+) -> None:
+    case = Case(
+        EVENTS,
+        processor,
+        output=EVENTS,
+        flavour=flavour,
+        mode="event",
+        delay="1 second",
+        marked=marked,
+        behind=by_two_seconds,
+    )
+    batches: list[Rows] = [
+        [event(k, 10 * n + i, 800 * n + 300 * i) for i, k in enumerate("aab")] for n in range(6)
+    ]
+    both.run(case, batches)
+    both.run(case, [[event("a", 100, 9000), event("c", 101, 20)], [event("b", 102, 15_000)]])
+    both.agree_but_for_empty_batches()
+    assert sum(len(rows) for rows in both.ours.filled()) > 6
+
+
+class GivenOut(StatefulProcessor):
+    """Gives a row out with the event time that it names, in milliseconds."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.ops:
+                moment = datetime.datetime.fromtimestamp(int(row.ops) / 1000, datetime.UTC)
+                yield Row(k=key[0], id=row.id, at=moment, ops="")
+
+    def close(self) -> None:
+        pass
+
+
+# In the third batch the watermark is 6000, and rows are late up to 3000.
+@pytest.mark.parametrize(("at_ms", "taken"), [(5999, True), (3001, True), (3000, False)])
+def test_output_is_too_old_to_go_on_where_it_is_in_spark(
+    both: Both, at_ms: int, taken: bool
+) -> None:
+    case = Case(
+        EVENTS, GivenOut(), output=EVENTS, mode="event", delay="0 seconds", behind=by_two_seconds
+    )
+    batches = [[event("a", 1, 3000)], [event("a", 2, 6000)], [event("a", 3, 9000, str(at_ms))]]
+    if taken:
+        both.run(case, batches)
+        both.agree_but_for_empty_batches()
+        return
+    both.input = Input(both.world.root / "both", EVENTS)
+    for rows in batches:
+        both.input.add(rows)
+    assert "EMITTING_ROWS_OLDER_THAN_WATERMARK" in failure(both._start_spark(case))
+    assert "SB1021" in failure(both._start_ours(case))
 
 
 def timers_of(spark: SparkSession) -> Any:

@@ -493,6 +493,19 @@ class _Scalars(Ledger):
         return len(key)
 
 
+class _Misspelt(Ledger):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        list(super().handleInputRows(key, rows, timerValues))
+        yield Row(k=key[0], totel=1)  # a misspelt field
+
+
+class _MisspeltFrames(Ledger):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        import pandas as pd
+
+        yield pd.DataFrame({"k": [key[0]], "totel": [1]})  # a misspelt column
+
+
 class _Hasty(Ledger):
     def init(self, handle: Any) -> None:
         super().init(handle)
@@ -524,6 +537,34 @@ def test_a_mistake_in_a_processor_is_told_with_its_line_and_leaves_no_trace(
     for one in said:
         assert one in text
     world.check(world.run_ledger())
+
+
+@pytest.mark.parametrize(
+    ("flavour", "processor", "mark"),
+    [
+        ("rows", _Misspelt, "a misspelt field"),
+        ("pandas", _MisspeltFrames, "a misspelt column"),
+    ],
+)
+def test_an_output_field_that_the_schema_does_not_have_is_told_with_its_line_and_key(
+    world: World, flavour: str, processor: type[Ledger], mark: str
+) -> None:
+    world.input.add_keys("only")
+    backend = world.backend(parallelism=1)
+    frame = _frame(
+        backend,
+        world.input.stream(world.spark),
+        processor(),
+        output_schema="k string, total bigint",
+        flavour=flavour,
+    )
+    text = world.fail(backend, frame)
+    assert "SB1005" in text
+    assert "'totel'" in text
+    assert "struct<k:string,total:bigint>" in text
+    assert f"for key ('only',) at {_line(mark)}handleInputRows" in text
+    assert flavour == "pandas" or "did you mean 'total'?" in text
+    assert checkpoints(backend) == []
 
 
 def test_a_timer_in_init_is_refused_at_the_call_with_its_line(old: World, df: DataFrame) -> None:

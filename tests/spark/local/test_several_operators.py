@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from statebackend import CoProcessor, KeyedProcessor
-from statebackend.errors import StateMismatchError
+from statebackend.errors import (
+    SchemaError,
+    SettingError,
+    StateMismatchError,
+    UnsupportedQueryError,
+)
 from tests.spark.local.processors import Ledger
 from tests.spark.local.world import Input, check_ledger_output, durable_state, setting, until
 
@@ -361,6 +367,160 @@ def test_ours_with_timers_and_sparks_windows_behind_it_lose_no_row(world: World)
     wanted = Counter(w for w in _windows(files, marks) if w[1] - BASE_S <= max(kept))
     assert _given(world) == wanted
     assert wanted
+
+
+# --- event time that goes on behind an operator ---------------------------------------------------
+
+
+class Closing(Windows):
+    """The same, and each window's end is its event time."""
+
+    def on_timer(self, key: Any, at_ms: int, ctx: ProcessorContext) -> Iterator[Any]:
+        for k, until_s, n in super().on_timer(key, at_ms, ctx):
+            yield Row(k=k, n=n, at=datetime.datetime.fromtimestamp(until_s, datetime.UTC))
+
+
+class Rushing(Closing):
+    """Gives its windows the time of their beginning, which the watermark has passed long ago."""
+
+    def on_timer(self, key: Any, at_ms: int, ctx: ProcessorContext) -> Iterator[Any]:
+        for row in super().on_timer(key, at_ms, ctx):
+            yield (*row[:2], row.at - datetime.timedelta(seconds=3 * WINDOW_S))
+
+
+MINUTE_S = 3 * WINDOW_S
+
+
+class Summing(KeyedProcessor):
+    """Sums of the counts by key and longer window, given out by the watermark."""
+
+    def open(self, ctx: ProcessorContext) -> None:
+        self.sums = ctx.map_state("sums", "until_s bigint", "n bigint")
+
+    def process(self, key: Any, rows: Any, ctx: ProcessorContext) -> None:
+        for row in rows:
+            until_s = _longer(int(row.at.timestamp()) - 1)
+            (n,) = self.sums.get_value((until_s,)) or (0,)
+            self.sums.update_value((until_s,), (n + row.n,))
+            ctx.timers.register(until_s * 1000)
+
+    def on_timer(self, key: Any, at_ms: int, ctx: ProcessorContext) -> Iterator[Any]:
+        (n,) = self.sums.get_value((at_ms // 1000,))
+        self.sums.remove_key((at_ms // 1000,))
+        yield (*key, at_ms // 1000, n)
+
+
+def _longer(second: int) -> int:
+    return second // MINUTE_S * MINUTE_S + MINUTE_S
+
+
+def _sums(files: Files, marks: list[int]) -> Counter[tuple[str, int, int]]:
+    """(key, end of the longer window, rows) of those that the last watermark has closed."""
+    late, n = [-BASE_S, *marks], Counter[tuple[str, int]]()
+    for batch, rows in enumerate(files):
+        for k, _, second in rows:
+            if second > late[batch]:
+                n[k, _longer(_end(second) - 1)] += 1
+    return Counter({(k, BASE_S + end, c): 1 for (k, end), c in n.items() if end <= marks[-1]})
+
+
+def _closing(world: World, backend: StateBackend, way: str, processor: Any = None) -> DataFrame:
+    df = world.input.stream(world.spark)
+    given: dict[str, Any] = {"event_time": "at", "watermark_delay": "3 seconds"}
+    if way == "withWatermark":
+        df, given = df.withWatermark("at", "3 seconds"), {}
+    return backend.process(
+        df,
+        keys="k",
+        processor=processor or Closing(),
+        output_schema="k string, n bigint, at timestamp",
+        uid="closing",
+        time_mode="event",
+        eventTimeColumnName="at",
+        **given,
+    )
+
+
+@pytest.mark.parametrize("way", ["withWatermark", "arguments"])
+@pytest.mark.parametrize("behind", ["ours", "Spark's"])
+def test_event_time_goes_on_behind_an_operator_by_a_column_of_its_output(
+    world: World, way: str, behind: str
+) -> None:
+    files = _files(14)
+    for part in (files[:9], files[9:]):  # two starts
+        _fill(world.input, part)
+        backend = world.backend()
+        closed = _closing(world, backend, way)
+        if behind == "ours":
+            summed = backend.process(
+                closed,
+                keys="k",
+                processor=Summing(),
+                output_schema=COUNTS,
+                uid="summing",
+                time_mode="event",
+            )
+        else:
+            sums = closed.groupBy("k", F.window("at", f"{MINUTE_S} seconds", None, "1 second"))
+            until_s = F.unix_timestamp(F.col("window.end")).alias("until_s")
+            summed = sums.agg(F.sum("n").alias("n")).select("k", until_s - F.lit(1), "n")
+            summed = summed.toDF("k", "until_s", "n")
+        world.run(backend, summed)
+    marks = _watermarks([(files[:9], 3)])
+    files.insert(9, [])
+    marks = [*marks, *_watermarks([(files, 3)])[10:]]
+    wanted = _sums(files, marks)
+    if behind != "ours":  # its windows end a second later
+        wanted = Counter({w: n for w, n in wanted.items() if w[1] - BASE_S + 1 <= marks[-1]})
+    assert _given(world) == wanted
+    assert max(n for _, _, n in wanted) > 2
+    assert len(wanted) > 8
+
+
+def test_output_that_the_watermark_has_passed_is_refused_where_event_time_goes_on(
+    world: World,
+) -> None:
+    _fill(world.input, _files(5))
+    backend = world.backend()
+    text = world.fail(backend, _closing(world, backend, "arguments", Rushing()))
+    assert "SB1021" in text
+    assert "operators behind it would drop the row" in text
+
+
+def test_a_watermark_on_top_of_another_is_refused_with_the_way_out(world: World) -> None:
+    backend = world.backend()
+    marked = _closing(world, backend, "withWatermark").withWatermark("at", "0 seconds")
+    counts = marked.groupBy("k", F.window("at", "10 seconds")).count()
+    with pytest.raises(UnsupportedQueryError, match="eventTimeColumnName"):
+        world.start(backend, counts)
+
+
+def test_event_time_that_cannot_go_on_is_refused_at_the_call(world: World) -> None:
+    backend = world.backend()
+    df = world.input.stream(world.spark)
+
+    def frame(df: DataFrame, uid: str, **given: Any) -> DataFrame:
+        return backend.process(
+            df,
+            keys="k",
+            processor=Closing(),
+            output_schema="k string, n bigint, at timestamp",
+            uid=uid,
+            **{"eventTimeColumnName": "at", "time_mode": "event", **given},
+        )
+
+    with pytest.raises(SettingError, match="no event time"):
+        frame(df, "a")
+    with pytest.raises(SettingError, match="time_mode='event'"):
+        frame(df, "a", time_mode="processing")
+    marked = df.withWatermark("at", "3 seconds")
+    with pytest.raises(SchemaError, match="0 columns named 'moment'"):
+        frame(marked, "a", eventTimeColumnName="moment")
+    with pytest.raises(SchemaError, match="'n' is bigint"):
+        frame(marked, "a", eventTimeColumnName="n")
+    with pytest.raises(UnsupportedQueryError, match="last step before the operator"):
+        frame(marked.where("id > 5"), "a")
+    assert frame(frame(marked, "b"), "c").schema["at"].metadata["spark.watermarkDelayMs"] == 3000
 
 
 # --- batches without data -----------------------------------------------------------------------
