@@ -147,6 +147,7 @@ class Harness:
             output_schema=StructType(),
             states=dict(self._states.declared),
             time_mode=time_mode,
+            withdrawn=self._states.withdrawn,
         )
         self.processors = [processor]
         self._epochs = 0
@@ -201,7 +202,8 @@ class Harness:
         except BaseException:
             self._original = before
             raise
-        self._plan = replace(self._plan, states=dict(self._states.declared))
+        states = self._states
+        self._plan = replace(self._plan, states=dict(states.declared), withdrawn=states.withdrawn)
 
     def rescale(self, parallelism: int) -> None:
         """Split the state over other subtasks, by key group; otherwise as :meth:`restart`.
@@ -211,6 +213,9 @@ class Harness:
         """
         groups = self.keys.max_parallelism
         check_parallelism(parallelism, groups)
+        if parallelism == self.parallelism:
+            self.restart()
+            return
         split: list[list[tuple[bytes, bytes]]] = [[] for _ in range(parallelism)]
         for store in self.stores:
             for key, value in store.scan():

@@ -45,6 +45,7 @@ class OperatorPlan:
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
     ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
     ``sides``: of a connected operator, the schemas of its left and right input.
+    ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
     ``rules_schema``: of rows that go to every subtask.
     """
 
@@ -61,6 +62,7 @@ class OperatorPlan:
     initial_key_positions: tuple[int, ...] = ()
     sides: tuple[StructType, StructType] | None = None
     rules_schema: StructType | None = None
+    withdrawn: frozenset[str] = frozenset()
 
     @functools.cached_property
     def key_codec(self) -> KeyCodec:
@@ -283,7 +285,9 @@ class StatefulEpoch(OperatorPhases):
 
 def _calls(plan: OperatorPlan, processor: Any, state: EpochState) -> Calls:
     if plan.flavour in ("rows", "pandas"):
-        return TwsCalls(processor, plan.uid, state, time_mode=plan.time_mode)
+        return TwsCalls(
+            processor, plan.uid, state, time_mode=plan.time_mode, withdrawn=plan.withdrawn
+        )
     from statebackend.api.calls import processor_calls
 
     return processor_calls(plan, processor, state)

@@ -7,7 +7,7 @@ strings can be parsed, and mistakes be refused where they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import GeneratorType
 from typing import Any, Final, NoReturn, cast
 
@@ -30,6 +30,7 @@ from statebackend.ops.rowconv import row_type
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.unbound import Deleted, OfOneEpoch
 
 __all__ = ["TwsCalls", "parse_schema", "record_states"]
 
@@ -99,8 +100,10 @@ _CLASSES = {
 }
 
 
-class _Handle(StatefulProcessorHandle):
+class _Handle(OfOneEpoch, StatefulProcessorHandle):
     """What both handles refuse: timers without a time mode."""
+
+    called = "the handle"
 
     def __init__(self, time_mode: str) -> None:  # Spark's takes its socket client
         self._time_mode = time_mode
@@ -212,10 +215,11 @@ def copied(processor: Any, uid: str) -> Any:
 class _WorkerHandle(_Handle):
     """Used in a worker: hands out cells over the subtask's table."""
 
-    def __init__(self, state: EpochState, time_mode: str) -> None:
+    def __init__(self, state: EpochState, time_mode: str, withdrawn: Collection[str]) -> None:
         super().__init__(time_mode)
         self._state = state
         self._open = True
+        self._to_be_deleted = set(withdrawn)  # by this init(), which has not come to it yet
 
     def initialized(self) -> None:
         """From here on, asking for a state is refused: its cell would not be loaded."""
@@ -227,6 +231,8 @@ class _WorkerHandle(_Handle):
                 f"State {name!r} was asked for outside init().",
                 todo="Ask for states in init(), keep them as attributes, and use those.",
             )
+        if name in self._to_be_deleted:
+            return Deleted(f"state {name!r}", "init")
         return self._state.cell(name, kind, _CLASSES)
 
     def getValueState(
@@ -269,21 +275,31 @@ class _WorkerHandle(_Handle):
                 f"deleteIfExists({stateName!r}) was called for a key.",
                 todo="Call it in init(): it deletes the state of every key.",
             )
+        self._to_be_deleted.discard(stateName)
 
 
 class TwsCalls:
     """The calls into a processor: ``init``, then once per key, then ``close``.
 
     In micro-batches, as in Spark, it lives for one epoch: what it keeps outside state is lost.
+
+    Args:
+        withdrawn: names of states that ``init`` asks for, and deletes afterwards.
     """
 
     def __init__(
-        self, processor: StatefulProcessor, uid: str, state: EpochState, *, time_mode: str = "none"
+        self,
+        processor: StatefulProcessor,
+        uid: str,
+        state: EpochState,
+        *,
+        time_mode: str = "none",
+        withdrawn: Collection[str] = (),
     ) -> None:
         self._processor = processor
         self._uid, self._time_mode = uid, time_mode
         self._values = timer_values(time_mode, state.times)
-        handle = _WorkerHandle(state, time_mode)
+        handle = _WorkerHandle(state, time_mode, withdrawn)
         call_once(uid, "init", lambda: processor.init(handle))
         handle.initialized()
         state.on_move(self._move)

@@ -175,6 +175,7 @@ class FrameBuilder:
             initial_schema=initial.frame.schema if initial else None,
             initial_key_positions=initial.key_positions if initial else (),
             sides=sides,
+            withdrawn=operator.withdrawn,
         )
 
     def _packer(self, early: Early, plan: OperatorPlan, operator: Operator) -> RowPacker:
@@ -222,6 +223,7 @@ class FrameBuilder:
             key_schema=key_schema,
             states=declared.declared,
             deleted=tuple(declared.dropped),
+            withdrawn=frozenset(declared.withdrawn),
             time=when,
             initial=initial,
         )

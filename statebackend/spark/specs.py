@@ -28,8 +28,9 @@ _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no 
 class Operator:
     """An operator as the driver made it.
 
-    ``deleted``: names given to deleteIfExists. ``narrow``: Spark's batches of its rows are small by
-    their number of rows alone. ``nodes``: how many of the plan's nodes that run Python are its own.
+    ``deleted``: names given to deleteIfExists; ``withdrawn``: those that were asked for before.
+    ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how many
+    of the plan's nodes that run Python are its own.
     """
 
     uid: str
@@ -42,6 +43,7 @@ class Operator:
     initial: InitialState | None = None
     narrow: bool = False
     nodes: int = 1
+    withdrawn: frozenset[str] = frozenset()
 
 
 def operator_specs(

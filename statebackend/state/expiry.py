@@ -15,6 +15,7 @@ from statebackend.errors import LocalCopyError, SettingError
 from statebackend.state.cells import KeyCursor, RowCodecLike
 from statebackend.state.ranges import clamped, pack_at, set_between
 from statebackend.state.table import StateTable
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = [
     "BY_EXPIRY",
@@ -207,7 +208,7 @@ def _elements_between(table: StateTable, start: bytes, end: bytes) -> list[bytes
     return sorted({*set_between(table, start, end), *own})
 
 
-class TtlCell:
+class TtlCell(OfOneEpoch):
     """What the kinds share: the keys of the chunk, and this epoch's times as they stand in keys."""
 
     def __init__(
