@@ -34,6 +34,7 @@ from statebackend.spark.rebalancing import SparkPlaces
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
+from statebackend.spark.staticframes import keys_together, static_operator, static_task
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, time_plan
@@ -113,6 +114,15 @@ class FrameBuilder:
             initial = InitialState.of(initial_state, initial_names or names, key_schema)
         packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
+        if not df.isStreaming:
+            key_schema = key_schema_of(rows, names)
+            operator = static_operator(uid, key_schema, declared, when, initial, self._settings)
+            plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
+            once = static_task(
+                operator, plan, self._shipped(packed), self._settings, self.local_dir
+            )
+            together = keys_together(df, names, operator, self._settings.parallelism)
+            return together.mapInArrow(once, output)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
@@ -137,7 +147,7 @@ class FrameBuilder:
             return
         vouched = [name.strip() for name in self._settings.repeatable_sources.split(",")]
         for frame in frames:
-            if frame is not None:
+            if frame is not None and frame.isStreaming:
                 check_sources(frame, vouched)
 
     def _with_rules(
@@ -346,8 +356,11 @@ def key_schema_of(rows: StructType, names: list[str]) -> StructType:
     return StructType([rows[name] for name in names])
 
 
-def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
+def key_names(df: DataFrame, keys: str | list[str], *, static: bool = False) -> list[str]:
     """Names of key columns, checked.
+
+    Args:
+        static: a static frame will do, too.
 
     Raises:
         SchemaError: what is wrong with them, or with the frame.
@@ -366,7 +379,7 @@ def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
             )
     if len(set(names)) != len(names):
         raise SchemaError(f"The keys {names} name a column twice.", todo="Name each once.")
-    if not df.isStreaming:
+    if not df.isStreaming and not static:
         raise SchemaError(
             "The frame is not a streaming frame.", todo="Read it with spark.readStream."
         )

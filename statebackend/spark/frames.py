@@ -50,7 +50,8 @@ class FrameMaker:
         """Spark's ``transformWithState`` with state kept here.
 
         Args:
-            df: a streaming frame.
+            df: a streaming frame; or a static one, as in Spark: its rows go through the processor
+                once, over empty state of which nothing is kept.
             keys: names of the key columns.
             processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
             output_schema: of the rows that it returns.
@@ -66,13 +67,13 @@ class FrameMaker:
                 the operator's first epoch.
 
         Returns:
-            a streaming frame; start its query with :meth:`start`.
+            a streaming frame; start its query with :meth:`start`. (Of a static frame a static one.)
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
             StorageError: the store at ``uri`` cannot be reached or written.
         """
-        names = key_names(df, keys)
+        names = key_names(df, keys, static=True)
         if flavour not in ("rows", "pandas"):
             raise SettingError(
                 f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
@@ -109,7 +110,7 @@ class FrameMaker:
         """
         return self._builder.build(
             df,
-            names=key_names(df, keys),
+            names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_keyed_states(
                 copy, uid, time_mode=mode, flavour="keyed"
@@ -143,7 +144,7 @@ class FrameMaker:
         """
         return self._builder.build(
             df,
-            names=key_names(df, keys),
+            names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
             output_schema=output_schema,

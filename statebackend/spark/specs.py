@@ -29,8 +29,8 @@ class Operator:
     """An operator as the driver made it.
 
     ``deleted``: names given to deleteIfExists; ``withdrawn``: those that were asked for before.
-    ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how many
-    of the plan's nodes that run Python are its own.
+    ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how
+    many of the plan's nodes that run Python are its own.
     """
 
     uid: str

@@ -11,10 +11,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
-from statebackend import BroadcastProcessor
+from statebackend import ArrowProcessor, BroadcastProcessor, KeyedProcessor
 from statebackend.spark import hosting
 
 if TYPE_CHECKING:
@@ -288,3 +289,95 @@ class MovingLedger(Ledger):
         moves += pid != os.getpid()
         self.state.update((os.getpid(), moves))
         yield Row(k=str(key[0]), ids=ids, n=moves, total=0)
+
+
+class Batched(StatefulProcessor):
+    """Counts the rows of a key on top of its initial state; timers around what they are due by."""
+
+    def __init__(self, mode: str, early: bool = False) -> None:
+        self.mode, self.early = mode, early
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        if self.early:
+            handle.registerTimer(1)
+        ttl_ms = 86_400_000 if self.mode == "processing" else None
+        self.n = handle.getValueState("n", "n bigint", ttl_ms)
+        self.starts = handle.getListState("starts", "n bigint")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.starts.appendValue((initialState.start,))
+        self.set_timers(timerValues)
+
+    def set_timers(self, times: Any) -> None:
+        if self.mode == "processing":
+            now = times.getCurrentProcessingTimeInMs()
+            assert now > 1_600_000_000_000
+            for at in (now - 1, now, now + 1_000_000):
+                self.handle.registerTimer(at)
+        if self.mode == "event":
+            for at in (-5, -1, 0, 1_767_225_600_000):
+                self.handle.registerTimer(at)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.set_timers(timerValues)
+        count = (self.n.get() or (0,))[0] + sum(1 for _ in rows)
+        self.n.update((count,))
+        starts = sorted(n for (n,) in self.starts.get())
+        watermark = timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key[0], what=f"rows {key!r} {starts} {watermark}", n=self.n.get()[0])
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        at, left = expiredTimerInfo.getExpiryTimeInMs(), len(list(self.handle.listTimers()))
+        if self.mode == "processing":
+            at -= timerValues.getCurrentProcessingTimeInMs()
+        what = f"timer {at} {left} {timerValues.getCurrentWatermarkInMs()} {self.n.get()}"
+        yield Row(k=key[0], what=what, n=0)
+
+
+class BatchedInFrames(Batched):
+    """The same for frames."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        for start in initialState["start"]:
+            self.starts.appendValue((int(start),))
+        self.set_timers(timerValues)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        whole = (row for frame in rows for row in frame.itertuples())
+        for row in super().handleInputRows(key, whole, timerValues):
+            yield pd.DataFrame([row.asDict()])
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        import pandas as pd
+
+        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
+            yield pd.DataFrame([row.asDict()])
+
+
+class BatchedOfOurs(KeyedProcessor):
+    def open(self, ctx: Any) -> None:
+        self.n = ctx.value_state("n", "n bigint")
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+        assert self.n.get() is None
+        self.n.update((len(list(rows)),))
+        return [(key[0], "rows", self.n.get()[0])]
+
+
+class BatchedInColumns(ArrowProcessor):
+    def open(self, ctx: Any) -> None:
+        self.n = ctx.value_state("n", "n bigint")
+
+    def process(self, batch: Any, ctx: Any) -> Any:
+        import numpy as np
+
+        counts = np.diff(ctx.keys.starts)
+        self.n.put(ctx.keys, [pa.array(counts)])
+        return {"k": ctx.keys.columns.column("k"), "n": self.n.get(ctx.keys).column("n")}
