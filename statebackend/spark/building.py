@@ -34,7 +34,7 @@ from statebackend.spark.rebalancing import SparkPlaces
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
-from statebackend.spark.staticframes import keys_together, static_operator, static_task
+from statebackend.spark.staticframes import once_through, static_operator
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, time_plan
@@ -92,9 +92,8 @@ class FrameBuilder:
 
         Args:
             names: of the key columns. record: what a processor declares in a time mode.
-            early: makes the operator's rows of those of ``df``.
-            time: the arguments of :func:`time_plan`, or what it gave.
-            sides: of a connected operator. rules: rows that go to every subtask.
+            early: makes the operator's rows of those of ``df``. sides: of a connected operator.
+            time: the arguments of :func:`time_plan`, or what it gave. rules: for every subtask.
             initial_names: of the initial state's key columns, where they are others.
 
         Raises:
@@ -108,21 +107,14 @@ class FrameBuilder:
         rows = early.schema if early else df.schema
         arrow_schema(rows)
         when = time if isinstance(time, TimePlan) else time_plan(df, **time)
-        initial = None
-        if initial_state is not None:
-            key_schema = key_schema_of(rows, names)
-            initial = InitialState.of(initial_state, initial_names or names, key_schema)
-        packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
+        initial = InitialState.given(initial_state, initial_names or names, rows, names)
+        settings = self._settings
+        packed = pack(processor, uid=uid, limit_bytes=settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
         if not df.isStreaming:
-            key_schema = key_schema_of(rows, names)
-            operator = static_operator(uid, key_schema, declared, when, initial, self._settings)
+            operator = static_operator(uid, rows, names, declared, when, initial, settings)
             plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-            once = static_task(
-                operator, plan, self._shipped(packed), self._settings, self.local_dir
-            )
-            together = keys_together(df, names, operator, self._settings.parallelism)
-            return together.mapInArrow(once, output)
+            return once_through(df, operator, plan, self._shipped(packed), settings, self.local_dir)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
@@ -130,8 +122,7 @@ class FrameBuilder:
         plan = replace(plan, rules_schema=rules.schema if rules else None)
         spec = self._spec(operator, plan, packed=early is not None)
         task = SubtaskTask(spec, self._shipped(packed), self.credentials())
-        if early:
-            df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
+        df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
@@ -188,14 +179,14 @@ class FrameBuilder:
             withdrawn=operator.withdrawn,
         )
 
-    def _packer(self, early: Early, plan: OperatorPlan, operator: Operator) -> RowPacker:
-        return RowPacker(
-            early.run,
-            early.schema,
-            plan.key_positions,
-            operator.parallelism,
-            operator.max_parallelism,
-        )
+    def _packed(
+        self, df: DataFrame, early: Early | None, plan: OperatorPlan, operator: Operator
+    ) -> DataFrame:
+        if early is None:
+            return df
+        places = operator.parallelism, operator.max_parallelism
+        packer = RowPacker(early.run, early.schema, plan.key_positions, *places)
+        return df.mapInArrow(packer, PACKED_SCHEMA)
 
     def _spec(self, operator: Operator, plan: OperatorPlan, *, packed: bool) -> TaskSpec:
         return task_spec(

@@ -41,7 +41,7 @@ from statebackend.spark.timeplan import TimePlan
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 
-__all__ = ["StaticSpec", "StaticTask", "keys_together", "static_operator", "static_task"]
+__all__ = ["StaticSpec", "StaticTask", "once_through", "static_operator"]
 
 _CONTROL_COLUMNS: Final = ("__statebackend_key_group", "__statebackend_now", "__statebackend_side")
 _NO_WATERMARK_MS: Final = -1
@@ -49,14 +49,16 @@ _NO_WATERMARK_MS: Final = -1
 
 def static_operator(
     uid: str,
-    key_schema: StructType,
+    rows: StructType,
+    names: list[str],
     declared: Declarations,
     when: TimePlan,
     initial: InitialState | None,
     settings: Settings,
 ) -> Operator:
     """An operator that is in no job: the store is not asked about it."""
-    KeyCodec(key_schema)
+    key_schema = StructType([rows[name] for name in names])
+    KeyCodec(key_schema)  # refuses types that cannot be keys
     parallelism = settings.parallelism or 1
     return Operator(
         uid=uid,
@@ -70,14 +72,15 @@ def static_operator(
     )
 
 
-def static_task(
+def once_through(
+    df: DataFrame,
     operator: Operator,
     plan: OperatorPlan,
     processor: ShippedProcessor,
     settings: Settings,
     local_dir: str,
-) -> StaticTask:
-    """What runs an operator's rows."""
+) -> DataFrame:
+    """What a static frame gives."""
     spec = StaticSpec(
         plan=plan,
         max_parallelism=operator.max_parallelism,
@@ -86,23 +89,22 @@ def static_task(
         overlay_budget_bytes=settings.overlay_budget_bytes,
         quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
     )
-    return StaticTask(spec, processor)
+    together = _keys_together(df, operator, settings.parallelism)
+    return together.mapInArrow(StaticTask(spec, processor), plan.output_schema)
 
 
-def keys_together(
-    df: DataFrame, names: list[str], operator: Operator, partitions: int | None
-) -> DataFrame:
+def _keys_together(df: DataFrame, operator: Operator, partitions: int | None) -> DataFrame:
     """Rows with their key group, those of one key in one partition; then the time, and the side.
 
     Rows of the initial state are on side 1; their columns follow those of ``df``, and each row has
     nulls in the other side's.
 
     Args:
-        names: of key columns. partitions: None: as many as Spark finds right.
+        partitions: None: as many as Spark finds right.
     """
     initial, max_parallelism = operator.initial, operator.max_parallelism
     first = initial.frame if initial else None
-    rows = _half(df, names, 0, (df, first), max_parallelism)
+    rows = _half(df, operator.key_schema.names, 0, (df, first), max_parallelism)
     if initial is not None:
         keys = [initial.frame.columns[i] for i in initial.key_positions]
         rows = rows.union(_half(initial.frame, keys, 1, (df, first), max_parallelism))
