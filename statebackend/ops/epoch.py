@@ -43,7 +43,8 @@ class OperatorPlan:
     ``flavour``: rows, pandas, keyed, sides, broadcast or arrow.
 
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
-    ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
+    ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: of a frame of
+    pandas input at most.
     ``sides``: of a connected operator, the schemas of its left and right input.
     ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
     ``rules_schema``: of rows that go to every subtask.
@@ -58,6 +59,7 @@ class OperatorPlan:
     time_mode: str = "none"
     timezone: str = "UTC"
     frame_rows: int = 10_000
+    frame_bytes: int = 1 << 31
     initial_schema: StructType | None = None
     initial_key_positions: tuple[int, ...] = ()
     sides: tuple[StructType, StructType] | None = None
@@ -302,7 +304,13 @@ def _reader(
     if plan.flavour == "pandas":
         from statebackend.ops.frames import FrameReader  # imports pandas: a second in a new worker
 
-        return FrameReader(schema, positions, timezone=plan.timezone, max_rows=plan.frame_rows)
+        return FrameReader(
+            schema,
+            positions,
+            timezone=plan.timezone,
+            max_rows=plan.frame_rows,
+            max_bytes=plan.frame_bytes,
+        )
     if sides is not None:
         from statebackend.api.calls import SideReader
 

@@ -23,10 +23,11 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row, StructType
 
-from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from statebackend.errors import ProcessorError, SchemaError, UnsupportedQueryError, UsageError
 from statebackend.ops.declared import Declarations, EpochState, Times, Unbound, parse_schema
 from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
+from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
@@ -180,9 +181,16 @@ class _RecordingHandle(_Handle):
 
 
 def record_states(
-    processor: StatefulProcessor, uid: str, *, time_mode: str = "none"
+    processor: StatefulProcessor,
+    uid: str,
+    *,
+    time_mode: str = "none",
+    nullable_only: bool = False,
 ) -> Declarations:
     """What states a processor's ``init`` asks for; give it a copy, which is used up.
+
+    Args:
+        nullable_only: refuse fields that are NOT NULL, as Spark does where it keeps state in Avro.
 
     Raises:
         ProcessorError: ``init`` raised.
@@ -192,7 +200,22 @@ def record_states(
     declarations = Declarations(uid)
     handle = _RecordingHandle(declarations, time_mode)
     call_once(uid, "init", lambda: processor.init(handle))
+    if nullable_only:
+        _check_nullable(declarations, uid)
     return declarations
+
+
+def _check_nullable(declarations: Declarations, uid: str) -> None:
+    for name, declared in declarations.declared.items():
+        fields = [one.name for one in schema_from_json(declared.value_schema) if not one.nullable]
+        if fields:
+            raise SchemaError(
+                f"State {name!r} of operator {uid!r} has fields that are NOT NULL "
+                f"({', '.join(fields)}), which Spark refuses with its Avro encoding of state "
+                f"([TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE]).",
+                todo="Make them nullable, or unset "
+                "spark.sql.streaming.stateStore.encodingFormat, which is not needed here.",
+            )
 
 
 def copied(processor: Any, uid: str) -> Any:

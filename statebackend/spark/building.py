@@ -24,6 +24,7 @@ from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
+from statebackend.spark.atstart import frame_limits
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
 from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
 from statebackend.spark.initial import InitialState
@@ -163,6 +164,7 @@ class FrameBuilder:
         sides: tuple[StructType, StructType] | None,
     ) -> OperatorPlan:
         initial = operator.initial
+        frame_rows, frame_bytes = frame_limits(self._spark)
         return OperatorPlan(
             uid=operator.uid,
             flavour=flavour,
@@ -172,7 +174,8 @@ class FrameBuilder:
             states=operator.states,
             time_mode=operator.time.mode,
             timezone=str(self._spark.conf.get("spark.sql.session.timeZone", "UTC")),
-            frame_rows=self._frame_rows(),
+            frame_rows=frame_rows,
+            frame_bytes=frame_bytes,
             initial_schema=initial.frame.schema if initial else None,
             initial_key_positions=initial.key_positions if initial else (),
             sides=sides,
@@ -228,11 +231,6 @@ class FrameBuilder:
             time=when,
             initial=initial,
         )
-
-    def _frame_rows(self) -> int:
-        key = "spark.sql.execution.arrow.maxRecordsPerBatch"
-        rows = int(self._spark.conf.get(key, "10000") or 0)
-        return rows if rows > 0 else 1 << 31  # as Spark: no limit
 
     def _shipped(self, packed: PackedProcessor) -> ShippedProcessor:
         context = self._spark.sparkContext

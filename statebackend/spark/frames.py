@@ -17,6 +17,7 @@ from statebackend.api.calls import record_keyed_states
 from statebackend.errors import SettingError
 from statebackend.ops.tws import record_states
 from statebackend.spark.aggregating import aggregated
+from statebackend.spark.atstart import keeps_avro
 from statebackend.spark.building import FrameBuilder, key_names, united_sides
 from statebackend.spark.multiplied import check_rules
 
@@ -82,7 +83,9 @@ class FrameMaker:
             df,
             names=names,
             processor=processor,
-            record=lambda copy, mode: record_states(copy, uid, time_mode=mode),
+            record=lambda copy, mode: record_states(
+                copy, uid, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
+            ),
             output_schema=output_schema,
             uid=uid,
             flavour=flavour,

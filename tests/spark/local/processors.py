@@ -381,3 +381,91 @@ class BatchedInColumns(ArrowProcessor):
         counts = np.diff(ctx.keys.starts)
         self.n.put(ctx.keys, [pa.array(counts)])
         return {"k": ctx.keys.columns.column("k"), "n": self.n.get(ctx.keys).column("n")}
+
+
+class Withdrawing(StatefulProcessor):
+    """As those of Spark's tests: asks for a state, and deletes it at once."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n bigint")
+        self.brief = handle.getListState("brief", "n bigint")
+        handle.deleteIfExists("brief")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n = (self.n.get() or (0,))[0] + len(list(rows))
+        self.n.update((n,))
+        yield Row(k=key[0], n=n)
+
+    def close(self) -> None:
+        pass
+
+
+class Lettered(StatefulProcessor):
+    """Gives a map's key as Spark's tests do: one character, and no tuple."""
+
+    def init(self, handle: Any) -> None:
+        self.map = handle.getMapState("map", "letter string", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.map.updateValue("abc"[row.id % 3], (row.id,))
+        assert self.map.containsKey("z") is False
+        assert self.map.getValue("z") is None
+        self.map.removeKey("b")
+        yield Row(k=key[0], keys=repr(sorted(self.map.keys())))
+
+    def close(self) -> None:
+        pass
+
+
+class Chunks(StatefulProcessor):
+    """Counts the frames of a key."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n bigint")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.n.update((int(initialState["start"].iloc[0]),))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        yield pd.DataFrame({"k": [key[0]], "n": [len(list(rows))]})
+
+    def close(self) -> None:
+        pass
+
+
+class Soon(StatefulProcessor):
+    """Sets a timer for a moment after its batch."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield Row(k=key[0], what="rows")
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(k=key[0], what="timer")
+
+    def close(self) -> None:
+        pass
+
+
+class NotNull(StatefulProcessor):
+    """A value state of a schema that is given."""
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", self.schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], n=len(list(rows)))
+
+    def close(self) -> None:
+        pass
