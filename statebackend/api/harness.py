@@ -208,6 +208,8 @@ class Harness:
     def rescale(self, parallelism: int) -> None:
         """Split the state over other subtasks, by key group; otherwise as :meth:`restart`.
 
+        At the same parallelism nothing is redistributed, as in a query.
+
         Raises:
             ParallelismError: no such parallelism, or more subtasks than key groups.
         """

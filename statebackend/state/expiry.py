@@ -49,7 +49,7 @@ _BATCH: Final = 512
 _LOOKS_PER_TTL: Final = 8
 _READ_SHARE: Final = 100
 _KNOWN_STAMPS: Final = 1000
-_LONGEST_MS: Final = 1000 * 366 * 86_400_000
+_LONGEST_MS: Final = (1 << 63) - 1  # Spark's; what expires beyond the last time never does
 _LENGTH_BYTES: Final = 4
 _LAST_TIME: Final = 2**64 - 1
 _HEAD: Final = struct.Struct(">QQ8s8s")
@@ -112,7 +112,7 @@ class TTL:
             )
         if not 0 < self.ms <= _LONGEST_MS:
             raise SettingError(
-                f"A TTL of {self.ms} ms is not between 1 ms and 1000 years.",
+                f"A TTL of {self.ms} ms is not between 1 ms and 2^63 - 1 ms.",
                 todo="Leave the TTL out for state that never expires.",
             )
         if self.update not in ("write", "create", "read"):

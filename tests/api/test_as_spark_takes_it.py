@@ -23,7 +23,12 @@ from statebackend import (
 )
 from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.api.calls import record_keyed_states
-from statebackend.errors import KeyContextError, StateMismatchError, ValueMismatchError
+from statebackend.errors import (
+    KeyContextError,
+    SettingError,
+    StateMismatchError,
+    ValueMismatchError,
+)
 from statebackend.ops.tws import record_states
 from tests.api.processors import Alarm, AlarmInPandas, Remembering, RunningCountInPandas, Words
 
@@ -255,6 +260,36 @@ def test_a_name_is_still_given_only_once() -> None:
 
     with pytest.raises(StateMismatchError, match="declared twice"):
         ProcessorTester(Twice())
+
+
+# --- time to live ---------------------------------------------------------------------------------
+
+
+class Aging(Words):
+    def __init__(self, ttl_ms: int) -> None:
+        self.ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n bigint", self.ttl_ms)
+        self.words = handle.getListState("words", "word string", self.ttl_ms)
+        self.times = handle.getMapState("times", "word string", "n bigint", self.ttl_ms)
+
+
+@pytest.mark.parametrize("ttl_ms", [2**63 - 1, 10**15, 0])
+def test_a_ttl_may_be_as_long_as_spark_takes_it(ttl_ms: int) -> None:
+    with ProcessorTester(Aging(ttl_ms), timeMode="ProcessingTime") as tester:
+        tester.setProcessingTime(1_800_000_000_000)
+        for words in (["x"], ["x", "x"]):
+            assert tester.test("a", WORD) == [Row(words=words)]
+            tester.setProcessingTime(1_800_000_000_000 + len(words) * 10**13)
+        tester.rescale(3)
+        assert tester.peekMapState("times", "a") == {("x",): (2,)}
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, -(2**63), 2**63])
+def test_a_ttl_that_spark_refuses_is_refused(ttl_ms: int) -> None:
+    with pytest.raises(SettingError, match=rf"TTL of {ttl_ms} ms"):
+        ProcessorTester(Aging(ttl_ms), timeMode="ProcessingTime")
 
 
 # --- keys of maps --------------------------------------------------------------------------------
