@@ -31,6 +31,7 @@ from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator
 from statebackend.ops.redeclared import versions_of
+from statebackend.ops.sparkerrors import TesterUseError, UnknownStateError
 from statebackend.ops.tws import copied
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.cells import KeyCursor, ValueCell
@@ -38,7 +39,7 @@ from statebackend.state.table import FrozenOverlay, StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TtlValueCell
 
-__all__ = ["Harness", "TesterUseError", "as_raised"]
+__all__ = ["Harness", "as_raised"]
 
 UID: Final = "tester"
 Result = TypeVar("Result")
@@ -54,10 +55,6 @@ _RAW: Final = {
     ("aggregating", False): ValueCell,
     ("aggregating", True): TtlValueCell,
 }
-
-
-class TesterUseError(UsageError, AssertionError):
-    """What pyspark's tester asserts: that a state is there, that there is one initial state."""
 
 
 class _Epoch(StatefulEpoch):
@@ -355,13 +352,13 @@ class Harness:
         """The cell of a state with ``key`` current; what is written counts only with ``write``.
 
         Raises:
-            TesterUseError: the processor has no such state.
+            UnknownStateError: the processor has no such state.
         """
         declared = self._states.declared
         found = declared.get(name)
         if found is None or found.kind not in kinds:
             has = ", ".join(f"{one.name!r} ({one.kind})" for one in declared.values()) or "none"
-            raise TesterUseError(
+            raise UnknownStateError(
                 f"State {name} has not been initialized as one of kind {' or '.join(kinds)}.",
                 todo=f"The processor's states are: {has}.",
             )

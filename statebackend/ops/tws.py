@@ -27,6 +27,7 @@ from statebackend.errors import ProcessorError, SchemaError, UnsupportedQueryErr
 from statebackend.ops.declared import Declarations, EpochState, Times, Unbound, parse_schema
 from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
+from statebackend.ops.sparkerrors import TimersRefusedError
 from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
@@ -120,7 +121,7 @@ class _Handle(OfOneEpoch, StatefulProcessorHandle):
         return TTL(ttl_ms)
 
     def _refuse_timers(self) -> NoReturn:
-        raise UnsupportedQueryError(
+        raise TimersRefusedError(
             "The processor uses timers, but the operator has no time mode.",
             todo="Give time_mode='processing' or 'event' to transform_with_state().",
         )
