@@ -50,7 +50,8 @@ class ProcessorTester:
 
     Each call of :meth:`test` is a micro-batch of its own, with the data of one key: ``init``, the
     rows, the timers that are due by then, ``close``. The same processor object is used until
-    :meth:`restart`. In a query each batch has a new one.
+    :meth:`restart`. In a query each batch has a new one. The object may go into a query afterwards:
+    its states stay behind, and it is given others there.
 
     Where ``TwsTester`` does not do what a query does, this one does as a query:
 

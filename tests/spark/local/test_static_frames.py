@@ -114,6 +114,18 @@ def test_it_runs_once_for_each_evaluation_over_empty_state(world: World) -> None
     assert nothing.collect() == []
 
 
+def test_a_watermark_that_is_asked_for_makes_nothing_late(world: World) -> None:
+    """As where ``withWatermark`` was called on the frame: there is none outside a stream."""
+    frame = frame_of(world).where("k is not null")
+    given = {"keys": "k", "processor": Batched("event"), "output_schema": OUT, "uid": "once"}
+    found = world.backend().transform_with_state(
+        frame, time_mode="event", event_time="at", watermark_delay="1 second", **given
+    )
+    rows = [row for row in found.collect() if row.what.startswith("rows")]
+    assert sum(row.n for row in rows) == 35
+    assert all(row.what.endswith(" -1") for row in rows)
+
+
 def test_more_than_memory_is_to_hold_goes_to_disk(world: World) -> None:
     backend = world.backend(
         settings={"input_budget_bytes": 1 << 20, "overlay_budget_bytes": 1 << 20}
