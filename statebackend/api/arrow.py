@@ -19,6 +19,7 @@ from statebackend.api.states import OperatorRows
 from statebackend.errors import UnsupportedQueryError, UsageError
 from statebackend.ops.declared import Times
 from statebackend.state.ttl import TTL
+from statebackend.state.unbound import OfOneEpoch
 from statebackend.vector.keys import Keys
 from statebackend.vector.operator import Output
 from statebackend.vector.states import ArrowListState, ArrowMapState, ArrowValueState
@@ -36,7 +37,7 @@ class StateMaker(Protocol):
         """A state that ``open`` asked for."""
 
 
-class ArrowContext:
+class ArrowContext(OfOneEpoch):
     """States, timers, the times of the epoch, and the keys of the batch.
 
     Attributes:
@@ -48,6 +49,8 @@ class ArrowContext:
         late_rows: to be added to, by a processor that leaves late rows out itself; shown in
             ``backend.progress()``.
     """
+
+    called = "the context"
 
     def __init__(
         self, uid: str, make: StateMaker, times: Times, time_mode: str, timers: Any = None

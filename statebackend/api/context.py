@@ -36,6 +36,7 @@ from statebackend.ops.declared import Times as OperatorTimes
 from statebackend.state.folds import AggregatingCell, ReducingCell
 from statebackend.state.operator import BROADCAST, LIST_MODES
 from statebackend.state.ttl import TTL
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["ProcessorContext", "RecordingContext", "WorkerContext", "check_mode"]
 
@@ -43,7 +44,7 @@ Row = tuple[Any, ...]
 Schema = StructType | str
 
 
-class ProcessorContext(ABC):
+class ProcessorContext(OfOneEpoch, ABC):
     """States, timers and the times of the epoch.
 
     Attributes:
@@ -52,6 +53,8 @@ class ProcessorContext(ABC):
         processing_time_ms: the epoch's, the same in all subtasks and whenever it is repeated.
         watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
     """
+
+    called = "the context"
 
     def __init__(
         self, uid: str, times: OperatorTimes, time_mode: str, timers: Timers | None

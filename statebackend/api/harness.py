@@ -31,6 +31,7 @@ from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator
 from statebackend.ops.redeclared import versions_of
+from statebackend.ops.sparkerrors import TesterUseError, UnknownStateError
 from statebackend.ops.tws import copied
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.cells import KeyCursor, ValueCell
@@ -38,7 +39,7 @@ from statebackend.state.table import FrozenOverlay, StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TtlValueCell
 
-__all__ = ["Harness", "TesterUseError", "as_raised"]
+__all__ = ["Harness", "as_raised"]
 
 UID: Final = "tester"
 Result = TypeVar("Result")
@@ -54,10 +55,6 @@ _RAW: Final = {
     ("aggregating", False): ValueCell,
     ("aggregating", True): TtlValueCell,
 }
-
-
-class TesterUseError(UsageError, AssertionError):
-    """What pyspark's tester asserts: that a state is there, that there is one initial state."""
 
 
 class _Epoch(StatefulEpoch):
@@ -147,6 +144,7 @@ class Harness:
             output_schema=StructType(),
             states=dict(self._states.declared),
             time_mode=time_mode,
+            withdrawn=self._states.withdrawn,
         )
         self.processors = [processor]
         self._epochs = 0
@@ -201,16 +199,22 @@ class Harness:
         except BaseException:
             self._original = before
             raise
-        self._plan = replace(self._plan, states=dict(self._states.declared))
+        states = self._states
+        self._plan = replace(self._plan, states=dict(states.declared), withdrawn=states.withdrawn)
 
     def rescale(self, parallelism: int) -> None:
         """Split the state over other subtasks, by key group; otherwise as :meth:`restart`.
+
+        At the same parallelism nothing is redistributed, as in a query.
 
         Raises:
             ParallelismError: no such parallelism, or more subtasks than key groups.
         """
         groups = self.keys.max_parallelism
         check_parallelism(parallelism, groups)
+        if parallelism == self.parallelism:
+            self.restart()
+            return
         split: list[list[tuple[bytes, bytes]]] = [[] for _ in range(parallelism)]
         for store in self.stores:
             for key, value in store.scan():
@@ -348,13 +352,13 @@ class Harness:
         """The cell of a state with ``key`` current; what is written counts only with ``write``.
 
         Raises:
-            TesterUseError: the processor has no such state.
+            UnknownStateError: the processor has no such state.
         """
         declared = self._states.declared
         found = declared.get(name)
         if found is None or found.kind not in kinds:
             has = ", ".join(f"{one.name!r} ({one.kind})" for one in declared.values()) or "none"
-            raise TesterUseError(
+            raise UnknownStateError(
                 f"State {name} has not been initialized as one of kind {' or '.join(kinds)}.",
                 todo=f"The processor's states are: {has}.",
             )

@@ -10,9 +10,14 @@ from pyspark.sql.types import Row
 
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.calls import has_initial
-from statebackend.api.harness import TesterUseError
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import SettingError, UsageError
+from statebackend.ops.sparkerrors import (
+    ExtractorMissingError,
+    NotForwardError,
+    TesterUseError,
+    UnknownModeError,
+)
 
 __all__ = [
     "check_forward",
@@ -44,11 +49,11 @@ def mode_of(time_mode: str, output_mode: str) -> str:
     """The time mode by our name.
 
     Raises:
-        SettingError: one of them is none of Spark's.
+        UnknownModeError: one of them is none of Spark's.
     """
     mode = _MODES.get(str(time_mode).lower(), "")
     if not mode or str(output_mode).lower() not in _OUTPUT_MODES:
-        raise SettingError(
+        raise UnknownModeError(
             f"timeMode={time_mode!r}, outputMode={output_mode!r} are no modes of Spark's.",
             todo="Give timeMode None, ProcessingTime or EventTime.",
         )
@@ -92,7 +97,7 @@ def check_kind(
             todo="Give eventTime=, the name of a timestamp column, in event time only.",
         )
     if mode == "event" and not batches and of_rows[0] is None:
-        raise SettingError(
+        raise ExtractorMissingError(
             "eventTimeExtractor is missing in event time.",
             todo="Give a function from a row to its event time in milliseconds.",
         )
@@ -138,10 +143,10 @@ def check_forward(what: str, now_ms: int, next_ms: int) -> None:
     """Refuse a time that is not later.
 
     Raises:
-        SettingError: it goes back, or stands still.
+        NotForwardError: it goes back, or stands still.
     """
     if next_ms <= now_ms:
-        raise SettingError(
+        raise NotForwardError(
             f"{what} must move forward: it is {now_ms} ms, and was set to {next_ms} ms.",
             todo="Give a later time.",
         )

@@ -25,8 +25,9 @@ from statebackend.api.testargs import (
 from statebackend.api.testbatches import BatchHarness
 from statebackend.api.testkeys import KeySpace
 from statebackend.api.testout import OutputCheck
-from statebackend.errors import UnsupportedQueryError, UsageError, ValueMismatchError
+from statebackend.errors import UsageError, ValueMismatchError
 from statebackend.ops.declared import EpochTimes, parse_schema
+from statebackend.ops.sparkerrors import WrongTimeModeError
 from statebackend.ops.tws import record_states
 from statebackend.state.operator import BROADCAST, LIST_MODES
 
@@ -49,7 +50,8 @@ class ProcessorTester:
 
     Each call of :meth:`test` is a micro-batch of its own, with the data of one key: ``init``, the
     rows, the timers that are due by then, ``close``. The same processor object is used until
-    :meth:`restart`. In a query each batch has a new one.
+    :meth:`restart`. In a query each batch has a new one. The object may go into a query afterwards:
+    its states stay behind, and it is given others there.
 
     Where ``TwsTester`` does not do what a query does, this one does as a query:
 
@@ -67,8 +69,8 @@ class ProcessorTester:
       what is read are new tuples.
     * If the processor raises, nothing of the batch counts. What it raised is raised here.
     * A state that ``deleteIfExists`` names in ``init`` is emptied in the first batch after a start.
-    * What is wrong with a call of the tester itself is one of our errors (and an AssertionError
-      where it was one).
+    * What is wrong with a call of the tester itself is one of our errors, and what pyspark's tester
+      raises, too (such as PySparkValueError, with its error class).
 
     Rows reach the processor as they are given, without conversion to columns and back.
 
@@ -264,11 +266,11 @@ class ProcessorTester:
             what the timers gave: rows, a DataFrame after DataFrames came in, or a Table.
 
         Raises:
-            UnsupportedQueryError: Spark has no processing time in this mode.
-            UsageError: time does not go back, or stand still.
+            WrongTimeModeError: Spark has no processing time in this mode.
+            NotForwardError: time does not go back, or stand still.
         """
         if self._mode != "processing" and self._flavour == "rows":
-            raise UnsupportedQueryError(
+            raise WrongTimeModeError(
                 "setProcessingTime was called in another time mode.",
                 todo="Give timeMode='ProcessingTime'.",
             )
@@ -282,7 +284,7 @@ class ProcessorTester:
         Returns, raises: as :meth:`setProcessingTime`, for event time.
         """
         if self._mode != "event":
-            raise UnsupportedQueryError(
+            raise WrongTimeModeError(
                 "setWatermark was called in another time mode.", todo="Give timeMode='EventTime'."
             )
         check_forward("Watermark", self._watermark_ms, currentWatermarkMs)

@@ -19,17 +19,20 @@ class StatesUnderTest:
     Attributes:
         declared: by name. ids: their numbers in the keys.
         dropped: numbers of states whose entries go in the first epoch after a start.
+        withdrawn: names that ``init`` asks for, and then deletes.
     """
 
     declared: Mapping[str, StateDeclaration]
     ids: dict[str, int]
     dropped: list[int]
+    withdrawn: frozenset[str] = frozenset()
 
     @classmethod
     def first(cls, found: Declarations) -> StatesUnderTest:
         """Of an operator without state."""
         ids = {name: number for number, name in enumerate(found.declared, start=1)}
-        return cls(found.declared, ids, [ids[name] for name in found.dropped if name in ids])
+        dropped = [ids[name] for name in found.dropped if name in ids]
+        return cls(found.declared, ids, dropped, frozenset(found.withdrawn))
 
     def followed_by(self, found: Declarations, uid: str) -> StatesUnderTest:
         """As they go on under a processor of other code.
@@ -53,4 +56,4 @@ class StatesUnderTest:
         new = [name for name in declared if name not in ids]
         ids |= {name: number for number, name in enumerate(new, start=last + 1)}
         dropped = [*gone, *(ids[name] for name in found.dropped if name in ids)]
-        return StatesUnderTest(declared, ids, dropped)
+        return StatesUnderTest(declared, ids, dropped, frozenset(found.withdrawn))

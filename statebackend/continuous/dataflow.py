@@ -361,6 +361,7 @@ def operate(
         output_schema=output,
         states=declared.declared,
         time_mode=time_mode,
+        withdrawn=frozenset(declared.withdrawn),
     )
     vertex = KeyedVertex(uid, inputs)
     flow.operations[uid] = Operation(vertex, plan(made), packed, declared, event_position)

@@ -15,7 +15,6 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import (
     CorruptionError,
-    KeyContextError,
     SchemaError,
     StateMismatchError,
 )
@@ -32,6 +31,7 @@ from statebackend.state.operator import BROADCAST, LIST_MODES
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.unbound import Unbound
 
 __all__ = [
     "OPERATOR_KINDS",
@@ -176,12 +176,17 @@ def _parse_ddl(text: str, *, defaults: bool) -> Any:
 
 
 class Declarations:
-    """Collects what a processor declares; on the driver, where mistakes can be refused."""
+    """Collects what a processor declares; on the driver, where mistakes can be refused.
+
+    ``declared``: by name. ``dropped``: names that were deleted. ``withdrawn``: those of them that
+    had been declared before.
+    """
 
     def __init__(self, uid: str) -> None:
         self._uid = uid
         self.declared: dict[str, StateDeclaration] = {}
         self.dropped: list[str] = []
+        self.withdrawn: set[str] = set()
 
     def add(
         self,
@@ -229,32 +234,13 @@ class Declarations:
         """Note that a state is to be deleted; declared afterwards, it starts empty.
 
         Raises:
-            StateMismatchError: no name, or that of a state which is in use.
+            StateMismatchError: no name.
         """
         if not isinstance(name, str) or not name:
             raise StateMismatchError(f"deleteIfExists was given {name!r}.", todo="Give a name.")
-        if name in self.declared:
-            raise StateMismatchError(
-                f"State {name!r} of operator {self._uid!r} is declared and then deleted.",
-                todo="Delete it first, or do not declare it.",
-            )
+        if self.declared.pop(name, None) is not None:
+            self.withdrawn.add(name)
         self.dropped.append(name)
-
-
-class Unbound:
-    """Stands for a state (or the timers) while the driver runs ``init``: there is no key."""
-
-    def __init__(self, what: str, method: str) -> None:
-        self._what, self._method = what, method
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise KeyContextError(
-            f"{self._method}() uses {self._what}, but belongs to no key.",
-            todo=f"Use states and timers in the calls for a key; {self._method}() only asks for "
-            f"them.",
-        )
 
 
 def rehearsed(declared: StateDeclaration) -> Any:

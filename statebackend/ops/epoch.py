@@ -43,8 +43,10 @@ class OperatorPlan:
     ``flavour``: rows, pandas, keyed, sides, broadcast or arrow.
 
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
-    ``timezone``: in which timestamps are shown. ``frame_rows``: of a pandas input at most.
+    ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: of a frame of
+    pandas input at most.
     ``sides``: of a connected operator, the schemas of its left and right input.
+    ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
     ``rules_schema``: of rows that go to every subtask.
     """
 
@@ -57,10 +59,12 @@ class OperatorPlan:
     time_mode: str = "none"
     timezone: str = "UTC"
     frame_rows: int = 10_000
+    frame_bytes: int = 1 << 31
     initial_schema: StructType | None = None
     initial_key_positions: tuple[int, ...] = ()
     sides: tuple[StructType, StructType] | None = None
     rules_schema: StructType | None = None
+    withdrawn: frozenset[str] = frozenset()
 
     @functools.cached_property
     def key_codec(self) -> KeyCodec:
@@ -283,7 +287,9 @@ class StatefulEpoch(OperatorPhases):
 
 def _calls(plan: OperatorPlan, processor: Any, state: EpochState) -> Calls:
     if plan.flavour in ("rows", "pandas"):
-        return TwsCalls(processor, plan.uid, state, time_mode=plan.time_mode)
+        return TwsCalls(
+            processor, plan.uid, state, time_mode=plan.time_mode, withdrawn=plan.withdrawn
+        )
     from statebackend.api.calls import processor_calls
 
     return processor_calls(plan, processor, state)
@@ -298,7 +304,13 @@ def _reader(
     if plan.flavour == "pandas":
         from statebackend.ops.frames import FrameReader  # imports pandas: a second in a new worker
 
-        return FrameReader(schema, positions, timezone=plan.timezone, max_rows=plan.frame_rows)
+        return FrameReader(
+            schema,
+            positions,
+            timezone=plan.timezone,
+            max_rows=plan.frame_rows,
+            max_bytes=plan.frame_bytes,
+        )
     if sides is not None:
         from statebackend.api.calls import SideReader
 

@@ -52,6 +52,7 @@ _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _REALS: Final = (FloatType, DoubleType)
 _TIMES: Final = (TimestampType, TimestampNTZType)
 _FRAME_ROWS: Final = 10_000  # Spark's arrow.maxRecordsPerBatch
+_NO_LIMIT: Final = 1 << 31
 
 Array = NDArray[Any]
 Make = Callable[[int, int], Any]
@@ -74,6 +75,8 @@ class FrameReader:
         key_positions: where the key columns stand among them.
         timezone: the session's, in which timestamps are shown (without a zone).
         max_rows: of a frame.
+        max_bytes: of a frame, as Spark counts it: so many rows as have that many bytes in Arrow, on
+            the average over the rows of the key, and one at least.
     """
 
     def __init__(
@@ -83,11 +86,12 @@ class FrameReader:
         *,
         timezone: str,
         max_rows: int = _FRAME_ROWS,
+        max_bytes: int = _NO_LIMIT,
     ) -> None:
         self._schema = schema
         self._key_positions = tuple(key_positions)
         self._timezone = timezone
-        self._max_rows = max_rows
+        self._max_rows, self._max_bytes = max_rows, max_bytes
         self._names = frame_names(schema)
 
     def chunk(
@@ -102,9 +106,9 @@ class FrameReader:
         columns = self._columns(table)
         keys = _keys([columns[i] for i in self._key_positions], starts[:-1])
         pieces = self._pieces(columns, starts)
-        if table.num_rows <= self._max_rows:
+        if table.num_rows <= self._max_rows and table.nbytes <= self._max_bytes:
             return keys, [map(make, (a,), (b,)) for make, a, b in pieces]
-        return keys, [self._sliced(make, a, b) for make, a, b in pieces]
+        return keys, [self._sliced(make, a, b, table) for make, a, b in pieces]
 
     def key(self, table: pa.Table) -> tuple[Any, ...]:
         """The key of the first row."""
@@ -115,11 +119,20 @@ class FrameReader:
         """Frames of some rows of one key."""
         columns = self._columns(table)
         for make, first, end in self._pieces(columns, [0, table.num_rows]):
-            yield from self._sliced(make, first, end)
+            yield from self._sliced(make, first, end, table)
 
-    def _sliced(self, make: Make, first: int, end: int) -> Iterator[Any]:
-        for start in range(first, end, self._max_rows):
-            yield make(start, min(start + self._max_rows, end))
+    def _sliced(self, make: Make, first: int, end: int, table: pa.Table) -> Iterator[Any]:
+        """Frames of the rows of one key."""
+        rows = min(self._max_rows, self._fitting(table.slice(first, end - first)))
+        for start in range(first, end, rows):
+            yield make(start, min(start + rows, end))
+
+    def _fitting(self, rows: pa.Table) -> int:
+        """How many of them have the bytes of a frame."""
+        count, size_bytes = int(rows.num_rows), int(rows.nbytes)
+        if size_bytes <= self._max_bytes:
+            return max(1, count)
+        return max(1, -(-self._max_bytes * count // size_bytes))
 
     def _columns(self, table: pa.Table) -> list[_Column]:
         return [

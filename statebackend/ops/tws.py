@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import GeneratorType
 from typing import Any, Final, NoReturn, cast
 
@@ -25,13 +25,16 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row, StructType
 
-from statebackend.errors import ProcessorError, UnsupportedQueryError, UsageError
+from statebackend.errors import ProcessorError, SchemaError, UnsupportedQueryError, UsageError
 from statebackend.ops.declared import Declarations, EpochState, Times, Unbound, parse_schema
 from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
+from statebackend.ops.sparkerrors import TimersRefusedError
+from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.unbound import Deleted, OfOneEpoch
 
 __all__ = ["TwsCalls", "parse_schema", "record_states"]
 
@@ -101,8 +104,10 @@ _CLASSES = {
 }
 
 
-class _Handle(StatefulProcessorHandle):
+class _Handle(OfOneEpoch, StatefulProcessorHandle):
     """What both handles refuse: timers without a time mode."""
+
+    called = "the handle"
 
     def __init__(self, time_mode: str) -> None:  # Spark's takes its socket client
         self._time_mode = time_mode
@@ -118,7 +123,7 @@ class _Handle(StatefulProcessorHandle):
         return TTL(ttl_ms)
 
     def _refuse_timers(self) -> NoReturn:
-        raise UnsupportedQueryError(
+        raise TimersRefusedError(
             "The processor uses timers, but the operator has no time mode.",
             todo="Give time_mode='processing' or 'event' to transform_with_state().",
         )
@@ -179,9 +184,16 @@ class _RecordingHandle(_Handle):
 
 
 def record_states(
-    processor: StatefulProcessor, uid: str, *, time_mode: str = "none"
+    processor: StatefulProcessor,
+    uid: str,
+    *,
+    time_mode: str = "none",
+    nullable_only: bool = False,
 ) -> Declarations:
     """What states a processor's ``init`` asks for; give it a copy, which is used up.
+
+    Args:
+        nullable_only: refuse fields that are NOT NULL, as Spark does where it keeps state in Avro.
 
     Raises:
         ProcessorError: ``init`` raised.
@@ -191,7 +203,22 @@ def record_states(
     declarations = Declarations(uid)
     handle = _RecordingHandle(declarations, time_mode)
     call_once(uid, "init", lambda: processor.init(handle))
+    if nullable_only:
+        _check_nullable(declarations, uid)
     return declarations
+
+
+def _check_nullable(declarations: Declarations, uid: str) -> None:
+    for name, declared in declarations.declared.items():
+        fields = [one.name for one in schema_from_json(declared.value_schema) if not one.nullable]
+        if fields:
+            raise SchemaError(
+                f"State {name!r} of operator {uid!r} has fields that are NOT NULL "
+                f"({', '.join(fields)}), which Spark refuses with its Avro encoding of state "
+                f"([TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE]).",
+                todo="Make them nullable, or unset "
+                "spark.sql.streaming.stateStore.encodingFormat, which is not needed here.",
+            )
 
 
 def copied(processor: Any, uid: str) -> Any:
@@ -222,10 +249,11 @@ def copied(processor: Any, uid: str) -> Any:
 class _WorkerHandle(_Handle):
     """Used in a worker: hands out cells over the subtask's table."""
 
-    def __init__(self, state: EpochState, time_mode: str) -> None:
+    def __init__(self, state: EpochState, time_mode: str, withdrawn: Collection[str]) -> None:
         super().__init__(time_mode)
         self._state = state
         self._open = True
+        self._to_be_deleted = set(withdrawn)  # by this init(), which has not come to it yet
 
     def initialized(self) -> None:
         """From here on, asking for a state is refused: its cell would not be loaded."""
@@ -237,6 +265,8 @@ class _WorkerHandle(_Handle):
                 f"State {name!r} was asked for outside init().",
                 todo="Ask for states in init(), keep them as attributes, and use those.",
             )
+        if name in self._to_be_deleted:
+            return Deleted(f"state {name!r}", "init")
         return self._state.cell(name, kind, _CLASSES)
 
     def getValueState(
@@ -279,21 +309,31 @@ class _WorkerHandle(_Handle):
                 f"deleteIfExists({stateName!r}) was called for a key.",
                 todo="Call it in init(): it deletes the state of every key.",
             )
+        self._to_be_deleted.discard(stateName)
 
 
 class TwsCalls:
     """The calls into a processor: ``init``, then once per key, then ``close``.
 
     In micro-batches, as in Spark, it lives for one epoch: what it keeps outside state is lost.
+
+    Args:
+        withdrawn: names of states that ``init`` asks for, and deletes afterwards.
     """
 
     def __init__(
-        self, processor: StatefulProcessor, uid: str, state: EpochState, *, time_mode: str = "none"
+        self,
+        processor: StatefulProcessor,
+        uid: str,
+        state: EpochState,
+        *,
+        time_mode: str = "none",
+        withdrawn: Collection[str] = (),
     ) -> None:
         self._processor = processor
         self._uid, self._time_mode = uid, time_mode
         self._values = timer_values(time_mode, state.times)
-        handle = _WorkerHandle(state, time_mode)
+        handle = _WorkerHandle(state, time_mode, withdrawn)
         call_once(uid, "init", lambda: processor.init(handle))
         handle.initialized()
         state.on_move(self._move)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
@@ -21,9 +21,12 @@ __all__ = [
     "check_batches_kept",
     "few_rows_at_once",
     "format_of",
+    "frame_limits",
+    "keeps_avro",
     "only_our_python",
     "options_of",
     "retried_whole",
+    "runs_without_data",
     "set_for_a_start",
     "set_for_a_while",
     "wanted_at_start",
@@ -55,6 +58,8 @@ _NO_LIMIT: Final = str((1 << 31) - 1)
 _KEPT: Final = "spark.sql.streaming.minBatchesToRetain"
 _KEPT_MIN: Final = 2
 
+_WITHOUT_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+_ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_MAX: Final = 10_000
 _OURS: Final = "MapInArrow"
@@ -95,6 +100,28 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
 def _items(sequence: Any) -> Iterator[Any]:
     """A Scala sequence's."""
     return (sequence.apply(i) for i in range(sequence.length()))
+
+
+def frame_limits(session: SparkSession) -> tuple[int, int]:
+    """How many rows a pandas frame has at most, and how many bytes, by Spark's settings."""
+    rows = int(session.conf.get(_ROWS, "10000") or 0)
+    try:
+        found: Any = session._jsparkSession.sessionState().conf()
+        size_bytes = int(found.arrowMaxBytesPerBatch())
+    except Py4JError as error:  # a release of Spark without it
+        _log.debug("%s cannot be read (%s)", _BATCH_BYTES, error)
+        size_bytes = int(_NO_LIMIT)
+    return (rows if rows > 0 else 1 << 31), size_bytes
+
+
+def keeps_avro(df: DataFrame) -> bool:
+    """Whether Spark would keep the state of a query of its own in Avro."""
+    return str(df.sparkSession.conf.get(_ENCODING, None)).lower() == "avro"
+
+
+def runs_without_data(session: SparkSession) -> bool:
+    """Whether Spark is to run a batch for timers and the watermark alone."""
+    return str(session.conf.get(_WITHOUT_DATA, "true")).lower() != "false"
 
 
 def few_rows_at_once(sessions: Sequence[SparkSession]) -> bool:

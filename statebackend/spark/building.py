@@ -24,6 +24,7 @@ from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
+from statebackend.spark.atstart import frame_limits
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
 from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
 from statebackend.spark.initial import InitialState
@@ -34,6 +35,7 @@ from statebackend.spark.rebalancing import SparkPlaces
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.sources import check_sources, source_names
 from statebackend.spark.specs import Operator
+from statebackend.spark.staticframes import once_through, static_operator
 from statebackend.spark.task import SubtaskTask
 from statebackend.spark.taskspec import TaskSpec, task_spec
 from statebackend.spark.timeplan import TimePlan, passing_on, time_plan, with_event_time
@@ -91,9 +93,8 @@ class FrameBuilder:
 
         Args:
             names: of the key columns. record: what a processor declares in a time mode.
-            early: makes the operator's rows of those of ``df``.
-            time: the arguments of :func:`_timed`, or the plan.
-            sides: of a connected operator. rules: rows that go to every subtask.
+            early: makes the operator's rows of those of ``df``. sides: of a connected operator.
+            time: the arguments of :func:`_timed`, or the plan. rules: for every subtask.
             initial_names: of the initial state's key columns, where they are others.
 
         Raises:
@@ -107,12 +108,14 @@ class FrameBuilder:
         rows = early.schema if early else df.schema
         arrow_schema(rows)
         df, when = _timed(df, time, output, uid)
-        initial = None
-        if initial_state is not None:
-            key_schema = key_schema_of(rows, names)
-            initial = InitialState.of(initial_state, initial_names or names, key_schema)
-        packed = pack(processor, uid=uid, limit_bytes=self._settings.constant_bytes)
+        initial = InitialState.given(initial_state, initial_names or names, rows, names)
+        settings = self._settings
+        packed = pack(processor, uid=uid, limit_bytes=settings.constant_bytes)
         declared = record(packed.rehearsal(), when.mode)
+        if not df.isStreaming:
+            operator = static_operator(uid, rows, names, declared, when, initial, settings)
+            plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
+            return once_through(df, operator, plan, self._shipped(packed), settings, self.local_dir)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
@@ -120,8 +123,7 @@ class FrameBuilder:
         plan = replace(plan, rules_schema=rules.schema if rules else None)
         spec = self._spec(operator, plan, packed=early is not None)
         task = SubtaskTask(spec, self._shipped(packed), self.credentials())
-        if early:
-            df = df.mapInArrow(self._packer(early, plan, operator), PACKED_SCHEMA)
+        df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
@@ -137,7 +139,7 @@ class FrameBuilder:
             return
         vouched = [name.strip() for name in self._settings.repeatable_sources.split(",")]
         for frame in frames:
-            if frame is not None:
+            if frame is not None and frame.isStreaming:
                 check_sources(frame, vouched)
 
     def _with_rules(
@@ -162,6 +164,7 @@ class FrameBuilder:
         sides: tuple[StructType, StructType] | None,
     ) -> OperatorPlan:
         initial = operator.initial
+        frame_rows, frame_bytes = frame_limits(self._spark)
         return OperatorPlan(
             uid=operator.uid,
             flavour=flavour,
@@ -171,20 +174,22 @@ class FrameBuilder:
             states=operator.states,
             time_mode=operator.time.mode,
             timezone=str(self._spark.conf.get("spark.sql.session.timeZone", "UTC")),
-            frame_rows=self._frame_rows(),
+            frame_rows=frame_rows,
+            frame_bytes=frame_bytes,
             initial_schema=initial.frame.schema if initial else None,
             initial_key_positions=initial.key_positions if initial else (),
             sides=sides,
+            withdrawn=operator.withdrawn,
         )
 
-    def _packer(self, early: Early, plan: OperatorPlan, operator: Operator) -> RowPacker:
-        return RowPacker(
-            early.run,
-            early.schema,
-            plan.key_positions,
-            operator.parallelism,
-            operator.max_parallelism,
-        )
+    def _packed(
+        self, df: DataFrame, early: Early | None, plan: OperatorPlan, operator: Operator
+    ) -> DataFrame:
+        if early is None:
+            return df
+        places = operator.parallelism, operator.max_parallelism
+        packer = RowPacker(early.run, early.schema, plan.key_positions, *places)
+        return df.mapInArrow(packer, PACKED_SCHEMA)
 
     def _spec(self, operator: Operator, plan: OperatorPlan, *, packed: bool) -> TaskSpec:
         return task_spec(
@@ -222,14 +227,10 @@ class FrameBuilder:
             key_schema=key_schema,
             states=declared.declared,
             deleted=tuple(declared.dropped),
+            withdrawn=frozenset(declared.withdrawn),
             time=when,
             initial=initial,
         )
-
-    def _frame_rows(self) -> int:
-        key = "spark.sql.execution.arrow.maxRecordsPerBatch"
-        rows = int(self._spark.conf.get(key, "10000") or 0)
-        return rows if rows > 0 else 1 << 31  # as Spark: no limit
 
     def _shipped(self, packed: PackedProcessor) -> ShippedProcessor:
         context = self._spark.sparkContext
@@ -345,7 +346,9 @@ def _timed(
     given = dict(time)
     column = given.pop("goes_on", "")
     when = time_plan(df, **given)
-    return passing_on(df, output, column, when, uid) if column else (df, when)
+    if not column or not df.isStreaming:
+        return df, when
+    return passing_on(df, output, column, when, uid)
 
 
 def _narrow(*schemas: StructType) -> bool:
@@ -359,8 +362,11 @@ def key_schema_of(rows: StructType, names: list[str]) -> StructType:
     return StructType([rows[name] for name in names])
 
 
-def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
+def key_names(df: DataFrame, keys: str | list[str], *, static: bool = False) -> list[str]:
     """Names of key columns, checked.
+
+    Args:
+        static: a static frame will do, too.
 
     Raises:
         SchemaError: what is wrong with them, or with the frame.
@@ -379,7 +385,7 @@ def key_names(df: DataFrame, keys: str | list[str]) -> list[str]:
             )
     if len(set(names)) != len(names):
         raise SchemaError(f"The keys {names} name a column twice.", todo="Name each once.")
-    if not df.isStreaming:
+    if not df.isStreaming and not static:
         raise SchemaError(
             "The frame is not a streaming frame.", todo="Read it with spark.readStream."
         )

@@ -17,6 +17,7 @@ from statebackend.api.calls import record_keyed_states
 from statebackend.errors import SettingError
 from statebackend.ops.tws import record_states
 from statebackend.spark.aggregating import aggregated
+from statebackend.spark.atstart import keeps_avro
 from statebackend.spark.building import FrameBuilder, key_names, united_sides
 from statebackend.spark.multiplied import check_rules
 
@@ -51,7 +52,8 @@ class FrameMaker:
         """Spark's ``transformWithState`` with state kept here.
 
         Args:
-            df: a streaming frame.
+            df: a streaming frame; or a static one, as in Spark: its rows go through the processor
+                once, over empty state of which nothing is kept.
             keys: names of the key columns.
             processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
             output_schema: of the rows that it returns.
@@ -69,13 +71,13 @@ class FrameMaker:
                 the operator, in ours and in Spark's own.
 
         Returns:
-            a streaming frame; start its query with :meth:`start`.
+            a streaming frame; start its query with :meth:`start`. (Of a static frame a static one.)
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
             StorageError: the store at ``uri`` cannot be reached or written.
         """
-        names = key_names(df, keys)
+        names = key_names(df, keys, static=True)
         if flavour not in ("rows", "pandas"):
             raise SettingError(
                 f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
@@ -84,7 +86,9 @@ class FrameMaker:
             df,
             names=names,
             processor=processor,
-            record=lambda copy, mode: record_states(copy, uid, time_mode=mode),
+            record=lambda copy, mode: record_states(
+                copy, uid, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
+            ),
             output_schema=output_schema,
             uid=uid,
             flavour=flavour,
@@ -113,7 +117,7 @@ class FrameMaker:
         """
         return self._builder.build(
             df,
-            names=key_names(df, keys),
+            names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_keyed_states(
                 copy, uid, time_mode=mode, flavour="keyed"
@@ -148,7 +152,7 @@ class FrameMaker:
         """
         return self._builder.build(
             df,
-            names=key_names(df, keys),
+            names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
             output_schema=output_schema,

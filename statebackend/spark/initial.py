@@ -58,6 +58,19 @@ class InitialState:
     key_positions: tuple[int, ...]
 
     @classmethod
+    def given(
+        cls, frame: Any, names: list[str], rows: StructType, keys: list[str]
+    ) -> InitialState | None:
+        """Checked, where there is one: ``keys`` are the key columns among the stream's rows.
+
+        Raises:
+            SchemaError: what is wrong with it.
+        """
+        if frame is None:
+            return None
+        return cls.of(frame, names, StructType([rows[name] for name in keys]))
+
+    @classmethod
     def of(cls, frame: Any, names: list[str], key_schema: StructType) -> InitialState:
         """Checked: it has the key columns, with the types of the stream's.
 

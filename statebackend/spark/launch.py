@@ -40,6 +40,7 @@ from statebackend.spark.atstart import (
     only_our_python,
     options_of,
     retried_whole,
+    runs_without_data,
     set_for_a_start,
     wanted_at_start,
     warn_of_partial_retries,
@@ -118,6 +119,7 @@ class Launch:
         self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
         self._narrow = False
+        self._runs_without_data = all(map(runs_without_data, sessions))
 
     # --- before Spark starts anything ----------------------------------------------------------
 
@@ -184,8 +186,11 @@ class Launch:
                     check_plan(operator.frame, operator.uid, operator.parallelism)
 
     def _beat(self, due: NextDue) -> None:
-        """Have Spark run a batch when a timer is due, although there may be no data."""
-        if self._heartbeat is not None:
+        """Have Spark run a batch when a timer is due, although there may be no data.
+
+        Not where the session says that there are to be none: timers wait for data then, as Spark's.
+        """
+        if self._heartbeat is not None and self._runs_without_data:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
             # A timer that a handler sets in the past waits: it would make batches without end.
             self._heartbeat.say(

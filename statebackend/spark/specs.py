@@ -29,9 +29,10 @@ _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no 
 class Operator:
     """An operator as the driver made it.
 
-    ``deleted``: names given to deleteIfExists. ``narrow``: Spark's batches of its rows are small by
-    their number of rows alone. ``nodes``: how many of the plan's nodes that run Python are its own.
-    ``frame``: its output, which a query is made of.
+    ``deleted``: names given to deleteIfExists; ``withdrawn``: those that were asked for before.
+    ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how
+    many of the plan's nodes that run Python are its own. ``frame``: its output, which a query is
+    made of.
     """
 
     uid: str
@@ -45,6 +46,7 @@ class Operator:
     narrow: bool = False
     nodes: int = 1
     frame: DataFrame | None = None
+    withdrawn: frozenset[str] = frozenset()
 
 
 def operator_specs(

@@ -105,6 +105,8 @@ def time_plan(
             )
         return TimePlan(mode)
     position = _moment(df, event_time)
+    if not df.isStreaming:
+        return TimePlan(mode, position)  # there is no watermark, and nothing is late
     if watermark_delay is not None:
         delay_ms: int | None = _delay_ms(df, event_time, watermark_delay)
     elif _is_passed_on(df, event_time):

@@ -22,6 +22,7 @@ from pyspark.sql import types as T
 from statebackend.errors import LocalCopyError, ValueMismatchError
 from statebackend.state.cursor import KeyCodecLike, KeyCursor, RowCodecLike
 from statebackend.state.table import StateTable
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["KeyCodecLike", "KeyCursor", "ListCell", "MapCell", "RowCodecLike", "ValueCell"]
 
@@ -52,7 +53,7 @@ def is_flat(schema: T.StructType) -> bool:
     return all(isinstance(field.dataType, _FLAT) for field in schema)
 
 
-class _Cell:
+class _Cell(OfOneEpoch):
     """What every kind shares: its name, and the full key (prefix) of each loaded key."""
 
     def __init__(self, cursor: KeyCursor, table: StateTable, name: str, state_id: int) -> None:

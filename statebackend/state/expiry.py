@@ -15,6 +15,7 @@ from statebackend.errors import LocalCopyError, SettingError
 from statebackend.state.cells import KeyCursor, RowCodecLike
 from statebackend.state.ranges import clamped, pack_at, set_between
 from statebackend.state.table import StateTable
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = [
     "BY_EXPIRY",
@@ -48,7 +49,7 @@ _BATCH: Final = 512
 _LOOKS_PER_TTL: Final = 8
 _READ_SHARE: Final = 100
 _KNOWN_STAMPS: Final = 1000
-_LONGEST_MS: Final = 1000 * 366 * 86_400_000
+_LONGEST_MS: Final = (1 << 63) - 1  # Spark's; what expires beyond the last time never does
 _LENGTH_BYTES: Final = 4
 _LAST_TIME: Final = 2**64 - 1
 _HEAD: Final = struct.Struct(">QQ8s8s")
@@ -111,7 +112,7 @@ class TTL:
             )
         if not 0 < self.ms <= _LONGEST_MS:
             raise SettingError(
-                f"A TTL of {self.ms} ms is not between 1 ms and 1000 years.",
+                f"A TTL of {self.ms} ms is not between 1 ms and 2^63 - 1 ms.",
                 todo="Leave the TTL out for state that never expires.",
             )
         if self.update not in ("write", "create", "read"):
@@ -207,7 +208,7 @@ def _elements_between(table: StateTable, start: bytes, end: bytes) -> list[bytes
     return sorted({*set_between(table, start, end), *own})
 
 
-class TtlCell:
+class TtlCell(OfOneEpoch):
     """What the kinds share: the keys of the chunk, and this epoch's times as they stand in keys."""
 
     def __init__(

@@ -13,6 +13,7 @@ from statebackend.errors import UsageError
 from statebackend.state.cells import KeyCursor, RowCodecLike, ValueCell
 from statebackend.state.table import StateTable
 from statebackend.state.ttl import TTL, TtlValueCell
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["AggregatingCell", "ReducingCell"]
 
@@ -20,7 +21,7 @@ Row = tuple[Any, ...]
 Result = TypeVar("Result")
 
 
-class _FoldCell:
+class _FoldCell(OfOneEpoch):
     """What both share: a value cell that holds what was folded so far."""
 
     def __init__(

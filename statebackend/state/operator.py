@@ -36,6 +36,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
 )
 from statebackend.state.cells import is_flat
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = [
     "BROADCAST",
@@ -263,7 +264,7 @@ def _redistributed(
 # --- what a processor is given -------------------------------------------------------------------
 
 
-class OperatorList:
+class OperatorList(OfOneEpoch):
     """Rows of one subtask, in the order in which they were added; they belong to no key."""
 
     def __init__(self, name: str, codec: Any, rows: Iterable[bytes] = ()) -> None:
@@ -307,7 +308,7 @@ class WriteGate:
         self.is_open = False
 
 
-class BroadcastState:
+class BroadcastState(OfOneEpoch):
     """A map that is the same in every subtask; it belongs to no key.
 
     It can be read everywhere, and written in ``process_broadcast`` alone: there every subtask is

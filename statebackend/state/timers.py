@@ -38,6 +38,7 @@ from statebackend.state.ranges import (
     times_of,
 )
 from statebackend.state.table import StateTable
+from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["BY_KEY", "BY_TIME", "DueTimers", "TimerIndex", "at_bytes", "chunks_of"]
 
@@ -106,12 +107,13 @@ class DueTimers:
         )
 
 
-class TimerIndex:
+class TimerIndex(OfOneEpoch):
     """The timers of one subtask in one epoch.
 
     ``register``, ``delete`` and ``list`` are for the cursor's current key.
     """
 
+    called = "the timers object"
     __slots__ = (
         "_cursor",
         "_entries",

@@ -31,6 +31,7 @@ from statebackend.state.columns import (
     width_of,
 )
 from statebackend.state.table import StateTable
+from statebackend.state.unbound import OfOneEpoch
 from statebackend.vector.entries import Entries, places_in, scan_state, under_keys
 from statebackend.vector.keys import GROUP_BYTES, Keys, strictly
 from statebackend.vector.values import Columns, arrow_fields, columns_of, record
@@ -88,7 +89,7 @@ class StateSite:
         return Keys(own, columns, ascending=True)
 
 
-class ArrowValueState:
+class ArrowValueState(OfOneEpoch):
     """One row per key."""
 
     def __init__(self, site: StateSite, codec: RowCodec) -> None:
@@ -132,7 +133,7 @@ class ArrowValueState:
                 yield site.keys(full), record(self._codec.decode_arrow(rows), self._fields)
 
 
-class ArrowMapState:
+class ArrowMapState(OfOneEpoch):
     """A map per key; an entry is touched without reading the others."""
 
     def __init__(self, site: StateSite, map_codec: KeyCodec, codec: RowCodec) -> None:
@@ -237,7 +238,7 @@ class ArrowMapState:
         return joined([prefixes, self._map_codec.encode_arrow(columns)]), _lengths(prefixes)
 
 
-class ArrowListState:
+class ArrowListState(OfOneEpoch):
     """Rows per key, in the order they were appended."""
 
     def __init__(self, site: StateSite, codec: RowCodec) -> None:

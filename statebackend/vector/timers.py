@@ -25,6 +25,7 @@ from statebackend.state.onward import OnwardTimers
 from statebackend.state.ranges import BIAS
 from statebackend.state.table import StateTable
 from statebackend.state.timers import BY_KEY, BY_TIME, TimerIndex
+from statebackend.state.unbound import OfOneEpoch
 from statebackend.vector.entries import under_keys
 from statebackend.vector.keys import GROUP_BYTES, Keys
 
@@ -45,12 +46,14 @@ class Fired:
         self.owners, self.at_ms = owners, at_ms
 
 
-class ArrowTimers:
+class ArrowTimers(OfOneEpoch):
     """The timers of one subtask in one epoch.
 
     Args:
         index: finds what is due, and what is left.
     """
+
+    called = "the timers object"
 
     def __init__(self, table: StateTable, index: TimerIndex) -> None:
         self._table, self._index = table, index

@@ -18,6 +18,7 @@ from statebackend.state.blocks import binary_array
 from statebackend.state.columns import tail
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.ttl import TTL, TtlListCell
+from statebackend.state.unbound import OfOneEpoch
 from statebackend.vector.keys import GROUP_BYTES, Keys
 from statebackend.vector.states import StateSite
 from statebackend.vector.values import Columns, arrow_fields, columns_of, record
@@ -25,7 +26,7 @@ from statebackend.vector.values import Columns, arrow_fields, columns_of, record
 __all__ = ["ArrowTtlListState"]
 
 
-class ArrowTtlListState:
+class ArrowTtlListState(OfOneEpoch):
     """The face of ``ArrowListState``, for elements that expire one by one."""
 
     def __init__(self, site: StateSite, codec: RowCodec, ttl: TTL, now_ms: int) -> None:

@@ -7,6 +7,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.errors import (
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+    PySparkValueError,
+)
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
@@ -125,6 +131,11 @@ def test_a_state_that_there_is_not_is_an_assertion_error(make: Make) -> None:
             call()
 
 
+def test_a_state_that_there_is_not_cannot_be_deleted(make: Make) -> None:
+    with pytest.raises(PySparkAssertionError, match="STATE_NOT_EXISTS"):
+        make(RunningCount()).deleteState("counts", "a")
+
+
 def test_initial_rows_are_taken_in_before_the_first_input(make: Make) -> None:
     tester = make(RunningCount(), initialStateRow=[("a", Row(start=10)), ("b", Row(start=20))])
     assert tester.peekValueState("count", "b") == (20,)
@@ -234,30 +245,37 @@ def test_time_only_moves_forward(make: Make) -> None:
     tester = make(Alarm(), timeMode="ProcessingTime")
     tester.setProcessingTime(10)
     for wrong in (10, 9):
-        with pytest.raises(Exception, match="must move forward"):
+        with pytest.raises(IllegalArgumentException, match="must move forward"):
             tester.setProcessingTime(wrong)
     tester = make(Alarm(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at)
-    with pytest.raises(Exception, match="must move forward"):
+    with pytest.raises(IllegalArgumentException, match="must move forward"):
         tester.setWatermark(0)
 
 
 def test_a_time_of_another_mode_cannot_be_set(make: Make) -> None:
     extractor = {"eventTimeExtractor": lambda row: row.at}
-    with pytest.raises(Exception, match="setProcessingTime"):
+    with pytest.raises(PySparkValueError, match=r"UNSUPPORTED_OPERATION.*setProcessingTime"):
         make(Alarm()).setProcessingTime(1)
-    with pytest.raises(Exception, match="setProcessingTime"):
+    with pytest.raises(PySparkValueError, match=r"UNSUPPORTED_OPERATION.*setProcessingTime"):
         make(Alarm(), timeMode="EventTime", **extractor).setProcessingTime(1)
-    with pytest.raises(Exception, match="setWatermark"):
+    with pytest.raises(ValueError, match="setWatermark") as caught:
         make(Alarm(), timeMode="ProcessingTime").setWatermark(1)
+    assert isinstance(caught.value, PySparkException)
+    assert caught.value.getCondition() == "UNSUPPORTED_OPERATION"
 
 
 def test_event_time_needs_an_extractor(make: Make) -> None:
-    with pytest.raises(Exception, match="eventTimeExtractor"):
+    with pytest.raises(PySparkValueError, match=r"ARGUMENT_REQUIRED.*eventTimeExtractor"):
         make(Alarm(), timeMode="EventTime")
 
 
+def test_a_mode_that_there_is_not_is_an_assertion_error(make: Make) -> None:
+    with pytest.raises(AssertionError):
+        make(Alarm(), timeMode="sometimes")
+
+
 def test_timers_without_a_time_mode_are_refused(make: Make) -> None:
-    with pytest.raises(Exception, match=r"[Tt]imers"):
+    with pytest.raises(PySparkValueError, match=r"UNSUPPORTED_OPERATION.*[Tt]imers"):
         make(Alarm()).test("a", [Row(at=1)])
 
 

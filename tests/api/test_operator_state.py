@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -107,6 +108,33 @@ def test_broadcast_state_is_the_same_in_all_subtasks_after_restart_and_rescale()
                 parallelism
             )
             assert tester.test("u", [pay("FR", 15), pay("FR", 25)]) == [("u", 25)]
+
+
+class Gathering(KeyedProcessor):
+    """Keeps its keys in a list that every subtask gets whole at another parallelism."""
+
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.operator_list("seen", "key string", mode="union")
+
+    def process(self, key: Any, rows: Iterator[Row], ctx: Any) -> Any:
+        self.seen.add(key)
+        return ()
+
+
+def test_at_the_same_parallelism_nothing_is_redistributed_as_in_a_query() -> None:
+    with ProcessorTester(Gathering()) as tester:
+        tester.rescale(3)
+        for key in range(7):
+            tester.test(f"k{key}", [pay("DE", 0)])
+        before = seen(tester, 3)
+        every = list(chain.from_iterable(before))
+        assert sorted(every) == [f"k{i}" for i in range(7)]
+        processors = tester.processor
+        tester.rescale(3)
+        assert seen(tester, 3) == before
+        assert tester.processor is not processors, "it is a restart all the same"
+        tester.rescale(2)
+        assert seen(tester, 2) == [every] * 2
 
 
 def test_an_operator_list_is_split_over_other_subtasks() -> None:

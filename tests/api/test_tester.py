@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import gc
 import math
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,9 @@ from statebackend.errors import (
     UnsupportedQueryError,
     UsageError,
     ValueMismatchError,
+    error_for_code,
 )
+from statebackend.ops import sparkerrors
 from tests.api.processors import (
     Alarm,
     Clock,
@@ -409,6 +412,18 @@ def test_what_is_no_processor_is_refused() -> None:
 def test_arguments_that_mean_nothing_are_refused(how: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
         ProcessorTester(RunningCount(), **how)
+
+
+def test_errors_that_are_sparks_too_travel_as_ours_do() -> None:
+    for name in sparkerrors.__all__:
+        kind = getattr(sparkerrors, name)
+        error = pickle.loads(pickle.dumps(kind("It happened.", todo="Do this.")))
+        assert type(error) is kind
+        assert str(error).startswith(f"[{kind.code}] ")
+        assert str(error).endswith("It happened. Do this.")
+        assert (error.what, error.todo) == ("It happened.", "Do this.")
+        # By its code, an error of ours is found, and not one of a test.
+        assert type(error_for_code(kind.code, "", "")).__module__ == "statebackend.errors"
 
 
 def test_sparks_ttl_needs_processing_time_as_in_spark() -> None:

@@ -128,7 +128,9 @@ class SimLocation(CheckpointLocation):
     def _exists(self, name: str) -> bool:
         self._sched.pause(_IO_S)
         folder, _, batch = name.partition("/")
-        return name in self._shared.hidden or (batch.isdigit() and int(batch) in self._files(folder))
+        return name in self._shared.hidden or (
+            batch.isdigit() and int(batch) in self._files(folder)
+        )
 
     def _rename(self, source: str, target: str, *, replace: bool) -> bool:
         """As on a local file system: what has that name already is replaced."""

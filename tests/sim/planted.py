@@ -28,12 +28,11 @@ from snapshot.running import RunningOperator
 from snapshot.tenure import Verdict
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.spark import session
-from statebackend.spark import goingback
+from statebackend.spark import goingback, session
 from statebackend.spark.goingback import GoingBack
 from statebackend.spark.location import CheckpointLocation
-from statebackend.spark.startpoint import StartPoint
 from statebackend.spark.session import RunSession
+from statebackend.spark.startpoint import StartPoint
 from tests.sim.kernel import current
 from tests.sim.seams import decoded
 from tests.sim.task import SimEpoch

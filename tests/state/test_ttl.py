@@ -130,7 +130,7 @@ def seen(subtask: Subtask) -> tuple[Any, Any, Any]:
 # --- what a TTL may be --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ms", [0, -1, 2**63, 10**15, 1.5, "100", None, True])
+@pytest.mark.parametrize("ms", [0, -1, -(2**63), 2**63, 1.5, "100", None, True])
 def test_a_time_to_live_that_is_none_is_refused(ms: Any) -> None:
     with pytest.raises(SettingError, match="TTL"):
         TTL(ms)
@@ -159,6 +159,44 @@ def test_state_with_a_ttl_outside_the_call_for_a_key_is_refused(subtask: Subtask
 
 
 # --- expiry -------------------------------------------------------------------------------------
+
+NOW_MS = 1_800_000_000_000
+LONGEST = [2**63 - 1, 2**63 - 2, 2**63 - NOW_MS, 2**62, 10**17]
+
+
+@pytest.mark.parametrize("update", ["write", "create", "read"])
+@pytest.mark.parametrize("ms", LONGEST)
+def test_the_longest_ttl_that_spark_takes_does_not_overflow(
+    tmp_path: Path, ms: int, update: Any
+) -> None:
+    store = RocksStore.open(str(tmp_path / "db"))
+    ttl = TTL(ms, update=update)
+    subtask = Subtask(store, tmp_path / "spill", ttl, now_ms=NOW_MS)
+    try:
+        write_all(subtask, 7)
+        for later_ms in (0, 1, 10**12, 10**15):
+            assert subtask.clean() == 0
+            subtask.end(NOW_MS + later_ms, then="confirm")
+            _check_index(subtask)
+            assert seen(subtask) == ((7,), [(7,)], {("m7",): (7,)})
+            subtask.value.update((7,))
+            subtask.map.update_value(("m7",), (7,))
+            subtask.list.append((8,))
+            subtask.list.put([(7,)])
+        subtask.end(NOW_MS, TTL(100, update=update), then="reopen")  # shorter from here on
+        write_all(subtask, 7)
+        subtask.list.put([(7,)])
+        subtask.end(NOW_MS + 200)
+        subtask.clean()
+        assert seen(subtask) == (
+            ((7,), [], {("m7",): (7,)}) if update == "create" else (None, [], {})
+        )
+        for kind in (subtask.value, subtask.list, subtask.map):
+            kind.clear()
+        assert subtask.stored() == []
+    finally:
+        subtask.spill.close()
+        store.close()
 
 
 def test_an_entry_is_there_until_its_time_and_gone_at_it(stored: Subtask) -> None:

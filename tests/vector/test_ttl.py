@@ -107,6 +107,28 @@ def test_at_every_moment_the_bytes_are_those_of_rows(ms: int, update: Any, expir
             now_ms += after_ms
 
 
+@pytest.mark.parametrize("ms", [2**63 - 1, 2**63 - 2, 2**62, 10**17])
+@pytest.mark.parametrize("update", ["write", "create", "read"])
+def test_the_longest_ttl_does_not_overflow(ms: int, update: Any) -> None:
+    operator = Operator("k string", TTL(ms, update=update))
+    bases = MemoryBase(), MemoryBase()
+    now_ms = 1_800_000_000_000
+    steps = [("put", 0), ("get", 1), ("put", 10**12), ("get", 10**15), ("items", 1), ("exists", 0)]
+    for number, (verb, after_ms) in enumerate(steps):
+        tables = [StateTable(base) for base in bases]
+        got = by_column(operator.by_column(tables[0], now_ms), operator, verb, number)
+        assert got == by_row(operator.by_row(tables[1], now_ms), verb, number)
+        if verb != "put":
+            assert got, "nothing has expired"
+        if verb == "exists":
+            assert all(map(all, got))
+        for base, table in zip(bases, tables, strict=True):
+            assert ExpiryIndex(table).clean(range(512), now_ms, 1000) == 0
+            base.apply(*table.freeze(0).sorted())
+        assert bases[0].entries == bases[1].entries
+        now_ms += after_ms
+
+
 @pytest.mark.parametrize("behind", [0, 1])
 def test_a_list_with_a_gap_as_long_as_itself_is_read_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, behind: int

@@ -1,4 +1,4 @@
-"""A start that goes back by a batch, is frozen in any call to the file system, and thaws too late."""
+"""A start that goes back is frozen in any call to the file system, and thaws too late."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from tests.spark.local.processors import (
     Ledger,
     Misfit,
     Noisy,
+    Rules,
     Stateless,
     StuckLedger,
 )
@@ -433,9 +434,20 @@ def test_an_output_type_that_arrow_cannot_carry_is_refused_with_a_typed_error(
         assert "nothing" in str(error)  # noqa: PT017
 
 
-def test_a_static_frame_is_refused(old: World) -> None:
-    with pytest.raises(SchemaError, match="not a streaming frame"):
-        _frame(old.backend(), old.spark.createDataFrame([("a", 1)], "k string, id bigint"))
+def test_a_static_frame_is_refused_where_rows_of_two_kinds_or_aggregates_are_asked_for(
+    old: World, df: DataFrame
+) -> None:
+    static = old.spark.createDataFrame([("a", 1)], "k string, id bigint")
+    backend: Any = old.backend()
+    same = {"keys": "k", "processor": Rules(), "output_schema": "k string", "uid": "u"}
+    for call in (
+        lambda: backend.connect(df, static, **same),
+        lambda: backend.connect(static, df, **same),
+        lambda: backend.connect_broadcast(static, df, **same),
+        lambda: backend.aggregate(static, keys="k", aggregations={"n": "count"}, uid="u"),
+    ):
+        with pytest.raises(SchemaError, match="not a streaming frame"):
+            call()
 
 
 def test_a_processor_that_cannot_be_pickled_is_refused_at_the_call(

@@ -1,0 +1,68 @@
+"""What stands for a state, timers or a context where the real one cannot be."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from statebackend.errors import KeyContextError
+
+__all__ = ["Deleted", "LeftBehind", "OfOneEpoch", "Unbound"]
+
+
+class Unbound:
+    """Stands for a state (or the timers) while the driver runs ``init``: there is no key."""
+
+    def __init__(self, what: str, method: str) -> None:
+        self._what, self._method = what, method
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._refusal()
+
+    def _refusal(self) -> KeyContextError:
+        method = self._method
+        return KeyContextError(
+            f"{method}() uses {self._what}, but belongs to no key.",
+            todo=f"Use states and timers in the calls for a key; {method}() only asks for them.",
+        )
+
+
+class Deleted(Unbound):
+    """Stands for a state that ``init`` asks for, and deletes."""
+
+    def _refusal(self) -> KeyContextError:
+        return KeyContextError(
+            f"{_first_upper(self._what)} is used, but {self._method}() deletes it.",
+            todo="Take out the call of deleteIfExists(), or ask for the state after it.",
+        )
+
+
+class LeftBehind(Unbound):
+    """Stands for what a processor was given, in a copy of the processor that was made later."""
+
+    def _refusal(self) -> KeyContextError:
+        return KeyContextError(
+            f"{_first_upper(self._what)} belongs to the processor that this one is a copy of.",
+            todo="Ask for it in init() or open(), each time that it is called.",
+        )
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+class OfOneEpoch:
+    """What a processor is given for one epoch, and keeps as an attribute.
+
+    It leads to an open store, so it cannot go anywhere with the processor. But a processor that ran
+    in a test goes into a query afterwards, and is given all of it anew there: pickle (and a deep
+    copy) leaves something in its place.
+    """
+
+    __slots__ = ()
+    called: ClassVar[str] = ""
+    """In messages; of a state it is its name."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LeftBehind, (self.called or f"state {getattr(self, '_name', '')!r}", "init")
