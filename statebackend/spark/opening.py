@@ -98,4 +98,5 @@ def base_upload(
         reporter=reporter,
         now_s=system.monotonic_s,
         bytes_per_s=spec.base_bytes_per_s,
+        of=f"operator {spec.uid!r}, subtask {subtask}",
     )
