@@ -30,7 +30,8 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     key = (os.getpid(), uri, options)
     store = _stores.get(key)
     if store is None:
-        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options)
+        # A driver has written its claim to it.
+        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options, there=True)
     return store
 
 

@@ -130,7 +130,7 @@ def windowed(spark: SparkSession, backend: StateBackend, folder: Path) -> DataFr
         watermark_delay=f"{DELAY_MS} milliseconds",
         emit="closed",
     )
-    end_ms = F.unix_millis(F.col("window.end")).alias("end_ms")
+    end_ms = F.unix_millis("window_end").alias("end_ms")
     return sums.select("k", end_ms, "n", "total")
 
 

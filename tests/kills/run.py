@@ -128,4 +128,3 @@ def main() -> int:
     if wrong:
         print(f"What is left of them is in {folder}.")
     return 1 if wrong or kills < given.kills else 0
-
