@@ -56,7 +56,7 @@ class Settled(KeyedProcessor):
     def process(self, key: Any, rows: Any, ctx: Any) -> None:
         n, total, due_ms = self._totals.get() or (0, 0, 0)
         for row in rows:
-            self._waiting.appendValue((row.seq, row.v))
+            self._waiting.append((row.seq, row.v))
         if not due_ms:
             due_ms = ctx.processing_time_ms + SETTLES_MS
             ctx.timers.register(due_ms)
