@@ -65,7 +65,6 @@ TARGETS = (
     "statebackend.rocks.store:RocksStore.multi_get",
     "statebackend.rocks.store:RocksStore.apply",
     "statebackend.rocks.store:RocksStore.apply_batches",
-    "statebackend.rocks.store:RocksStore.compact_if_due",
     "statebackend.rocks.store:RocksStore.close",
     "statebackend.ops.rows:columns_to_python",
     "statebackend.state.cells:KeyCursor.load",

@@ -60,7 +60,6 @@ _STEPS = (
     "statebackend.rocks.store:RocksStore.get",
     "statebackend.rocks.store:RocksStore._write",
     "statebackend.rocks.store:RocksStore.apply_batches",
-    "statebackend.rocks.store:RocksStore.compact_if_due",
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from statebackend import system
-from statebackend.errors import LocalDirError
+from statebackend.errors import LocalCopyError, LocalDirError
 
 __all__ = [
     "home_of",
@@ -28,6 +28,7 @@ __all__ = [
     "own_folder",
     "remove",
     "sweep_work",
+    "unreadable",
     "unusable",
 ]
 
@@ -220,6 +221,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:  # it is only in the way: nobody takes it for what it is not
         _log.warning("%s could not be removed (%s)", path, error)
+
+
+def unreadable(error: OSError) -> LocalCopyError:
+    """The typed error for a file or folder of a local copy that is gone, or cannot be read."""
+    gone = isinstance(error, FileNotFoundError)
+    how = "is gone" if gone else f"cannot be read ({error.strerror or error})"
+    return LocalCopyError(
+        f"The local copy's file {error.filename} {how}.",
+        todo="Nothing to do where the subtask has moved, or was restored anew. Where it is said "
+        "again and again, look who deletes files in local_dir, and at the disk behind it.",
+    )
 
 
 def unusable(path: str, error: OSError) -> LocalDirError:

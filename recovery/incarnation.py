@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from recovery.folders import make_folder, remove, sweep_work, unusable
+from recovery.folders import make_folder, remove, sweep_work, unreadable, unusable
 from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError
@@ -103,6 +103,8 @@ class Incarnation:
         """A folder for what is needed for a while; whoever asks for it removes it."""
         try:
             return make_folder(self.path / "work" / name)
+        except FileNotFoundError as error:  # somebody has removed the whole copy
+            raise unreadable(error) from error
         except OSError as error:
             raise unusable(str(self.path), error) from error
 

@@ -183,7 +183,6 @@ class Restorer:
             store = self._apply(held, reply, pieces)
             layers = [(s, self._reader.rows(held, s, pieces)) for s in reply.layers if s.size_bytes]
             if held.opened_here:
-                store.compact_if_due()
                 store.compact_clipped()
         except StoreBusyError as error:
             raise _Unusable(held, error.what, replace=True) from error

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from recovery.folders import in_use
+from recovery.folders import in_use, unreadable
 from recovery.local import Incarnation
 from snapshot.base import FileEntry, decode_index, encode_index, index_of, reusable
 from snapshot.delta import encode_delta
@@ -62,8 +62,8 @@ class Reporter(Protocol):
     def done(self, uploaded: Uploaded) -> None:
         """Everything is durable."""
 
-    def give_up(self) -> None:
-        """There will be no base under this grant."""
+    def give_up(self, why: str) -> None:
+        """There will be no base under this grant; ``why``, in a sentence for people."""
 
 
 class BaseUpload:
@@ -74,6 +74,7 @@ class BaseUpload:
         now_s: the worker's clock.
         bytes_per_s: not to be exceeded over one file and the pause after it, since the upload
             shares the processor with the batches; 0: as fast as it goes.
+        of: the operator and subtask, as people are told; else the local copy's folder.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class BaseUpload:
         reporter: Reporter,
         now_s: Callable[[], float],
         bytes_per_s: int = 0,
+        of: str = "",
     ) -> None:
         self._held, self._grant = held, grant
         self._store, self._generation = store, generation
         self._reporter, self._now_s = reporter, now_s
         self._bytes_per_s = bytes_per_s
+        self._of = of or str(held.path)
         self._renewed_s = self._started_s = now_s()
         self._sent_bytes = 0
         self._folder = held.path / "work" / f"base-{grant.id}"
@@ -120,9 +123,14 @@ class BaseUpload:
                     _turn.release()
             self._reporter.done(uploaded)
         except (StateBackendError, OSError) as error:
-            _log.warning("the base of epoch %d was given up: %s", self._grant.epoch, error)
+            typed = error if isinstance(error, StateBackendError) else unreadable(error)
+            why = (
+                f"The base after epoch {self._grant.epoch} of {self._of} was given up, and one of "
+                f"a later epoch is tried instead: {typed}"
+            )
+            _log.warning("%s", why)
             with contextlib.suppress(StateBackendError):
-                self._reporter.give_up()
+                self._reporter.give_up(why)
         finally:
             self._linked.set()
             shutil.rmtree(folder, ignore_errors=True)

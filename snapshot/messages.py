@@ -304,7 +304,10 @@ class BaseDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
-    """An upload goes on, or (``given_up``) does not: another may be granted at once."""
+    """An upload goes on, or (``given_up``) does not: another may be granted at once.
+
+    ``why``: what became of it, for people.
+    """
 
     protocol: int
     job: str
@@ -313,6 +316,7 @@ class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
     subtask: int
     grant: str
     given_up: bool = False
+    why: str = ""
 
 
 class BaseReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,14 +67,21 @@ class LocalStore(ObjectStore):
     read of that name through this object, so that a read-back never takes it for durable.
 
     `delete` is not synced. Folders are never removed, because that would race with a writer.
+
+    A root that was there and has gone away is that of a disk that is not mounted any more. It is
+    not made anew, and nothing in it is said to be missing: every call raises
+    `StoreUnreachableError`, until it is back.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, new_id: Callable[[], str], there: bool = False
+    ) -> None:
         """Open, without touching the disk.
 
         Args:
             path: an absolute path.
             new_id: gives a new id on every call; names the temporary files.
+            there: somebody has made it: one that is not there has gone away.
 
         Raises:
             SettingError: the path is relative.
@@ -85,6 +92,7 @@ class LocalStore(ObjectStore):
                 f"The store path {os.fspath(path)!r} is relative.", todo="Give an absolute path."
             )
         self._new_id = new_id
+        self._there, self._identity = there, (0, 0)
         self._synced: set[Path] = set()  # folders whose own entry is known to be on disk
         self._swept = False
         self._unsure: set[str] = set()  # names given, but whose folder failed to sync
@@ -162,14 +170,20 @@ class LocalStore(ObjectStore):
         check_prefix(prefix)
         folders, _, _ = prefix.rpartition("/")
         with self._typed_errors("list", prefix):
-            found = _walk(self._root / folders, f"{folders}/" if folders else "")
-            return sorted(info for info in found if info.name.startswith(prefix))
+            walked = _walk(self._root / folders, f"{folders}/" if folders else "")
+            found = sorted(info for info in walked if info.name.startswith(prefix))
+            if not found:
+                self._check_root()
+            return found
 
     def delete(self, names: Iterable[str]) -> None:
         """Unlink files; not synced, so a crash may bring them back."""
         for name in checked_names(names):
-            with self._typed_errors("delete", name), contextlib.suppress(FileNotFoundError):
-                self._unlink_object(name)
+            with self._typed_errors("delete", name):
+                try:
+                    self._unlink_object(name)
+                except FileNotFoundError:
+                    self._check_root()
 
     def _unlink_object(self, name: str) -> None:
         with contextlib.suppress(IsADirectoryError):  # a folder is no object
@@ -206,6 +220,7 @@ class LocalStore(ObjectStore):
             try:
                 give_name(temp, target)
             except FileNotFoundError:  # somebody removed the folder since we made it
+                self._check_root()
                 self._synced.clear()
                 self._ensure_folder(target.parent)
                 give_name(temp, target)
@@ -251,6 +266,7 @@ class LocalStore(ObjectStore):
             except FileExistsError:
                 continue
             except FileNotFoundError:
+                self._check_root()
                 self._synced.clear()
                 self._ensure_folder(folder)
         raise SettingError(
@@ -267,8 +283,38 @@ class LocalStore(ObjectStore):
                 os.mkdir(folder)
             _sync_folder(folder.parent)
         else:
+            self._check_root()
             _make_root(folder)
+            self._know_root()
         self._synced.add(folder)
+
+    # --- the root --------------------------------------------------------------------------------
+
+    def _know_root(self) -> None:
+        """From now on it is known that it is there, and which folder it is."""
+        found = os.stat(self._root)
+        self._there, self._identity = True, (found.st_dev, found.st_ino)
+
+    def _check_root(self) -> None:
+        """Where something is missing: whether that is all that is missing.
+
+        Raises:
+            StoreUnreachableError: the root was there, and has gone away, or is an empty folder that
+                it was mounted on.
+        """
+        if not self._there:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = os.stat(self._root)
+            known = self._identity in ((0, 0), (found.st_dev, found.st_ino))
+            # A disk that was mounted anew is another device, with all that was on it.
+            if known or (self._root / TEMP_FOLDER).exists():
+                return
+        raise StoreUnreachableError(
+            f"The folder {self._root} of the store {self.uri} has gone away.",
+            todo="Look whether its disk is mounted on this host; nothing was written in its "
+            "place, and nothing in it is given up.",
+        )
 
     # --- reading and errors ------------------------------------------------------------------
 
@@ -287,10 +333,13 @@ class LocalStore(ObjectStore):
                 try:
                     if stat.S_ISDIR(os.fstat(handle).st_mode):
                         raise IsADirectoryError  # a folder is no object
+                    if not any(self._identity):
+                        self._know_root()
                     yield handle
                 finally:
                     os.close(handle)
             except (FileNotFoundError, IsADirectoryError):
+                self._check_root()
                 raise ObjectNotFoundError(f"There is no object {name!r} in {self.uri}.") from None
 
     @contextlib.contextmanager

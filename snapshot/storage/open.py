@@ -35,7 +35,11 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 def open_store(
-    uri: str, *, new_id: Callable[[], str], options: StoreOptions | None = None
+    uri: str,
+    *,
+    new_id: Callable[[], str],
+    options: StoreOptions | None = None,
+    there: bool = False,
 ) -> ObjectStore:
     """The store at `uri`; nothing is read or written yet (`probe` does that).
 
@@ -44,6 +48,7 @@ def open_store(
             store per name and process), `s3://bucket/prefix`, or any URL that fsspec opens.
         new_id: gives a new id, unique over all processes, on every call.
         options: how S3 is reached.
+        there: somebody has written to it. A folder that is not there has gone away then.
 
     Raises:
         SettingError: a relative path, a URI that is malformed or holds credentials, a scheme that
@@ -53,7 +58,7 @@ def open_store(
     options = options or StoreOptions()
     if uri.startswith("/"):
         options.refuse_s3_only(uri)
-        return LocalStore(uri, new_id=new_id)
+        return LocalStore(uri, new_id=new_id, there=there)
     scheme, colon, rest = uri.partition(":")
     if not colon or "/" in scheme:
         raise SettingError(
@@ -65,7 +70,7 @@ def open_store(
         return _s3_store(uri, new_id, options)
     options.refuse_s3_only(uri)
     if scheme == "file":
-        return LocalStore(_file_path(uri, rest), new_id=new_id)
+        return LocalStore(_file_path(uri, rest), new_id=new_id, there=there)
     if scheme == "memory":
         return _memory_store(uri, rest)
     from snapshot.storage.filesystem import FilesystemStore

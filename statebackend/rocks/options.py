@@ -19,7 +19,19 @@ from rocksdict import (
 
 from statebackend.rocks.memory import CACHE_MAX_BYTES, CACHE_MIN_BYTES, cache_bytes
 
-__all__ = ["RocksSettings", "level0_files_max", "store_options"]
+__all__ = [
+    "LEVEL0_FULL_FILES",
+    "LEVEL0_STOP_FILES",
+    "RocksSettings",
+    "level0_files_max",
+    "store_options",
+]
+
+LEVEL0_FULL_FILES: Final = 20
+"""From so many on, closing a store waits until they are merged: they would become ever more."""
+
+LEVEL0_STOP_FILES: Final = 36
+"""From so many on, writing waits, too."""
 
 _OPEN_FILES_MAX: Final = 256
 _BUFFERS_PER_PROCESS: Final = 4
@@ -102,6 +114,8 @@ def store_options(settings: RocksSettings, *, whole_filters: bool = False) -> An
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)
     options.set_level_zero_file_num_compaction_trigger(level0_files_max(settings))
+    options.set_level_zero_slowdown_writes_trigger(LEVEL0_FULL_FILES)
+    options.set_level_zero_stop_writes_trigger(LEVEL0_STOP_FILES)
     options.set_max_background_jobs(2)
     options.set_skip_stats_update_on_db_open(True)
     options.set_max_open_files(_open_files())

@@ -269,11 +269,6 @@ class PartedStore:
         """At most about how large the data is: :meth:`live_bytes` and what is not flushed yet."""
         return sum(part.stored_bytes() for part in self._parts)
 
-    def compact_if_due(self) -> bool:
-        """As :meth:`RocksStore.compact_if_due`, for each part."""
-        due = [part.compact_if_due() for part in self._parts]
-        return any(due)
-
     def flush(self) -> None:
         """Bring everything that was applied to disk; the interpreter is free meanwhile."""
         for part in self._parts:

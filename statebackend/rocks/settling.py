@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-__all__ = ["Settling", "level0_files"]
+__all__ = ["Settling", "flush_rows", "hold_up_writes", "level0_files"]
 
 _BULK_ROWS: Final = 400_000  # more than a write buffer holds, of small rows
 _TRIGGER: Final = "level0_file_num_compaction_trigger"
+_SLOWDOWN: Final = "level0_slowdown_writes_trigger"
+_STOP: Final = "level0_stop_writes_trigger"
+_UNFLUSHED: Final = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem-table")
 _FILES: Final = 2
 _EPOCHS_MAX: Final = 16
 _log = logging.getLogger("statebackend.rocks")
@@ -22,6 +25,17 @@ _log = logging.getLogger("statebackend.rocks")
 def level0_files(db: Any) -> int:
     """Files of ``db`` that every point read may have to look into."""
     return int(db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+
+def hold_up_writes(db: Any, full: int, stop: int) -> None:
+    """Set from how many files of level 0 on flushes wait and writes are slowed down, or stopped."""
+    db.set_options({_SLOWDOWN: str(full), _STOP: str(stop)})
+
+
+def flush_rows(db: Any) -> None:
+    """RocksDB's flush, where there is something to flush: with nothing, it waits all the same."""
+    if any(db.property_int_value(count) for count in _UNFLUSHED):
+        db.flush()
 
 
 class Settling:

@@ -13,6 +13,7 @@ What is handled here so that nobody else has to know it (each was reproduced on 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +34,17 @@ from statebackend.rocks.clipping import (
     note_clipped,
     outside,
 )
-from statebackend.rocks.due import forget_due, note_due
 from statebackend.rocks.faults import classify, close_at_once
 from statebackend.rocks.filters import WholeFilters, are_in_parts, went_over
-from statebackend.rocks.options import RocksSettings, level0_files_max, store_options
+from statebackend.rocks.options import (
+    LEVEL0_FULL_FILES,
+    LEVEL0_STOP_FILES,
+    RocksSettings,
+    level0_files_max,
+    store_options,
+)
 from statebackend.rocks.reading import META_PREFIX, RocksReads
-from statebackend.rocks.settling import Settling, level0_files
+from statebackend.rocks.settling import Settling, flush_rows, hold_up_writes, level0_files
 
 __all__ = [
     "META_PREFIX",
@@ -54,8 +60,8 @@ _MARKER_KEY: Final = META_PREFIX + b"marker"
 
 _BATCH_ROWS: Final = 50_000
 _KEPT: Final = ("CURRENT", "MANIFEST-")  # options are always passed, never read from a file
-_L0_FILES_BEFORE_COMPACTION: Final = 8
-_OPENINGS_BEFORE_WAITING: Final = 4
+_NEARLY_FULL: Final = 3  # the file of a flush, and those that come beside it
+_NEVER: Final = 1 << 20
 _CUT_FILES_MAX: Final = 4
 
 Rows = tuple[Sequence[bytes], Sequence[bytes | None]]
@@ -253,36 +259,28 @@ class RocksStore(RocksReads):
         unflushed = self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
         return self.live_bytes() + int(unflushed)
 
-    def compact_if_due(self) -> bool:
-        """See to it that level 0 is merged when it has grown; to be called after each opening.
+    def flush(self) -> None:
+        """Bring everything that was applied to disk; the interpreter is free meanwhile.
 
-        RocksDB does it by itself, in the background, while the store is open; closing calls it off.
-        A store that is never open for long would never come to its end: so it is waited for
-        once it was due at several openings in a row.
-
-        Returns:
-            whether it was waited for.
+        Unlike RocksDB's own, it does not wait for the merge of a level 0 that is full.
         """
         try:
-            if self.level0_files() < _L0_FILES_BEFORE_COMPACTION:
-                forget_due(self.path)
-                return False
-            if note_due(self.path) < _OPENINGS_BEFORE_WAITING:
-                return False
-            # Level 0 by way of the marker, whose range grows by what lies over it there; below it
-            # one file. All keys would be the whole store: 3 times as long at 370 MB, and it grows.
-            self._db.compact_range(META_PREFIX, None)
-            forget_due(self.path)
+            with self._beside_merges():
+                flush_rows(self._db)
         except Exception as error:
             raise classify(error, self.path) from error
-        return True
 
-    def flush(self) -> None:
-        """Bring everything that was applied to disk; the interpreter is free meanwhile."""
+    @contextlib.contextmanager
+    def _beside_merges(self) -> Iterator[None]:
+        """Nothing in here waits until a full level 0 is merged."""
+        full = self.level0_files() + _NEARLY_FULL >= LEVEL0_FULL_FILES
+        if full:
+            hold_up_writes(self._db, _NEVER, _NEVER)
         try:
-            self._db.flush()
-        except Exception as error:
-            raise classify(error, self.path) from error
+            yield
+        finally:
+            if full:
+                hold_up_writes(self._db, LEVEL0_FULL_FILES, LEVEL0_STOP_FILES)
 
     def checkpoint(self, path: str) -> list[str]:
         """Hard-link a consistent copy of the store to ``path``, which must not exist yet.
@@ -290,13 +288,14 @@ class RocksStore(RocksReads):
         Returns:
             the names of the files that make it up: table files, MANIFEST and CURRENT.
         """
-        self.flush()  # first, with the interpreter free: the checkpoint itself holds it
         try:
-            maker = Checkpoint(self._db)
-            try:
-                maker.create_checkpoint(path)
-            finally:
-                del maker  # while it lives, close() does not release the lock
+            with self._beside_merges():
+                flush_rows(self._db)  # with the interpreter free: the checkpoint itself holds it
+                maker = Checkpoint(self._db)
+                try:
+                    maker.create_checkpoint(path)
+                finally:
+                    del maker  # while it lives, close() does not release the lock
         except Exception as error:
             raise classify(error, self.path) from error
         return sorted(
@@ -398,16 +397,13 @@ class RocksStore(RocksReads):
         compaction, self._compaction = self._compaction, None
         try:
             try:
-                db.flush()
+                flush_rows(db)  # waits while level 0 is full: or it would grow without end
             finally:
                 if compaction is not None:
                     compaction.stop()
-                if compaction is not None or self.clipped:
-                    # Or closing waits until what was cut off is freed. What `close` itself flushes
-                    # is then refused, and there is nothing left to flush.
-                    close_at_once(db)
-                else:
-                    db.close()
+                # Or closing waits until what was cut off is freed, or level 0 merged. What `close`
+                # itself flushes is then refused, and there is nothing left to flush.
+                close_at_once(db)
         except Exception as error:
             raise classify(error, self.path) from error
 

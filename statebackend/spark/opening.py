@@ -30,7 +30,8 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     key = (os.getpid(), uri, options)
     store = _stores.get(key)
     if store is None:
-        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options)
+        # A driver has written its claim to it.
+        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options, there=True)
     return store
 
 
@@ -98,4 +99,5 @@ def base_upload(
         reporter=reporter,
         now_s=system.monotonic_s,
         bytes_per_s=spec.base_bytes_per_s,
+        of=f"operator {spec.uid!r}, subtask {subtask}",
     )

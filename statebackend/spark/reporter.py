@@ -48,11 +48,11 @@ class UploadReporter:
         """The upload goes on."""
         self._say(given_up=False)
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """There will be no base under this grant."""
-        self._say(given_up=True)
+        self._say(given_up=True, why=why)
 
-    def _say(self, *, given_up: bool) -> None:
+    def _say(self, *, given_up: bool, why: str = "") -> None:
         request = BaseRenewal(
             protocol=PROTOCOL,
             job=self._job,
@@ -61,6 +61,7 @@ class UploadReporter:
             subtask=self._subtask,
             grant=self._grant.id,
             given_up=given_up,
+            why=why,
         )
         self._client.base_renewed(self._endpoint, request, timeout_s=self._timeout_s)
 

@@ -416,6 +416,8 @@ class RunSession:
     def base_renewed(self, request: BaseRenewal) -> BaseReply:
         """An upload goes on."""
         coordinator, _ = self._ready()
+        if request.given_up and request.why:
+            _log.warning("%s", request.why)
         with self._state_lock:
             return BaseReply(lease_s=coordinator.base_renewed(request))
 

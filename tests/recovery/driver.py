@@ -195,7 +195,12 @@ def done_of(
 
 
 def renewal_of(
-    grant: BaseGrant, subtask: int = 0, operator: str = "op", *, given_up: bool = False
+    grant: BaseGrant,
+    subtask: int = 0,
+    operator: str = "op",
+    *,
+    given_up: bool = False,
+    why: str = "",
 ) -> BaseRenewal:
     return BaseRenewal(
         protocol=PROTOCOL,
@@ -205,6 +210,7 @@ def renewal_of(
         subtask=subtask,
         grant=grant.id,
         given_up=given_up,
+        why=why,
     )
 
 

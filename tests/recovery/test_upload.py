@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from recovery import upload as upload_module
 from recovery.keeper import Keeper
 from recovery.local import Incarnation
 from recovery.restore import OpenSubtask
@@ -47,10 +49,12 @@ class Voice:
         self.told: list[Uploaded] = []
         self.renewals, self.lapsed_after = 0, lapsed_after
         self.given_up = 0
+        self.why: list[str] = []
         self.at_end = threading.Event()
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         self.given_up += 1
+        self.why.append(why)
 
     def renew(self) -> None:
         self.renewals += 1
@@ -363,6 +367,60 @@ def test_a_store_that_fails_on_the_way_costs_this_base_alone(
     held.release()
 
 
+@pytest.mark.parametrize("gone", ["files", "lease", "copy", "before"])
+def test_an_upload_whose_local_copy_is_gone_says_so_and_what_that_means(
+    tmp_path: Path,
+    gone: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held, voice = opened(tmp_path), Voice()
+    wrote(held, 0)
+    one = BaseUpload(
+        held,
+        grant_of(0),
+        store=MemoryStore(),
+        generation=1,
+        reporter=voice,
+        now_s=Clock(),
+        of="operator 'counts', subtask 3",
+    )
+    if gone == "lease":  # somebody sweeps between two calls
+        work_folder = held.work_folder
+
+        def swept(name: str) -> Path:
+            folder = work_folder(name)
+            folder.rmdir()
+            return folder
+
+        monkeypatch.setattr(held, "work_folder", swept)
+        one.run()
+    elif gone == "before":
+        shutil.rmtree(held.path)
+        one.run()
+    else:
+        with upload_module._turn:  # another one is being sent
+            one.start()
+            held.settle()  # the files are linked
+            shutil.rmtree(held.path / "work" if gone == "files" else held.path)
+        assert wait_until(lambda: voice.given_up == 1)
+    (why,) = voice.why
+    assert why.startswith("The base after epoch 0 of operator 'counts', subtask 3 was given up")
+    assert "[SB6002] The local copy's file" in why
+    assert "is gone" in why
+    assert "Nothing to do" in why
+    assert "Errno" not in why
+    assert why in caplog.text
+    assert voice.told == []
+
+
+def wait_until(met: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + LONG_S
+    while not met() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return met()
+
+
 def test_a_thread_that_cannot_be_started_keeps_no_store_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,7 +598,9 @@ def test_a_base_of_deltas_that_is_damaged_gives_way_to_one_of_files(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_upload_that_fails_is_made_again_as_soon_as_it_can_be(tmp_path: Path, kind: str) -> None:
+def test_an_upload_that_fails_is_made_again_as_soon_as_it_can_be(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     inner = MemoryStore()
     down = [True]
 
@@ -551,6 +611,9 @@ def test_an_upload_that_fails_is_made_again_as_soon_as_it_can_be(tmp_path: Path,
     job.run_to(20)
     assert job.base() is None
     assert not job.uploads
+    by_driver = [one.message for one in caplog.records if one.name == "statebackend.coordinator"]
+    assert all("was given up" in said and "SB2002" in said for said in by_driver)
+    assert by_driver
     down[0] = False
     job.run_to(21)  # its grant was given back
     assert len(job.uploads) == 1

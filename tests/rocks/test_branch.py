@@ -231,6 +231,7 @@ def test_a_flush_that_fails_at_closing_is_said(
     child.compact_clipped()
     child.settle_compaction()
     assert child._compaction is not None
+    child.apply([b"\0\1"], [b"new"], marker(9))
 
     class Full:
         def __init__(self, db: Any) -> None:

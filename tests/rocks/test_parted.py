@@ -179,7 +179,6 @@ def test_a_scan_that_is_given_up_does_not_keep_the_store(path: str, store: Parte
 
 
 def test_sizes_are_of_all_parts(store: PartedStore) -> None:
-    assert not store.compact_if_due()
     for epoch in (1, 2):  # RocksDB merges four by itself
         apply(store, rows_of(epoch, 400), marker(epoch))
         assert store.stored_bytes() > store.live_bytes()
@@ -188,15 +187,6 @@ def test_sizes_are_of_all_parts(store: PartedStore) -> None:
     assert store.live_bytes() > 200 * 20
     assert store.live_bytes() == sum(part.live_bytes() for part in store._parts)
     assert dict(store.scan()) == state_after(2, 400)
-
-
-def test_level_0_is_merged_in_every_part_where_it_has_grown(
-    store: PartedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    due: list[str] = []
-    monkeypatch.setattr(RocksStore, "compact_if_due", lambda part: not due.append(part.path))
-    assert store.compact_if_due()
-    assert len(due) == PARTS
 
 
 def test_a_checkpoint_names_the_files_that_make_the_store_up(

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rocksdict import Checkpoint
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
 from statebackend.rocks import store as store_module
@@ -589,16 +590,12 @@ class NotWaitedFor:
 def test_a_full_level_0_is_merged_beside_the_first_rows(path: str) -> None:
     expected = fill_level0(path, files=20)
     store = RocksStore.open(path, TINY)
-    db, store._db = store._db, NotWaitedFor(store._db)
-    assert not store.compact_if_due()
-    store._db = db
     assert dict(store.scan()) == expected
     apply(store, {b"\0\2\0\1": b"new"}, marker(20))  # meanwhile
     store.checkpoint(path + "-taken")
     store.branch(path + "-part", ((0, 3),), TINY)
     assert merged_by_itself(store)
     assert dict(store.scan()) == {**expected, b"\0\2\0\1": b"new"}
-    assert not store.compact_if_due()
     store.close()
     for copy in (path, path + "-taken"):
         again = RocksStore.open(copy, TINY)
@@ -610,33 +607,10 @@ def test_a_full_level_0_is_merged_beside_the_first_rows(path: str) -> None:
 def test_a_store_that_is_closed_while_it_merges_is_free_at_once(path: str) -> None:
     expected = fill_level0(path, files=20)
     for _ in range(3):
-        store = RocksStore.open(path, TINY)
-        store.compact_if_due()
-        store.close()
+        RocksStore.open(path, TINY).close()
     store = RocksStore.open(path, TINY)
     assert dict(store.scan()) == expected
     assert store.marker() == marker(19)
-    store.close()
-
-
-def test_a_merge_that_never_came_to_its_end_is_waited_for_in_the_end(path: str) -> None:
-    expected = fill_level0(path, files=7)
-    waited = []
-    for epoch in range(7, 15):
-        # RocksDB would be quick enough with so little: here it never is.
-        store = RocksStore.open(path, TINY, compacting=False)
-        waited.append(store.compact_if_due())
-        if waited[-1]:
-            assert store.level0_files() == 0
-        changes = entries_of(20, seed=epoch)
-        expected.update(changes)
-        apply(store, changes, marker(epoch))
-        assert dict(store.scan()) == expected
-        store.close()
-    assert waited == [False] * 4 + [True] + [False] * 3  # from 8 files on, the fourth time
-    store = RocksStore.open(path, TINY)
-    assert dict(store.scan()) == expected
-    assert store.marker() == marker(14)
     store.close()
 
 
@@ -647,9 +621,10 @@ def test_rows_that_were_flushed_without_their_marker_are_merged_too(path: str) -
     store.apply_batches(batches, marker(1))  # over the buffer: flushed as it goes
     store.flush()
     assert store.level0_files() >= 8
-    waited = [store.compact_if_due() for _ in range(4)]
-    assert waited == [False] * 3 + [True]
-    assert store.level0_files() == 0
+    store.close()
+    store = RocksStore.open(path, TINY)
+    assert merged_by_itself(store)
+    assert store.marker() == marker(1)
     store.close()
 
 
@@ -657,23 +632,91 @@ def _many(pieces: int) -> list[Entries]:
     return [entries_of(300, seed=seed, size_bytes=100) for seed in range(pieces)]
 
 
-@pytest.mark.parametrize("note", [b"", b"\xff\xff", b"-5", b"9" * 50])
-def test_a_count_that_does_not_read_is_in_nobody_s_way(path: str, note: bytes) -> None:
-    expected = fill_level0(path, files=9)
-    (Path(path) / "UNMERGED").write_bytes(note)
-    store = RocksStore.open(path, TINY, compacting=False)
-    store.compact_if_due()
-    assert dict(store.scan()) == expected
+def test_what_was_only_read_is_neither_flushed_nor_waited_for(path: str) -> None:
+    """RocksDB's flush waits while level 0 is as full as it may be, also where it has no rows."""
+    fill_level0(path, files=24)
+    counted = Flushes(path)
+    store = counted.open()
+    store.flush()
+    store.close()
+    assert counted.flushes == 0
+    store = counted.open()
+    apply(store, {b"\0\2\0\1": b"new"}, marker(24))
+    store.close()
+    assert counted.flushes == 1
+    store = counted.open()
+    assert store.marker() == marker(24)
     store.close()
 
 
-def test_where_nothing_can_be_counted_the_store_is_used_all_the_same(path: str) -> None:
-    expected = fill_level0(path, files=9)
-    (Path(path) / "UNMERGED").mkdir()
+class Flushes:
+    """Counts those of the stores that it opens."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.flushes = path, 0
+
+    def open(self) -> RocksStore:
+        store, counting = RocksStore.open(self.path, TINY), self
+
+        class Counted(NotWaitedFor):
+            def flush(self) -> None:
+                counting.flushes += 1
+                self._db.flush()
+
+        store._db = Counted(store._db)
+        return store
+
+
+def test_a_copy_is_taken_without_waiting_for_a_merge(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB's flush waits while level 0 is full; a checkpoint with the interpreter held."""
+    expected = fill_level0(path, files=24)
     store = RocksStore.open(path, TINY, compacting=False)
-    assert not store.compact_if_due()
-    assert dict(store.scan()) == expected
+    told: list[str] = []
+
+    class Told(NotWaitedFor):
+        def set_options(self, options: dict[str, str]) -> None:
+            told.append(options["level0_slowdown_writes_trigger"])
+            self._db.set_options(options)
+
+        def flush(self) -> None:
+            told.append("flush")
+            self._db.flush()
+
+    class Checkpoints:
+        def __init__(self, db: Any) -> None:
+            self._real = Checkpoint(db._db)
+
+        def create_checkpoint(self, path: str) -> None:
+            told.append("checkpoint")
+            self._real.create_checkpoint(path)
+
+    store._db = Told(store._db)
+    monkeypatch.setattr(store_module, "Checkpoint", Checkpoints)
+    changes = {b"\0\2\0\1": b"new"}
+    apply(store, changes, marker(24))
+    store.checkpoint(path + "-taken")
+    raised, lowered = str(1 << 20), "20"
+    assert told == [raised, "flush", "checkpoint", lowered]
     store.close()
+    again = RocksStore.open(path + "-taken", TINY)
+    assert dict(again.scan()) == {**expected, **changes}
+    again.close()
+
+
+def test_level_0_grows_to_where_a_flush_waits_for_its_merge_and_no_further(path: str) -> None:
+    expected: Entries = {}
+    for epoch in range(40):
+        store = RocksStore.open(path, TINY)
+        changes = entries_of(20, seed=epoch)
+        expected.update(changes)
+        apply(store, changes, marker(epoch))
+        store.close()
+        again = RocksStore.open(path, TINY, compacting=False)
+        assert again.level0_files() <= 20
+        assert dict(again.scan()) == expected
+        again.close()
 
 
 def test_closing_twice_is_fine(path: str) -> None:

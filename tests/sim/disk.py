@@ -66,6 +66,7 @@ class ModelStore(RocksStore):
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise LocalCopyError(f"The local store {path} is damaged ({error}).") from error
         opened.by_path[path] = process
+        self._merge_beside()
 
     @classmethod
     def open_in(
@@ -149,12 +150,11 @@ class ModelStore(RocksStore):
     def stored_bytes(self) -> int:
         return sum(len(k) + len(v) for k, v in self._view.items())
 
-    def compact_if_due(self) -> bool:
+    def _merge_beside(self) -> None:
         """As RocksDB: beside all else."""
         if len(self._files) >= 8:
             sched = current().sched
             sched.spawn(self._process, self._merge, 0.05 * sched.random.random())
-        return False
 
     def _merge(self) -> None:
         if self._db is not None:

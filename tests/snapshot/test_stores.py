@@ -149,11 +149,62 @@ def test_ids_that_repeat_never_share_a_temporary_file(tmp_path: Path) -> None:
 def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root", new_id=new_id)
     store.put("data/a", [b"x"])
-    for path in ("data/a", "data", ".tmp", ""):
+    for path in ("data/a", "data", ".tmp"):
         target = tmp_path / "root" / path
         target.unlink() if target.is_file() else target.rmdir()
     assert store.create("data/b", [b"y"]) is CreateOutcome.CREATED
     assert store.get("data/b") == b"y"
+
+
+@pytest.mark.parametrize("left", ["nothing", "the place where it was mounted"])
+@pytest.mark.parametrize("knows", ["it wrote there", "it was told"])
+def test_a_root_that_has_gone_away_is_said_and_nothing_is_written_in_its_place(
+    tmp_path: Path, left: str, knows: str
+) -> None:
+    """As of a disk that is not mounted any more: what is put under it now would be lost later."""
+    root = tmp_path / "mount" / "root"
+    root.mkdir(parents=True)
+    store = LocalStore(root, new_id=new_id, there=True)
+    LocalStore(root, new_id=new_id).put("data/a", [b"x"])
+    if knows == "it wrote there":
+        store = LocalStore(root, new_id=new_id)
+        store.put("data/b", [b"x"])
+    elif left != "nothing":
+        store.get("data/a")
+    (tmp_path / "mount").rename(tmp_path / "elsewhere")
+    if left != "nothing":
+        root.mkdir(parents=True)
+    calls: list[Callable[[], object]] = [
+        lambda: store.put("data/c", [b"x"]),
+        lambda: store.create("data/d", [b"x"]),
+        lambda: store.get("data/a"),
+        lambda: list(store.get_chunks("data/a")),
+        lambda: store.get_tail("data/a", 1),
+        lambda: store.list(""),
+        lambda: store.list("data/"),
+        lambda: store.delete(["data/a"]),
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnreachableError, match="gone away") as caught:
+            call()
+        assert "mount" in caught.value.todo
+    assert not root.exists() or not list(root.iterdir())
+    if root.exists():
+        root.rmdir()
+        root.parent.rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "mount")
+    assert store.get("data/a") == b"x"
+    store.put("data/c", [b"y"])
+    assert store.get("data/c") == b"y"
+
+
+def test_a_store_that_is_made_by_its_first_write_is_empty_until_then(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "root", new_id=new_id)
+    assert store.list("") == []
+    with pytest.raises(ObjectNotFoundError):
+        store.get("a")
+    store.put("a", [b"x"])
+    assert [info.name for info in store.list("")] == ["a"]
 
 
 def test_a_relative_path_is_refused() -> None:
