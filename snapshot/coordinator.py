@@ -130,7 +130,7 @@ class Coordinator:
             )
         elif request.epoch > self.epoch:
             self._next_epoch(request)
-        if not self.stamps.admit(request.stamp_ms, *_of(request)):
+        if not self.stamps.admit(request.stamp_ms, *request.plan):
             raise wrong_batch(request.epoch)
         operator = self._operators[request.operator]
         if not 0 <= request.subtask < operator.spec.parallelism:
@@ -207,7 +207,7 @@ class Coordinator:
             raise unfinished(epoch, dict.fromkeys(late, ()), epoch + 1)
 
     def _bind(self, request: BeginRequest) -> None:
-        if not self.stamps.bind(request.stamp_ms, *_of(request)):
+        if not self.stamps.bind(request.stamp_ms, *request.plan):
             raise wrong_batch(request.epoch)
         self.epoch = request.epoch
 
@@ -446,7 +446,3 @@ class Coordinator:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _of(request: BeginRequest) -> tuple[str, int, int]:
-    return request.operator, request.subtask, request.nonce

@@ -127,6 +127,11 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
     held: list[str] = []
     nonce: int = 0
 
+    @property
+    def plan(self) -> tuple[str, int, int]:
+        """What tells the plan of one batch from that of another, for one subtask."""
+        return self.operator, self.subtask, self.nonce
+
 
 class BaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     """The right to upload a base of the state after ``epoch``, in the background.

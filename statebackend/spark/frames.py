@@ -52,8 +52,7 @@ class FrameMaker:
         """Spark's ``transformWithState`` with state kept here.
 
         Args:
-            df: a streaming frame; or a static one, as in Spark: its rows go through the processor
-                once, over empty state of which nothing is kept.
+            df: a streaming frame, or a static one: its rows go through once, over empty state.
             keys: names of the key columns.
             processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
             output_schema: of the rows that it returns.

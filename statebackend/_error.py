@@ -1,0 +1,42 @@
+"""The base of all errors, and how one crosses the wire: by its code. The errors: `errors.py`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["StateBackendError", "error_for_code"]
+
+
+class StateBackendError(Exception):
+    """Base of every error this library raises on purpose.
+
+    Args:
+        what: what happened, and to what (one sentence, with a full stop).
+        todo: what to do next (one sentence).
+    """
+
+    code: ClassVar[str] = "SB0000"
+
+    def __init__(self, what: str, *, todo: str = "") -> None:
+        super().__init__(what, todo)
+        self.what, self.todo = what, todo
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.what}" + (f" {self.todo}" if self.todo else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.todo)
+
+
+def _rebuild(kind: type[StateBackendError], what: str, todo: str) -> StateBackendError:
+    return kind(what, todo=todo)
+
+
+def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
+    """The error that stands behind a code received over the wire; the base class if unknown."""
+    kinds: list[type[StateBackendError]] = [StateBackendError]
+    for kind in kinds:  # which grows meanwhile
+        if kind.code == code:
+            return kind(what, todo=todo)
+        kinds += kind.__subclasses__()
+    return StateBackendError(f"({code}) {what}", todo=todo)
