@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,10 @@ class Driver:
             self._go.release()
             self._rests.acquire()
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def to_the_end(self) -> None:
         while not self.done:
             self.step()
@@ -256,41 +261,64 @@ def _check_error(driver: Driver) -> None:
         raise driver.error
 
 
-@settings(max_examples=400, deadline=None)
+def _healthy(shared: Shared) -> None:
+    """A driver that starts while all others are frozen, and runs its batches."""
+    before = max(shared.finished)
+    driver = Driver(shared)
+    driver.to_the_end()
+    if driver.error is not None:
+        raise driver.error
+    assert max(shared.finished) >= before + BATCHES - 1
+    assert sorted(shared.finished) == list(range(max(shared.finished) + 1))
+    assert sorted(shared.commits) == sorted(shared.records) == sorted(shared.finished)
+    assert {n: shared.offsets[n] for n in shared.commits} == shared.records
+    assert not shared.hidden
+
+
+LONGEST = 60  # more steps than a driver makes
+
+
+@pytest.mark.parametrize("later", [1, 2, 3, 4, LONGEST])
+def test_one_that_froze_before_any_step_and_is_killed_some_steps_after_it_thawed(
+    later: int,
+) -> None:
+    for frozen in range(1, LONGEST):
+        shared = Shared.one_batch_ahead()
+        driver = Driver(shared)
+        driver.steps(frozen)
+        _healthy(shared)
+        driver.steps(later)
+        driver.kill()
+        _check_error(driver)
+        _healthy(shared)
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    turns=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 25)), max_size=30),
-    ends=st.tuples(*[st.sampled_from(["thaws", "is killed", "thaws last"])] * 3),
+    turns=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 30)) | st.just("a healthy one"), max_size=20
+    ),
+    thaws=st.tuples(*[st.booleans()] * 3),
 )
 def test_whatever_starts_are_frozen_where_the_next_one_goes_on_and_nothing_is_lost(
-    turns: list[tuple[int, int]], ends: tuple[str, ...]
+    turns: list[tuple[int, int] | str], thaws: tuple[bool, ...]
 ) -> None:
     shared = Shared.one_batch_ahead()
-    drivers = [Driver(shared) for _ in ends]
+    drivers = [Driver(shared) for _ in thaws]
     try:
-        for number, steps in turns:
-            for _ in range(steps):
-                drivers[number].step()
-        for driver, end in zip(drivers, ends, strict=True):
-            if end == "thaws":
+        for turn in turns:
+            if isinstance(turn, str):
+                _healthy(shared)
+            else:
+                drivers[turn[0]].steps(turn[1])
+        for driver, thawed in zip(drivers, thaws, strict=True):
+            if thawed:
                 driver.to_the_end()
-            elif end == "is killed":
-                driver.kill()
-        # A healthy one goes on, while others are still frozen; and one more after these.
-        for _ in range(2):
-            before = max(shared.finished)
-            last = Driver(shared)
-            last.to_the_end()
-            if last.error is not None:
-                raise last.error
-            assert max(shared.finished) >= before + BATCHES - 1
-            assert sorted(shared.finished) == list(range(max(shared.finished) + 1))
-            assert sorted(shared.commits) == sorted(shared.records) == sorted(shared.finished)
-            assert {n: shared.offsets[n] for n in shared.commits} == shared.records
-            assert not shared.hidden
-            for driver in drivers:
-                driver.to_the_end()
+        _healthy(shared)
         for driver in drivers:
+            driver.to_the_end()
             _check_error(driver)
+        _healthy(shared)
     finally:
         for driver in drivers:
             driver.kill()
