@@ -225,8 +225,8 @@ def copied(processor: Any, uid: str) -> Any:
     """A processor with fields as an executor would get them; its classes and functions are shared.
 
     Unpickled where it was pickled, it would change the caller's classes (see
-    :class:`statebackend.spark.shipped.Apart`); and a test's counters and spies are to see its
-    calls.
+    :class:`statebackend.spark.shipped.IsolatedLoader`). A test's counters and spies are to see
+    its calls, too.
 
     Raises:
         ProcessorError: it cannot be pickled.

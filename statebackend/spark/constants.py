@@ -23,8 +23,8 @@ from pyspark.cloudpickle import CloudPickler
 
 from statebackend.errors import ProcessorError
 from statebackend.spark.shipped import (
-    Apart,
     Constant,
+    IsolatedLoader,
     PartRef,
     ShippedProcessor,
     is_plain,
@@ -87,10 +87,10 @@ class Part:
         buffers = [view.tobytes() for view in self._buffers]
         return open_part, (self.digest, self.name, self._data, buffers)
 
-    def rehearsed(self, apart: Apart) -> Any:
+    def rehearsed(self, loader: IsolatedLoader) -> Any:
         """The value for a rehearsal: the user's own, unless its classes are made anew there."""
         if self._has_classes:
-            return apart.load(self._data, buffers=self._buffers)
+            return loader.load(self._data, buffers=self._buffers)
         return self.value.view() if isinstance(self.value, np.ndarray) else self.value
 
 
@@ -264,12 +264,12 @@ class PackedProcessor:
         Other objects than arrays, dicts, lists and sets are the user's own, uncopied. Classes and
         functions that travel by value are copies: those of the user stay as they are.
         """
-        apart = Apart()
+        loader = IsolatedLoader()
         parts = [
-            Constant(part.name, part.rehearsed(apart), part.size_bytes).for_epoch()
+            Constant(part.name, part.rehearsed(loader), part.size_bytes).for_epoch()
             for part in self.parts
         ]
-        return apart.load(self.data, parts, self.shared)
+        return loader.load(self.data, parts, self.shared)
 
     def ship(
         self,

@@ -131,7 +131,6 @@ class Launch:
         """
         self._refuse_running()
         self._check_plans()
-        warn_of_partial_retries(self._spark)
         # What is wrong with its port is said before anything is claimed or taken back.
         Services.get(self._spark, self._settings)
         if self._heartbeat is not None:
@@ -180,11 +179,14 @@ class Launch:
 
     def _check_plans(self) -> None:
         """Refuse operators that Spark would plan otherwise than they must be."""
+        made = [(one, one.frame) for one in self._operators.values() if one.frame is not None]
+        if not made:
+            return
+        warn_of_partial_retries(self._spark)
         wanted = wanted_at_start(narrow=False, file_manager=None)
         with Services.starting, set_for_a_start(self._sessions, wanted):
-            for operator in self._operators.values():
-                if operator.frame is not None:
-                    check_plan(operator.frame, operator.uid, operator.parallelism)
+            for operator, frame in made:
+                check_plan(frame, operator.uid, operator.parallelism)
 
     def _beat(self, due: NextDue) -> None:
         """Have Spark run a batch when a timer is due, although there may be no data.

@@ -24,9 +24,9 @@ from statebackend.errors import ProcessorError
 
 __all__ = [
     "CONSTANTS",
-    "Apart",
     "Constant",
     "ConstantCache",
+    "IsolatedLoader",
     "PartRef",
     "ShippedProcessor",
     "is_plain",
@@ -328,7 +328,7 @@ def load_with(data: bytes, parts: Sequence[Any], shared: Sequence[Broadcast[Any]
     return _Unpickler(data, parts, shared).load()
 
 
-class _ApartUnpickler(_Unpickler):
+class _IsolatedUnpickler(_Unpickler):
     def __init__(self, classes: dict[str, Any], *given: Any) -> None:
         super().__init__(*given)
         self._classes = classes
@@ -354,7 +354,7 @@ class _ApartUnpickler(_Unpickler):
         return made
 
 
-class Apart:
+class IsolatedLoader:
     """Unpickles in the process that pickled, and leaves the classes there as they are.
 
     A class of ``__main__`` or of a function travels with its code. Where cloudpickle finds the
@@ -374,7 +374,7 @@ class Apart:
         buffers: Sequence[Any] = (),
     ) -> Any:
         """As :func:`load_with`; ``buffers``: what was pickled out of band."""
-        return _ApartUnpickler(self._classes, data, parts, shared, buffers).load()
+        return _IsolatedUnpickler(self._classes, data, parts, shared, buffers).load()
 
 
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__")
