@@ -104,7 +104,6 @@ class _Services:
     """In the place of the driver's gRPC server."""
 
     running: ClassVar[dict[str, Any]] = {}
-    starting: ClassVar[Any] = contextlib.nullcontext()
 
     @classmethod
     def get(cls, spark: Any, settings: Any) -> Any:
@@ -227,7 +226,6 @@ def _replacements(
     yield _spark.launch, "Services", _Services
     yield _spark.launch, "CheckpointLocation", lambda spark, path: SimLocation(spark.shared, sched)
     yield _spark.launch, "check_sink", lambda query, checked: None
-    yield _spark.launch, "warn_of_partial_retries", lambda spark: None
     yield _spark.task, "_unhurried_collector", contextlib.nullcontext
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
     yield from of_savepoints(world, system)
