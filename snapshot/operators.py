@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -21,18 +22,45 @@ __all__ = [
     "CommitWork",
     "OperatorSpec",
     "check_initial",
+    "lacks_initial",
     "operators_setting",
     "takes_initial",
 ]
 
 
-def operators_setting(first_epochs: Mapping[str, int]) -> dict[str, dict[str, int]]:
+def operators_setting(
+    first_epochs: Mapping[str, int], initial: Collection[str] = ()
+) -> dict[str, Any]:
     """What every record says of all operators of its run: their first epochs, by uid.
 
     An operator that has no record yet is known by it: one that never finished its first epoch must
     not be taken for one that was added later.
+
+    Args:
+        initial: those that the run was given an initial state for, which its claim says.
     """
-    return {"operators": dict(first_epochs)}
+    said: dict[str, Any] = {"operators": dict(first_epochs)}
+    if initial:
+        said["initial"] = sorted(initial)
+    return said
+
+
+def lacks_initial(
+    manifests: Iterable[Manifest], given: Mapping[str, bool], first_epoch: int
+) -> list[str]:
+    """Operators that would repeat their first epoch without the initial state they had in it.
+
+    Args:
+        given: whether a start has an initial state, for each of its operators.
+        first_epoch: the epoch that the start begins with.
+    """
+    had: dict[str, bool] = {}
+    for manifest in manifests:
+        if manifest.kind == "claim":
+            initial = manifest.settings.get("initial", ())
+            for uid, first in manifest.settings.get("operators", {}).items():
+                had[uid] = uid in initial and first >= first_epoch
+    return sorted(uid for uid, has in given.items() if not has and had.get(uid, False))
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,7 +176,7 @@ class JobRunningError(UsageError):
 
 
 class StateMismatchError(UsageError):
-    """A state's name, kind or schema is not the one the checkpoint holds."""
+    """A state is not as the checkpoint holds it: its name, kind or schema, or an initial state."""
 
     code = "SB1017"
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from recovery.savepoint import Savepoint
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
-from snapshot.operators import OperatorSpec, operators_setting, takes_initial
+from snapshot.operators import OperatorSpec, lacks_initial, operators_setting, takes_initial
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
 from snapshot.running import resumed_time
@@ -171,6 +171,7 @@ class Launch:
         manifests = self._point.find(location, progress, hidden, manifests)
         epoch = self._point.first_epoch
         assert epoch is not None
+        self._check_initial(manifests, epoch)
         self._write_initial(epoch)
         lineages = live_lineages(manifests)
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
@@ -199,6 +200,18 @@ class Launch:
                 due.epoch,
                 watermark_moves=due.watermark_moves,
                 processing_due_ms=due.processing_due_ms,
+            )
+
+    def _check_initial(self, manifests: list[Manifest], epoch: int) -> None:
+        """Refuse to repeat an operator's first epoch without the initial state that it had."""
+        given = {uid: one.initial is not None for uid, one in self._operators.items()}
+        if lacks := lacks_initial(manifests, given, epoch):
+            raise StateMismatchError(
+                f"Batch {epoch} is repeated, in which the operator(s) "
+                f"{', '.join(map(repr, lacks))} of job {self._job.name!r} took their initial state "
+                f"in, and now there is none: it would be lost.",
+                todo="Give initial_state= as before, until that batch is committed; an empty frame "
+                "where the operator is to begin with nothing.",
             )
 
     def _write_initial(self, epoch: int) -> None:
@@ -355,12 +368,14 @@ class Launch:
         first_epoch = self._point.started_at(str(query.id), location, manifests)
         # Before whoever goes on is fenced.
         self._point.check_not_overtaken(manifests, first_epoch)
+        self._check_initial(manifests, first_epoch)
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
         }
+        initial = [uid for uid, one in self._operators.items() if one.initial is not None]
         tenure = self._log.claim(
-            query_id=str(query.id), run=self._name, settings=operators_setting(firsts)
+            query_id=str(query.id), run=self._name, settings=operators_setting(firsts, initial)
         )
         # Read again: what another driver had committed before the claim is part of the truth.
         before = held_before(self._log, tenure)

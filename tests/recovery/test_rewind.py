@@ -8,11 +8,19 @@ import msgspec
 import pytest
 
 from recovery.rewind import (
+    COMMITS,
+    OFFSETS,
     LocationProgress,
     LogProgress,
+    Repair,
     StartDecision,
+    TakenBack,
     Verdict,
+    decide_going_back,
+    decide_repair,
     decide_start,
+    lacks_for,
+    next_to_take,
 )
 from snapshot.record import Manifest
 from snapshot.storage.memory import MemoryStore
@@ -199,3 +207,165 @@ def test_an_epoch_that_the_last_run_repeated_in_part_is_not_finished() -> None:
         second.session.begin(begin_of(1, 0, "a"))
     known = progress(manifests_of(store))
     assert decide_start(location(0, query="query"), known) == rewind(0)
+
+
+# --- what a start needs of the location ----------------------------------------------------------
+
+
+def files(offsets: list[int], commits: list[int]) -> LocationProgress:
+    return LocationProgress(
+        "/checkpoint",
+        "q",
+        max(offsets, default=-1),
+        max(commits, default=-1),
+        frozenset(offsets),
+        frozenset(commits),
+    )
+
+
+LACKS = {
+    "nothing is needed for the first batch": (files([], []), 0, []),
+    "the first batch, repeated": (files([0], [0]), 0, []),
+    "the next, after the first": (files([0], [0]), 1, []),
+    "a planned batch": (files([3, 4], [3]), 4, []),
+    "a committed batch": (files([3, 4], [3, 4]), 4, []),
+    "a batch that is to be planned": (files([3, 4], [3, 4]), 5, []),
+    "its own plan is gone": (files([3], [3, 4]), 4, ["offsets/4"]),
+    "one batch is kept": (files([4, 5], [4]), 4, ["offsets/3", "commits/3"]),
+    "the plan before is gone": (files([4], [3]), 4, ["offsets/3"]),
+    "the commit before is gone": (files([3, 4], [4]), 4, ["commits/3"]),
+    "what is only listed in part is taken as it is": (location(7), 7, []),
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_what_spark_needs_to_run_a_batch_and_has_not(name: str) -> None:
+    there, batch, lacks = LACKS[name]
+    assert lacks_for(there, batch) == lacks
+
+
+def test_a_rewind_that_needs_what_spark_has_purged_is_refused_with_the_setting_named() -> None:
+    with pytest.raises(RewindError, match="no offsets/3 and no commits/3") as caught:
+        decide_start(files([4, 5], [4]), log("q", a=3))
+    assert "spark.sql.streaming.minBatchesToRetain says: set it to 2 or more" in str(caught.value)
+    assert decide_start(files([3, 4, 5], [3, 4]), log("q", a=3)) == rewind(4)
+
+
+def test_a_start_without_the_plan_that_spark_goes_on_from_is_refused() -> None:
+    with pytest.raises(RewindError, match=r"go on with batch 5.* no offsets/4"):
+        decide_start(files([5], [4]), log("q", a=4))
+
+
+def test_plans_that_end_before_the_commits_are_refused() -> None:
+    with pytest.raises(RewindError, match="plans end with 3"):
+        decide_start(files([2, 3], [2, 3, 4]), log("q", a=4))
+
+
+# --- taking back, and putting back ---------------------------------------------------------------
+
+
+def test_the_newest_plan_is_taken_back_first_and_the_commit_last() -> None:
+    offsets, commits, taken = [0, 1, 2, 3, 4], [0, 1, 2, 3], []
+    while step := next_to_take(files(offsets, commits), 2):
+        taken.append(step)
+        (offsets if step[0] == OFFSETS else commits).remove(step[1])
+    assert taken == [(OFFSETS, 4), (OFFSETS, 3), (COMMITS, 3), (COMMITS, 2)]
+    assert offsets == [0, 1, 2], "the plan of the batch itself stays: it is repeated from it"
+
+
+@pytest.mark.parametrize("id", ["7f", "0-a-B"])
+def test_a_hidden_name_is_read_as_what_it_was_made_of(id: str) -> None:
+    one = TakenBack(OFFSETS, 12, 3, id)
+    folder, _, name = one.name.partition("/")
+    assert TakenBack.parse(folder, name) == one
+    assert name.startswith("."), "Spark's logs do not look at it"
+
+
+@pytest.mark.parametrize(
+    "name", ["12", ".12.crc", ".12.3.taken-back", ".12.3.x.tmp", "12.3.x.taken-back"]
+)
+def test_any_other_name_is_not_a_hidden_one(name: str) -> None:
+    assert TakenBack.parse(OFFSETS, name) is None
+
+
+PLAN = TakenBack(OFFSETS, 3, 2, "x")
+LATER = TakenBack(OFFSETS, 3, 4, "y")
+COMMIT = TakenBack(COMMITS, 2, 2, "z")
+
+REPAIRS = {
+    "a commit is put back": ([COMMIT], files([2], [1]), {}, {}, ([COMMIT], [])),
+    "a commit that is there again counts": ([COMMIT], files([2], [2]), {}, {}, ([], [COMMIT])),
+    "a plan is put back": ([PLAN], files([2], [2]), {}, {PLAN.name: 5}, ([PLAN], [])),
+    "a hidden plan counts where nothing was run": (
+        [PLAN],
+        files([2, 3], [2]),
+        {},
+        {PLAN.name: 5, PLAN.place: 6},
+        ([PLAN], []),
+    ),
+    "the plan that was run stays": (
+        [PLAN],
+        files([2, 3], [2, 3]),
+        {3: 6},
+        {PLAN.name: 5, PLAN.place: 6},
+        ([], [PLAN]),
+    ),
+    "the hidden plan that was run is put back": (
+        [PLAN],
+        files([2, 3], [2]),
+        {3: 5},
+        {PLAN.name: 5, PLAN.place: 6},
+        ([PLAN], []),
+    ),
+    "of two, the one that was run": (
+        [PLAN, LATER],
+        files([2], [2]),
+        {3: 8},
+        {PLAN.name: 5, LATER.name: 8},
+        ([LATER], [PLAN]),
+    ),
+    "of two that were not run, the one that was taken first": (
+        [LATER, PLAN],
+        files([2], [2]),
+        {},
+        {PLAN.name: 5, LATER.name: 8},
+        ([PLAN], [LATER]),
+    ),
+    "a plan that does not say its time is put back all the same": (
+        [PLAN],
+        files([2], [2]),
+        {3: 5},
+        {},
+        ([PLAN], []),
+    ),
+    "nothing is hidden": ([], files([2], [2]), {}, {}, ([], [])),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_what_becomes_of_what_others_took_back(name: str) -> None:
+    hidden, there, recorded, stamps, (put_back, drop) = REPAIRS[name]
+    found = decide_repair(hidden, there, recorded=recorded, stamps=stamps)
+    assert found == Repair(tuple(put_back), tuple(drop))
+
+
+# --- going back further, where the user says so --------------------------------------------------
+
+
+def test_the_user_may_name_an_epoch_to_go_back_to() -> None:
+    assert decide_going_back(location(3), log("q", a=5), 3, [3, 2]) == rewind(4)
+    assert decide_going_back(location(3), log("q", a=5), 2, [3, 2]) == rewind(3)
+
+
+def test_an_epoch_that_cannot_be_gone_back_to_is_refused_with_those_that_can() -> None:
+    with pytest.raises(RewindError, match=r"epoch 4 .* it can go back to 3, 2[.]"):
+        decide_going_back(location(3), log("q", a=5), 4, [3, 2])
+    with pytest.raises(RewindError, match="9, 8, 7, 6, 5 and older ones"):
+        decide_going_back(location(9), log("q", a=12), 11, [9, 8, 7, 6, 5, 4])
+    with pytest.raises(RewindError, match="there is no epoch"):
+        decide_going_back(location(3), log("q", a=5), 3, [])
+
+
+def test_going_back_does_not_join_what_does_not_belong_together() -> None:
+    with pytest.raises(CheckpointLocationError, match="is of query other"):
+        decide_going_back(location(3, query="other"), log("q", a=5), 3, [3, 2])

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from snapshot.lineage import resolve
+from snapshot.log import CommitLog
 from snapshot.messages import SlicePart
 from snapshot.names import data_name
-from snapshot.operators import check_initial, takes_initial
+from snapshot.operators import check_initial, lacks_initial, operators_setting, takes_initial
+from snapshot.storage.memory import MemoryStore
 from statebackend.errors import ProtocolError
-from tests.recovery.driver import Run, spec_of
+from tests.recovery.driver import Run, new_id, spec_of
 
 EPOCH = 5  # the first that the operator ever runs
 
@@ -78,6 +80,25 @@ def test_a_driver_knows_by_the_log_whether_the_initial_state_is_needed() -> None
     lineage = resolve(run.records)["op"]
     assert takes_initial(lineage, EPOCH)
     assert not takes_initial(lineage, EPOCH + 1)
+
+
+def test_claims_tell_who_may_not_repeat_a_first_epoch_without_it() -> None:
+    log = CommitLog(MemoryStore(), job="clicks", writer="w", new_id=new_id)
+
+    def lacks(first_epoch: int, **has: bool) -> list[str]:
+        return lacks_initial(log.manifests(), has, first_epoch)
+
+    assert lacks(EPOCH, op=False) == []
+    log.claim(settings=operators_setting({"a": 0, "op": EPOCH}, ["op"]))
+    log.claim()  # of a start that goes back
+    assert lacks(EPOCH, a=False, op=False) == ["op"]
+    assert lacks(EPOCH, a=False, op=True) == []
+    assert lacks(EPOCH - 1, op=False) == ["op"]
+    assert lacks(EPOCH + 1, op=False) == []
+    log.claim(settings=operators_setting({"a": 0}))
+    assert lacks(EPOCH, op=False) == ["op"], "another run had it not"
+    log.claim(settings=operators_setting({"a": 0, "op": EPOCH}))
+    assert lacks(EPOCH, op=False) == [], "the last run with it went on without one"
 
 
 def test_its_objects_are_kept_from_cleaning_until_the_first_epoch_is_confirmed() -> None:

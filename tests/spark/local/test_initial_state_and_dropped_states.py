@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 from statebackend import KeyedProcessor
 from statebackend.errors import StateMismatchError
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
-from tests.spark.local.world import durable_state
+from tests.spark.local.world import checkpoints, durable_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +135,53 @@ def test_a_first_epoch_that_spark_did_not_commit_is_repeated_with_its_initial_st
     backend = world.backend()
     world.run(backend, _opened(world, backend, changed))
     _check(world, backend, changed)
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
+def test_a_first_epoch_is_not_repeated_without_the_initial_state_that_it_had(
+    world: World, durable: bool
+) -> None:
+    flag = world.root / "flag"
+    flag.touch()
+
+    def failing(frame: DataFrame, batch: int) -> None:
+        if durable:
+            world.sink(frame, batch)
+        if once(str(flag)):
+            raise RuntimeError("before it is committed")
+        world.sink(frame, batch)
+
+    world.input.add_keys("a", "b", "bad", "c")
+    backend = world.backend()
+    world.fail(backend, _opened(world, backend, INITIAL), failing)
+    before = checkpoints(backend)
+    assert before == ([("ledger", 0)] if durable else [])
+    backend = world.backend()
+    frame = world.ledger(backend, processor=Opened())
+    with pytest.raises(StateMismatchError, match=r"'ledger'.* it would be lost"):
+        world.run(backend, frame)
+    assert checkpoints(backend) == before
+    backend = world.backend()
+    world.run(backend, _opened(world, backend, INITIAL))
+    _check(world, backend, INITIAL)
+    # It is committed now: nobody asks for it any more.
+    world.input.add_keys("a", "later")
+    backend = world.backend()
+    world.run(backend, world.ledger(backend, processor=Opened()))
+    _check(world, backend, INITIAL)
+
+
+def test_an_empty_frame_takes_an_initial_state_back_that_is_not_committed(world: World) -> None:
+    def failing(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        raise RuntimeError("before it is committed")
+
+    world.input.add_keys("a", "b")
+    backend = world.backend()
+    world.fail(backend, _opened(world, backend, INITIAL), failing)
+    backend = world.backend()
+    world.run(backend, _opened(world, backend, []))
+    _check(world, backend, [])
 
 
 def test_an_initial_state_waits_for_the_first_batch(world: World) -> None:
