@@ -58,15 +58,16 @@ def last_epochs(manifests: Sequence[Manifest]) -> dict[str, int]:
     """By operator, the newest epoch that a restart would go on from.
 
     Where a later run began to repeat the newest epoch and not every operator finished it again, the
-    others' records are of the run before: for them it is the epoch before.
+    others' records are of the run before: for them it is the epoch before. A run that the user had
+    go back further leaves records of later epochs, too.
     """
     lineages = live_lineages(manifests)
     entries = {uid: one.epochs[one.last_epoch] for uid, one in lineages.items() if one.epochs}
     newest = max(entries.values(), key=lambda entry: entry.sequence, default=None)
     found = {uid: one.last_epoch for uid, one in lineages.items()}
     for uid, entry in entries.items():
-        if newest and entry.epoch == newest.epoch and entry.run != newest.run:
-            found[uid] = entry.epoch - 1
+        if newest and entry.epoch >= newest.epoch and entry.run != newest.run:
+            found[uid] = newest.epoch - 1
     for uid, first_epoch in (named_operators(manifests) or {}).items():
         found.setdefault(uid, first_epoch - 1)
     return found

@@ -35,7 +35,7 @@ class Acked(enum.Enum):
     STALE = "stale"  # a newer attempt of the same task has acked
 
 
-@dataclass
+@dataclass(eq=False)
 class _Evaluation:
     """Its latest ack of each subtask, and the latest of its stages."""
 
@@ -67,13 +67,17 @@ class EpochState:
         before = self._whole
         if len(own.acks) == self.parallelism and (before is None or own.stage >= before.stage):
             self._whole = own
-        self._forget_old()
+        self._forget_old(own)
         return Acked.COMPLETE if self.acked else Acked.PARTIAL
 
-    def _forget_old(self) -> None:
-        """Those before the latest whole one: their output may be needed, and they do not count."""
-        others = [(n, one) for n, one in self._evaluations.items() if one is not self._whole]
-        others.sort(key=lambda of: of[1].stage, reverse=True)
+    def _forget_old(self, running: _Evaluation) -> None:
+        """Those before the latest whole one: their output may be needed, and they do not count.
+
+        Of too many later ones the emptiest: looks at a few rows, beside one that may become whole.
+        """
+        spared = self._whole, running
+        others = [(n, one) for n, one in self._evaluations.items() if one not in spared]
+        others.sort(key=lambda of: (len(of[1].acks), of[1].stage), reverse=True)
         for place, (number, one) in enumerate(others):
             old = self._whole is not None and one.stage < self._whole.stage
             if old or place >= _PARTIAL_KEPT:

@@ -17,9 +17,9 @@ from typing import Final
 
 __all__ = ["Stamps"]
 
-# What is known again: days of batches, in a few megabytes.
+# What is known again: days of batches of a few subtasks, in 64 MB at most.
 _EPOCHS_KEPT: Final = 65_536
-_NONCES_KEPT: Final = 1 << 20
+_NONCES_KEPT: Final = 1 << 23
 
 
 class Stamps:

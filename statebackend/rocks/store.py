@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class RocksStore(RocksReads):
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment] # wrong stub
         self._compaction: Compaction | None = None
+        self._beside_merges_now, self._triggers = 0, threading.Lock()
 
     @classmethod
     def open(
@@ -273,14 +275,19 @@ class RocksStore(RocksReads):
     @contextlib.contextmanager
     def _beside_merges(self) -> Iterator[None]:
         """Nothing in here waits until a full level 0 is merged."""
-        full = self.level0_files() + _NEARLY_FULL >= LEVEL0_FULL_FILES
-        if full:
+        if self.level0_files() + _NEARLY_FULL < LEVEL0_FULL_FILES:
+            yield
+            return
+        with self._triggers:
+            self._beside_merges_now += 1
             hold_up_writes(self._db, _NEVER, _NEVER)
         try:
             yield
         finally:
-            if full:
-                hold_up_writes(self._db, LEVEL0_FULL_FILES, LEVEL0_STOP_FILES)
+            with self._triggers:
+                self._beside_merges_now -= 1
+                if not self._beside_merges_now:  # an upload's copy may go on beside a flush
+                    hold_up_writes(self._db, LEVEL0_FULL_FILES, LEVEL0_STOP_FILES)
 
     def checkpoint(self, path: str) -> list[str]:
         """Hard-link a consistent copy of the store to ``path``, which must not exist yet.

@@ -46,38 +46,44 @@ class Attempts:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._running: dict[tuple[str, int], Overdue] = {}
+        self._running: dict[tuple[str, int, int], Overdue] = {}
         self._killed: dict[tuple[str, int], tuple[int, int]] = {}  # in which epoch how many
         self._lock = threading.Lock()
 
     def begun(self, operator: str, subtask: int, epoch: int, attempt: int, now_s: float) -> None:
-        """An attempt was admitted; it takes the place of an earlier one. It may begin twice."""
+        """An attempt was admitted, maybe beside another of its subtask. It may begin twice."""
         place = operator, subtask
         with self._lock:
-            known = self._running.get(place)
-            if known is None or (known.epoch, known.attempt) != (epoch, attempt):
-                self._running[place] = Overdue(operator, subtask, epoch, attempt, now_s)
+            for key, one in list(self._running.items()):
+                if key[:2] == place and one.epoch != epoch:
+                    del self._running[key]  # Spark has gone on without it
+            started = Overdue(operator, subtask, epoch, attempt, now_s)
+            self._running.setdefault((operator, subtask, attempt), started)
             if self._killed.get(place, (epoch, 0))[0] != epoch:
                 del self._killed[place]
 
     def over(self, operator: str, subtask: int, attempt: int) -> None:
         """It came to its ack: from there on it waits for the driver."""
         with self._lock:
-            known = self._running.get((operator, subtask))
-            if known is not None and known.attempt == attempt:
-                del self._running[operator, subtask]
+            self._running.pop((operator, subtask, attempt), None)
 
     def overdue(self, now_s: float) -> list[Overdue]:
-        """Those that are to be killed; each is named once."""
+        """Those that have had their time; each is named once."""
         with self._lock:
             found = []
-            for place, one in list(self._running.items()):
-                _, times = self._killed.get(place, (one.epoch, 0))
+            for key, one in list(self._running.items()):
+                _, times = self._killed.get(key[:2], (one.epoch, 0))
                 if now_s - one.since_s >= self.timeout_s * 2**times:
-                    del self._running[place]
-                    self._killed[place] = one.epoch, times + 1
+                    del self._running[key]
                     found.append(one)
             return found
+
+    def killed(self, one: Overdue) -> None:
+        """It was killed: the next of its subtask has more time."""
+        place = one.operator, one.subtask
+        with self._lock:
+            _, times = self._killed.get(place, (one.epoch, 0))
+            self._killed[place] = one.epoch, times + 1
 
 
 def watch_attempts(
@@ -99,17 +105,36 @@ def _watch(
     attempts: Attempts, active: Callable[[], bool], kill: Callable[[int, str], object]
 ) -> None:
     every_s = min(_LOOK_EVERY_S, attempts.timeout_s / _LOOKS)
-    try:
-        while active():
+    while _is_active(active):
+        try:
             look(attempts, kill, system.monotonic_s())
-            system.sleep_s(every_s)
+        except Exception:  # what was found is not found again, what comes later is
+            _log.exception("a look for attempts that take too long failed")
+        system.sleep_s(every_s)
+
+
+def _is_active(active: Callable[[], bool]) -> bool:
+    try:
+        return active()
     except Exception as error:  # Spark has ended
         _log.debug("attempts are not watched any more (%s)", error)
+        return False
 
 
 def look(attempts: Attempts, kill: Callable[[int, str], object], now_s: float) -> None:
-    """Kill what is overdue now."""
+    """Kill what is overdue now.
+
+    Args:
+        kill: a task attempt, with the reason; whether it was running. One that failed was not.
+    """
     for one in attempts.overdue(now_s):
+        try:
+            if not kill(one.attempt, "no ack within spark.statebackend.attemptTimeoutSeconds"):
+                continue
+        except Py4JError as error:
+            _log.warning("task attempt %d could not be killed (%s)", one.attempt, error)
+            continue
+        attempts.killed(one)
         _log.warning(
             "subtask %d of %r has not come to the end of epoch %d in %.0f s: its task attempt %d "
             "is killed, and Spark runs it again",
@@ -119,7 +144,3 @@ def look(attempts: Attempts, kill: Callable[[int, str], object], now_s: float) -
             now_s - one.since_s,
             one.attempt,
         )
-        try:
-            kill(one.attempt, "no ack within spark.statebackend.attemptTimeoutSeconds")
-        except Py4JError as error:
-            _log.warning("task attempt %d could not be killed (%s)", one.attempt, error)

@@ -382,6 +382,8 @@ class Launch:
         self._check_unchanged(before)
         self._point.check_not_overtaken(before, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())
+        lineages = {u: one for u, one in live_lineages(before).items() if u in self._operators}
+        self._point.forget_given_up(lineages.values())
         coordinator = Coordinator(
             job=self._job.name,
             job_id=tenure.job_id,
@@ -389,7 +391,7 @@ class Launch:
             run=self._name,
             query_id=str(query.id),
             operators=self._specs,
-            lineages={u: one for u, one in live_lineages(before).items() if u in self._operators},
+            lineages=lineages,
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=base_policy(self._settings),
             now_s=system.monotonic_s,
@@ -401,8 +403,8 @@ class Launch:
             stamps=Services.stamps_of(self._job.store.uri),
         )
         server = Services.get(self._spark, self._settings)
-        Services.running[self._job.store.uri] = (server, self._name, query, self.session)
         self.session.open(coordinator, tenure)
+        Services.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from recovery.rewind import (
     OFFSETS,
@@ -18,6 +19,8 @@ from recovery.rewind import (
     decide_start,
     lacks_for,
 )
+from recovery.savepoint_state import last_epochs
+from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
 from statebackend import system
@@ -36,6 +39,7 @@ __all__ = ["StartPoint", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
 _SHOWN = 5
+_WENT_BACK: Final = "went_back_to"  # in the settings of a claim
 
 
 class StartPoint:
@@ -92,7 +96,7 @@ class StartPoint:
                 if self._go_back_to is None:
                     raise self._with_ways_out(error, progress, manifests) from error
         if decision is None or decision.verdict is not Verdict.START:
-            decision, manifests = self._go_back(location)
+            decision, manifests = self._go_back(location, as_told=decision is None)
         if self._go_back_to is not None and self._given_up is None:
             _log.warning(
                 "go_back_to=%d is left out of account: %s goes on with batch %d",
@@ -105,10 +109,14 @@ class StartPoint:
         refuse_hidden(location)
         return manifests
 
-    def _go_back(self, location: CheckpointLocation) -> tuple[StartDecision, list[Manifest]]:
+    def _go_back(
+        self, location: CheckpointLocation, *, as_told: bool
+    ) -> tuple[StartDecision, list[Manifest]]:
         """Put back what others took, and take back what must be repeated; the log before that."""
         # Whoever runs the job now is fenced before anything is taken from under it.
-        tenure = self._log.claim(run=self._run)
+        named = as_told and self._go_back_to is not None
+        told = {_WENT_BACK: str(self._go_back_to)} if named else {}
+        tenure = self._log.claim(run=self._run, settings=told)
 
         def look() -> list[Manifest]:
             return held_before(self._log, tenure, anew=True)
@@ -132,6 +140,7 @@ class StartPoint:
         except (RewindError, JobRunningError) as error:
             if self._go_back_to is None:
                 raise self._with_ways_out(error, progress, manifests) from error
+            _refuse_again(manifests, self._go_back_to)
             possible = self._possible(progress, manifests)
             known = self._known(manifests)
             decision = decide_going_back(progress, known, self._go_back_to, possible)
@@ -191,7 +200,19 @@ class StartPoint:
             )
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
-        return max((one.last_epoch for one in live_lineages(manifests).values()), default=-1)
+        return max(last_epochs(manifests).values(), default=-1)
+
+    def forget_given_up(self, lineages: Iterable[OperatorLineage]) -> None:
+        """Take out of lineages what the user gave up: this run finds nothing of it finished."""
+        if self._given_up is None or self.first_epoch is None:
+            return
+        for lineage in lineages:
+            one: OperatorLineage | None = lineage
+            while one is not None:
+                for subtask in one.subtasks:
+                    subtask.drop_from(self.first_epoch)
+                one.epochs = {e: kept for e, kept in one.epochs.items() if e < self.first_epoch}
+                one = one.before
 
     def _known(self, manifests: list[Manifest]) -> LogProgress:
         progress = self._job.progress(manifests)
@@ -227,6 +248,7 @@ class StartPoint:
         try:
             return all(
                 lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
+                and _has_same_states(lineage, epoch)
                 for uid, lineage in live_lineages(manifests).items()
                 if uid in self._operators
             )
@@ -259,6 +281,27 @@ def refuse_hidden(location: CheckpointLocation) -> None:
             f"{hidden[0].generation}).",
             todo="Let one driver start the job. backend.start(writer) puts it back, and so does "
             "backend.starting(checkpoint_location=...).",
+        )
+
+
+def _has_same_states(lineage: OperatorLineage, epoch: int) -> bool:
+    """Whether no state was deleted after an epoch: its name stands for another one now."""
+    entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
+    return entry is None or last is None or entry.dropped_ids == last.dropped_ids
+
+
+def _refuse_again(manifests: list[Manifest], epoch: int) -> None:
+    """Refuse an argument that was left in a script: it has done its work, and the job went on.
+
+    Raises:
+        RewindError: the job has gone back to that epoch before, and more than a batch further.
+    """
+    went = [m.sequence for m in manifests if m.settings.get(_WENT_BACK) == str(epoch)]
+    later = [m.sequence for m in manifests if m.kind == "checkpoint" and m.epoch > epoch + 1]
+    if went and later and later[-1] > went[0]:
+        raise RewindError(
+            f"The job was told to go back to epoch {epoch} before, and has gone on since.",
+            todo="Leave go_back_to= out: the error then says which epochs it may name.",
         )
 
 

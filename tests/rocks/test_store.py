@@ -21,6 +21,7 @@ from rocksdict import Checkpoint
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
 from statebackend.rocks import store as store_module
+from statebackend.rocks import store as rocks_store
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore, classify
 
 ROOT = Path(__file__).parents[2]
@@ -717,6 +718,21 @@ def test_level_0_grows_to_where_a_flush_waits_for_its_merge_and_no_further(path:
         assert again.level0_files() <= 20
         assert dict(again.scan()) == expected
         again.close()
+
+
+def test_a_copy_goes_on_beside_merges_while_a_flush_comes_to_its_end(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_up: list[bool] = []
+    monkeypatch.setattr(rocks_store, "hold_up_writes", lambda db, full, stop: held_up.append(full < 100))
+    monkeypatch.setattr(rocks_store, "_NEARLY_FULL", rocks_store.LEVEL0_FULL_FILES)
+    store = RocksStore.open(path, TINY)
+    with store._beside_merges():
+        with store._beside_merges():
+            pass
+        assert held_up == [False, False]
+    assert held_up == [False, False, True]
+    store.close()
 
 
 def test_closing_twice_is_fine(path: str) -> None:

@@ -192,6 +192,16 @@ def test_looks_without_end_are_forgotten() -> None:
     assert len(list(epoch.all_acks())) == 4
 
 
+def test_looks_beside_an_evaluation_do_not_keep_it_from_becoming_whole() -> None:
+    epoch = EpochState(3)
+    for subtask in (1, 2):
+        epoch.take(of(1, subtask))
+    for look in range(2, 40):
+        epoch.take(of(look, 0))
+    epoch.take(of(1, 0))
+    assert counting(epoch) == {0: (1, 0), 1: (1, 0), 2: (1, 0)}
+
+
 @given(
     st.integers(1, 4).flatmap(
         lambda parallelism: st.tuples(

@@ -10,9 +10,15 @@ from statebackend.spark.attempts import Attempts, look
 from tests.recovery.driver import Started, ack_of, begin_of, part_of
 
 
-def killed(attempts: Attempts, now_s: float) -> list[int]:
+def killed(attempts: Attempts, now_s: float, failed: tuple[int, ...] = ()) -> list[int]:
     found: list[int] = []
-    look(attempts, lambda attempt, why: found.append(attempt), now_s)
+
+    def kill(attempt: int, why: str) -> bool:
+        if attempt not in failed:
+            found.append(attempt)
+        return attempt not in failed
+
+    look(attempts, kill, now_s)
     return found
 
 
@@ -42,12 +48,27 @@ def test_what_has_acked_waits_for_the_driver_and_not_the_other_way_round() -> No
     assert killed(attempts, 1000.0) == [17]
 
 
-def test_a_newer_attempt_takes_the_place_of_one_that_failed() -> None:
+def test_one_that_failed_takes_no_time_from_the_next() -> None:
     attempts = Attempts(60.0)
     attempts.begun("op", 0, 3, 17, 0.0)
     attempts.begun("op", 0, 3, 21, 50.0)
-    assert killed(attempts, 109.0) == []
+    assert killed(attempts, 109.0, failed=(17,)) == []
     assert killed(attempts, 110.0) == [21]
+
+
+def test_one_that_is_frozen_is_killed_although_another_of_its_subtask_has_acked() -> None:
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 0.0)
+    attempts.begun("op", 0, 3, 18, 1.0)  # another evaluation of the same frame
+    attempts.over("op", 0, 18)
+    assert killed(attempts, 60.0) == [17]
+
+
+def test_what_an_epoch_left_behind_is_not_killed_in_the_next() -> None:
+    attempts = Attempts(60.0)
+    attempts.begun("op", 0, 3, 17, 0.0)
+    attempts.begun("op", 0, 4, 18, 50.0)
+    assert killed(attempts, 100.0) == []
 
 
 def test_a_task_that_is_only_slow_gets_to_its_end() -> None:
