@@ -197,7 +197,7 @@ def lapsed_grants_count() -> Patches:
     really = BaseBook._held
 
     def held(self: BaseBook, subtask: int, grant_id: str) -> Grant:
-        known = self.given.get(grant_id)
+        known = self.every_grant.get(grant_id)
         if known is None:
             return really(self, subtask, grant_id)
         return self.grants.setdefault(subtask, known)
@@ -207,10 +207,10 @@ def lapsed_grants_count() -> Patches:
     def given(self: BaseBook, subtask: int, epoch: int, chain: str) -> Grant | None:
         one = grant(self, subtask, epoch, chain)
         if one is not None:
-            self.given[one.id] = one
+            self.every_grant[one.id] = one
         return one
 
-    yield BaseBook, "given", {}
+    yield BaseBook, "every_grant", {}
     yield BaseBook, "grant", given
     yield BaseBook, "_held", held
 
