@@ -22,6 +22,7 @@ from recovery.rewind import (
     lacks_for,
     next_to_take,
 )
+from recovery.savepoint_state import last_epochs as epochs_known
 from snapshot.record import Manifest
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import CheckpointLocationError, IncompleteEpochError, RewindError
@@ -369,3 +370,12 @@ def test_an_epoch_that_cannot_be_gone_back_to_is_refused_with_those_that_can() -
 def test_going_back_does_not_join_what_does_not_belong_together() -> None:
     with pytest.raises(CheckpointLocationError, match="is of query other"):
         decide_going_back(location(3, query="other"), log("q", a=5), 3, [3, 2])
+
+
+def test_where_going_back_was_cut_no_operator_counts_further_than_the_newest_record() -> None:
+    run = Run({"a": 1, "b": 1})
+    for epoch in range(10):
+        run.finish(epoch)
+    again = run.again(first_epoch=3)
+    again.finish(3, ["a"])
+    assert epochs_known(again.records) == {"a": 3, "b": 2}

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from statebackend.errors import RewindError, UnsupportedQueryError
 from tests.spark.local.world import checkpoints, durable_state, setting
@@ -170,3 +171,38 @@ def test_an_epoch_to_go_back_to_is_left_out_of_account_where_the_query_can_go_on
     assert (checkpoints(backend), durable_state(backend, "ledger")) == (before, state)
     assert "go_back_to=0 is left out of account" in caplog.text
     world.check(backend)
+
+
+def test_a_sink_that_skips_batches_that_it_has_does_not_bring_back_what_was_given_up(
+    world: World,
+) -> None:
+    """Its batches are cut otherwise now: they must not count as those of the epochs given up."""
+
+    def skips(frame: DataFrame, batch: int) -> None:
+        if not (world.sink.folder / str(batch)).exists():
+            world.sink(frame, batch)
+
+    _two_batches_behind(world)
+    world.input.add_batches(3)
+    backend = world.backend()
+    query = backend.start(world.writer(world.ledger(backend), skips), go_back_to=3)
+    with pytest.raises(StreamingQueryException, match="SB5001"):
+        query.awaitTermination(120)
+
+
+def test_an_argument_that_was_left_in_a_script_does_not_go_back_again(world: World) -> None:
+    _two_batches_behind(world)
+    _give_up_output(world, 4, 5)
+    backend = world.backend()
+    query = backend.start(world.writer(world.ledger(backend)), go_back_to=3)
+    assert query.awaitTermination(120)
+    for _ in range(3):
+        world.input.add_batches(1)
+        world.run_ledger()
+    last = world.committed()[-1]
+    _lose(world, *(f"{kind}/{n}" for kind in ("commits", "offsets") for n in (last, last - 1)))
+    before = _files(world.location)
+    backend = world.backend()
+    with pytest.raises(RewindError, match="told to go back to epoch 3 before"):
+        backend.start(world.writer(world.ledger(backend)), go_back_to=3)
+    assert _files(world.location) == before
