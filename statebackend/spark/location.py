@@ -279,8 +279,7 @@ class CheckpointLocation:
 
     def _rename(self, source: str, target: str, *, replace: bool) -> bool:
         paths = self._Path(self._root, source), self._Path(self._root, target)
-        # Hadoop's local file system replaces what is there, and keeps its checksum files along.
-        if not replace or str(self._fs.getUri().getScheme()) == "file":
+        if not replace:  # where the name is taken, it refuses
             return bool(self._fs.rename(*paths))
         spark: Any = self._spark
         fs: Any = spark._jvm.org.apache.hadoop.fs

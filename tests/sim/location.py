@@ -133,7 +133,7 @@ class SimLocation(CheckpointLocation):
         )
 
     def _rename(self, source: str, target: str, *, replace: bool) -> bool:
-        """As on a local file system: what has that name already is replaced."""
+        """What has that name already is replaced."""
         self._sched.pause(self._shared.change_s(self._sched))
         hidden = self._shared.hidden
         folder, _, batch = (target if "/." in source else source).partition("/")

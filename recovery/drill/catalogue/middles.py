@@ -187,8 +187,10 @@ def _in_rewind(stage: Stage, rng: random_numbers.Random) -> str:
         planned_ahead = (stage.checkpoint / "offsets" / str(last + 1)).exists()
         folder = wanted if planned_ahead else "commits"
         with shim.calm_afterwards():
-            part = f"{stage.checkpoint.resolve()}/{folder}/"
-            shim.hold_at("unlink", part, when="after" if landed else "before")
+            # To the hidden name that whoever goes back gives it.
+            number = last if folder == "commits" else last + 1
+            part = f"{stage.checkpoint.resolve()}/{folder}/.{number}."
+            shim.hold_at("rename", part, when="after" if landed else "before")
             stage.start_driver()
             stage.until(partial(_rewinds_or_goes_on, stage, shim, last), "a start", _LIMIT_S)
             rewinds = bool(shim.held())
