@@ -8,7 +8,7 @@ from snapshot.lineage import SubtaskLineage, resolve
 from snapshot.log import CommitLog
 from snapshot.messages import LocalCopy
 from snapshot.names import parse_base_name, parse_data_name
-from snapshot.record import Manifest, parse_record_name
+from snapshot.record import Manifest, Record, parse_record_name
 from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
 from tests.sim.checkers.ledger import Checker
@@ -28,6 +28,10 @@ class Garbage(Checker):
         """From here on nothing goes wrong: what is named by nobody now must go."""
         named = frozenset().union(*self.world.references.named.values())
         self._before_calm = frozenset(self.world.bucket.objects) - named
+
+    def record(self, sequence: int, record: Record) -> None:
+        """An upload that was whole before the calm may be named by a record of the calm."""
+        self._before_calm -= self.world.references.named.get(sequence, frozenset())
 
     def at_the_end(self) -> None:
         """After some quiet batches; then everybody stops, somebody claims the job and cleans."""
