@@ -20,8 +20,8 @@ import pytest
 from rocksdict import Checkpoint
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
-from statebackend.rocks import store as rocks_store
 from statebackend.rocks import store as store_module
+from statebackend.rocks.options import LEVEL0_FULL_FILES
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore, classify
 
 ROOT = Path(__file__).parents[2]
@@ -724,9 +724,9 @@ def test_a_copy_goes_on_beside_merges_while_a_flush_comes_to_its_end(
 ) -> None:
     held_up: list[bool] = []
     monkeypatch.setattr(
-        rocks_store, "hold_up_writes", lambda db, full, stop: held_up.append(full < 100)
+        store_module, "hold_up_writes", lambda db, full, stop: held_up.append(full < 100)
     )
-    monkeypatch.setattr(rocks_store, "_NEARLY_FULL", rocks_store.LEVEL0_FULL_FILES)
+    monkeypatch.setattr(store_module, "_NEARLY_FULL", LEVEL0_FULL_FILES)
     store = RocksStore.open(path, TINY)
     with store._beside_merges():
         with store._beside_merges():
