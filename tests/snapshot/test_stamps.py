@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from snapshot import stamps as module
@@ -57,6 +59,8 @@ def test_what_is_remembered_is_bounded(limit: str, monkeypatch: pytest.MonkeyPat
     stamps = bound(100)
     assert len(stamps._order) <= 10
     assert sum(len(same) for same in stamps._older.values()) == len(stamps._order)
+    if limit == "_NONCES_KEPT":
+        assert sum(len(seen) for _, seen in stamps._order) <= 10
     assert not stamps.admit(5, "op", 0, 97), "the newest are known"
     assert stamps.admit(5, "op", 0, 0), "the oldest are not"
     wide = Stamps()
@@ -64,3 +68,25 @@ def test_what_is_remembered_is_bounded(limit: str, monkeypatch: pytest.MonkeyPat
         assert wide.bind(5, "op", 0, epoch)
         assert all(wide.admit(5, "op", subtask, epoch) for subtask in range(1, 50))
     assert not wide.admit(5, "op", 49, 1)
+
+
+def test_64_mb_of_nonces_are_remembered_and_then_the_oldest_epoch_is_forgotten() -> None:
+    subtasks = 1 << 20
+    others = bytes(8 * (subtasks - 1))
+
+    def over(stamps: Stamps, epoch: int) -> None:
+        seen = array("q", [hash(("op", 0, epoch))])
+        seen.frombytes(others)
+        stamps._keep(epoch, seen)
+
+    def known(stamps: Stamps, epoch: int) -> bool:
+        return not Stamps(stamps).bind(epoch, "op", 0, epoch)
+
+    stamps = Stamps()
+    for epoch in range(8):
+        over(stamps, epoch)
+    assert sum(seen.itemsize * len(seen) for _, seen in stamps._order) == 64 << 20
+    assert known(stamps, 0), "all are known that there is room for"
+    over(stamps, 8)
+    assert sum(seen.itemsize * len(seen) for _, seen in stamps._order) == 64 << 20
+    assert [known(stamps, epoch) for epoch in range(9)] == [False] + [True] * 8
