@@ -351,7 +351,7 @@ class CarelessLedger(Ledger):
 
 
 class Batched(StatefulProcessor):
-    """Counts the rows of a key on top of its initial state; timers around what they are due by."""
+    """Counts a key's rows on top of its initial state; some timers are due, and one is not."""
 
     def __init__(self, mode: str, early: bool = False) -> None:
         self.mode, self.early = mode, early
