@@ -1,8 +1,8 @@
-"""Folders and files of task-local copies: made, swept and refused in one way.
+"""Makes, checks and sweeps the folders of task-local copies.
 
-What lies in them is a job's state, and what is read there is believed. So a folder of ours is
-entered by its user alone (0700, whatever the umask), and one that is another user's, or a link, is
-refused. The files in it need no rights of their own.
+They hold a job's state, and a worker believes what it reads there. So only its user can enter a
+folder of ours (0700, whatever the umask). A folder of another user, or a symbolic link, is refused.
+The files in it need no rights of their own.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _SMALL_BYTES: Final = 4096
 
 
 def home_of(local_dir: str) -> Path:
-    """The folder in which this user's copies lie; it is there afterwards.
+    """The folder of this user's copies; makes it if it is missing.
 
-    That is ``local_dir`` itself if it is this user's, and a folder below it that is named after the
-    user if it is not: several users of a host may be given one ``local_dir``.
+    It is ``local_dir`` itself if this user owns that. Otherwise it is a folder below, named after
+    the user: several users of a host may share one ``local_dir``.
 
     Raises:
-        LocalDirError: another user has, or may have, a hand in it.
-        OSError: the disk.
+        LocalDirError: another user owns it, or may have put something there.
+        OSError: the disk failed.
     """
     path = Path(local_dir)
     if path.name == system.user_folder_name():
@@ -63,7 +63,7 @@ def home_of(local_dir: str) -> Path:
     if found.st_uid == os.geteuid():
         if open_to_all:  # who can write here can put a folder in the place of ours
             path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
-            _log.warning("%s was writable for other users, and is not any more", path)
+            _log.warning("other users could write to %s, and cannot any more", path)
         return path
     if open_to_all:
         _say_once(path)
@@ -84,7 +84,7 @@ def _say_once(path: Path) -> None:
 
 
 def _followed(path: Path) -> os.stat_result:
-    """What stands at a path; a link is followed if root or this user has made it."""
+    """The status of a path; follows a symbolic link if root or this user made it."""
     found = path.lstat()
     if not stat.S_ISLNK(found.st_mode):
         return found
@@ -98,7 +98,7 @@ def _followed(path: Path) -> os.stat_result:
 
 
 def _make_above(path: Path) -> None:
-    """The folders above one of ours, as far as they are missing: they are ours, too."""
+    """Makes the missing folders above one of ours, for this user alone."""
     missing = []
     for above in path.parents:
         if above.exists():
@@ -110,14 +110,14 @@ def _make_above(path: Path) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """A folder of ours, which no other user can enter: it is made, or checked and tightened.
+    """Makes a folder that no other user can enter, or checks and closes the one that is there.
 
-    One that earlier releases made for everybody to read is closed. If others could write in it,
-    all that lies in it must be this user's.
+    Earlier releases made folders that everybody could read; such a folder is closed. If others
+    could write to it, all that lies in it must belong to this user.
 
     Raises:
-        LocalDirError: it is another user's, or a link, or another user has put something there.
-        OSError: the disk.
+        LocalDirError: it is a link, or belongs to another user, or something in it does.
+        OSError: the disk failed.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=stat.S_IRWXU)
@@ -129,7 +129,7 @@ def own_folder(path: Path) -> Path:
         _refuse(path, f"it is {kind}", "Remove it, or give another local_dir=.")
     if found.st_uid != os.geteuid():
         _refuse_owner(path, found.st_uid)
-    # By a handle: nobody puts another folder there between the look and the change.
+    # By its descriptor, so that nobody swaps the folder between the check and the change.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -155,7 +155,7 @@ def _refuse_foreign_content(folder: Path) -> None:
             path = Path(above, name)
             with contextlib.suppress(FileNotFoundError):  # swept meanwhile
                 if (uid := path.lstat().st_uid) != os.geteuid():
-                    # So that the next look does not find a folder that seems to be in order.
+                    # Marked as open again, so that the next start looks at its content, too.
                     folder.chmod(stat.S_IRWXU | _OTHERS_WRITE)
                     _refuse_owner(path, uid)
 
@@ -174,14 +174,14 @@ def _refuse(path: Path, why: str, todo: str) -> NoReturn:
 
 
 def own_file_text(path: Path) -> str | None:
-    """A small file's text; None if it is not there, or another user has made it."""
+    """A small file's text; None if it cannot be opened, or belongs to another user."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():
-            _log.warning("%s was made by another user, and is not believed", path)
+            _log.warning("%s belongs to another user, and is not believed", path)
             return None
         try:
             return file.read(_SMALL_BYTES).decode()
@@ -229,8 +229,8 @@ def unreadable(error: OSError) -> LocalCopyError:
     how = "is gone" if gone else f"cannot be read ({error.strerror or error})"
     return LocalCopyError(
         f"The local copy's file {error.filename} {how}.",
-        todo="Nothing to do where the subtask has moved, or was restored anew. Where it is said "
-        "again and again, look who deletes files in local_dir, and at the disk behind it.",
+        todo="Nothing to do if the subtask has moved, or was restored since. If this comes again "
+        "and again, find out who deletes files in local_dir, and check the disk behind it.",
     )
 
 

@@ -231,7 +231,7 @@ class Keeper:
                 continue
             with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
                 if not of_this_user(asker):
-                    _log.warning("a process of another user asked for a local store, in vain")
+                    _log.warning("refused a process of another user that asked for a local store")
                     continue
                 asker.settimeout(_TICK_S)
                 path = Path(asker.recv(_LINE_BYTES).decode())
@@ -311,7 +311,7 @@ def ask_for(path: Path, timeout_s: float) -> bool:
             with socket_address(Path(door)) as address:
                 asking.connect(address)
             if not of_this_user(asking):
-                _log.warning("%s is held by a process of another user, which is not asked", path)
+                _log.warning("a process of another user holds %s, and is not asked for it", path)
                 return False
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"

@@ -1,4 +1,4 @@
-"""Who is at the other end of a local socket: only a process of the same user is talked to."""
+"""Tells whose process is at the other end of a local socket: only this user's are answered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SOL_LOCAL, _LOCAL_PEERCRED = 0, 1
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user of the process at the other end, as the kernel says; None: it does not say.
+    """The user of the process at the other end; None if the kernel does not tell.
 
-    It is the user of the moment at which that process connected, or began to listen.
+    It is the user at the time when that process connected, or began to listen.
 
     Raises:
         OSError: the socket is not connected.
@@ -34,9 +34,9 @@ def peer_uid(connection: socket.socket) -> int | None:
 
 
 def of_this_user(connection: socket.socket) -> bool:
-    """Whether the other end is a process of this user's.
+    """Whether a process of this user is at the other end.
 
-    Where the kernel does not say, the socket's folder decides, which is closed to other users.
+    If the kernel does not tell, it is: no other user can enter the socket's folder.
     """
     uid = peer_uid(connection)
     return uid is None or uid == os.geteuid()

@@ -34,11 +34,11 @@ _FINAL_AT_START: Final = (ParallelismError, SchemaError, SettingError, Unsupport
 
 
 def is_final(error: BaseException, *, has_run: bool) -> bool:
-    """Whether the same would come of every restart, so that no strategy is asked.
+    """Whether every restart would fail in the same way, so that no strategy is asked.
 
     Args:
-        has_run: every subtask of the run had got its state. What the user has given is known to be
-            good then; before, it is taken to be what the error says that it is.
+        has_run: every subtask of the run had its state. So what the user gave is known to be good,
+            and an error about it comes from somewhere else. Before that, the error is believed.
     """
     return isinstance(error, _FINAL) or (not has_run and isinstance(error, _FINAL_AT_START))
 

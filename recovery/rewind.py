@@ -1,24 +1,25 @@
-"""What starting a query means for its state: pure decisions over two logs.
+"""Decides where a query starts, from Spark's checkpoint location and the commit log. Pure.
 
-Spark's checkpoint location says which batches Spark has committed; the commit log says which epochs
-every operator has made durable. With synchronous commits the log is never behind, except where
-Spark committed a batch that an operator did not finish (its output was read in part): then the
-query goes back by exactly that batch, which Spark repeats from its offsets. Two batches back is
-never exact for every sink: later batches may be cut differently. So it is done only where the user
-says so (`decide_going_back`).
+The checkpoint location says which batches Spark has committed. The commit log says which epochs
+every operator has made durable. With synchronous commits the log is never behind, with one
+exception: Spark committed a batch that an operator did not finish, since its output was read in
+part. Then the query goes back by exactly that batch, which Spark repeats from its offsets. Going
+back by two batches is not exact for every sink, because Spark may cut the later one differently.
+That is done only if the user asks for it (`decide_going_back`).
 
-A Hadoop file system has no fence: whoever goes back may freeze right before it takes a file away,
-and thaw when another driver has gone on for long. So no file is deleted under the name that Spark
-knows. It is renamed to a hidden name of its own (`TakenBack`), which Spark's logs do not look at,
-and the hidden files are an undo log:
+A Hadoop file system cannot fence a driver. One that goes back may freeze right before it takes a
+file away, and thaw long after another driver has gone on. So no file is deleted under the name that
+Spark knows. It is renamed to a hidden name of its own (`TakenBack`), which Spark's logs do not look
+at. The hidden files are an undo log:
 
-* whoever has gone back, and has made sure that nobody else has claimed the job, removes his hidden
-  files before Spark is started; so a query never runs over hidden files that it might have seen;
-* a hidden file that is found was therefore left by a start that was cut off, or taken from a
-  healthy query by a start that did not know that it was overtaken. Either way it is put back
-  (`decide_repair`), and what the start means is decided anew.
+* a driver that has gone back makes sure that nobody else has claimed the job, and deletes its
+  hidden files. Then Spark starts. So no query runs beside hidden files that its start could have
+  seen;
+* so a hidden file that a start finds has one of two causes. Either the start that took it was cut
+  off, or that start was overtaken and took it from a healthy query. In both cases the file is put
+  back (`decide_repair`), and where the query starts is decided anew.
 
-A hidden name is used once, so a rename or a delete of it that comes late finds nothing.
+A hidden name is used once, so a rename or a deletion of it that comes late finds nothing.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
     if location.last_offset < location.last_commit:
         raise RewindError(
             f"Spark has committed batches up to {location.last_commit} of {location.path}, and "
-            f"its plans end with {location.last_offset}: Spark would repeat that one.",
+            f"its plans end with {location.last_offset}: Spark would repeat that batch.",
             todo="Put the missing files of `offsets` back from a copy of the location. If there is "
             "none, an earlier epoch or a savepoint is the way out: see go_back_to= in "
             "docs/operations.md.",
@@ -180,14 +181,14 @@ def check_belongs(location: LocationProgress, log: LogProgress) -> None:
 def decide_going_back(
     location: LocationProgress, log: LogProgress, epoch: int, possible: Sequence[int]
 ) -> StartDecision:
-    """Go on after an epoch that the user named, by giving up what came later.
+    """Starts after an epoch that the user named, and gives up what came later.
 
     Args:
         possible: the epochs after which both state and location can go on, the newest first.
 
     Raises:
         CheckpointLocationError: location and job do not belong together.
-        RewindError: it is not one of them.
+        RewindError: the epoch is not one of them.
     """
     check_belongs(location, log)
     if epoch not in possible:
@@ -210,10 +211,10 @@ def _possible(epochs: Sequence[int]) -> str:
 
 
 def lacks_for(location: LocationProgress, batch: int) -> list[str]:
-    """What the location has not (any more) that Spark needs to repeat a batch, or to plan it.
+    """The files that Spark needs to repeat a batch, or to plan it, and that the location lacks.
 
-    Spark reads the plan of the last batch and of the one before it. This library goes by the commit
-    of the one before, too: without it the next start would take the location for another.
+    Spark reads the plan of the last batch and of the one before it. This library also needs the
+    commit of the one before: without it the next start would misjudge how far Spark is.
     """
     if location.offsets is None or location.commits is None:
         return []
@@ -247,11 +248,12 @@ def _require_files(location: LocationProgress, decision: StartDecision) -> None:
 
 @dataclass(frozen=True, order=True)
 class TakenBack:
-    """A plan or a commit that a start took back, under the hidden name that it gave it.
+    """A plan or a commit under the hidden name that a start gave it.
 
     Attributes:
         folder: ``offsets`` or ``commits``.
-        generation: of the tenure that took it. id: never used for another.
+        generation: that of the tenure that took it.
+        id: never used for another.
     """
 
     folder: str
@@ -266,12 +268,12 @@ class TakenBack:
 
     @property
     def name(self) -> str:
-        """Where it lies."""
+        """Its hidden name."""
         return f"{self.folder}/.{self.batch}.{self.generation}.{self.id}.taken-back"
 
     @classmethod
     def parse(cls, folder: str, name: str) -> TakenBack | None:
-        """By its name in a folder; None for any other file."""
+        """Reads a hidden name in a folder; None for any other file."""
         match = _HIDDEN.fullmatch(name)
         return match and cls(folder, int(match[1]), int(match[2]), match[3])
 
@@ -291,9 +293,9 @@ def next_to_take(location: LocationProgress, batch: int) -> tuple[str, int] | No
 
 @dataclass(frozen=True)
 class Repair:
-    """What to do with hidden files.
+    """Which hidden files to put back, and which to delete.
 
-    ``put_back``: under their own names, in place of what may be there. ``drop``: for good.
+    ``put_back``: get their own names again, and replace what has them now. ``drop``: are deleted.
     """
 
     put_back: tuple[TakenBack, ...]
@@ -307,16 +309,17 @@ def decide_repair(
     recorded: Mapping[int, int],
     stamps: Mapping[str, int],
 ) -> Repair:
-    """What becomes of files that others have taken back. Only for whoever has claimed the job.
+    """Decides about the files that other starts hid. Only for a start that has claimed the job.
 
-    Commits of one batch are alike. Of a batch's plans the one counts that was run: the log's record
-    of its epoch has the stamp. Where there is no record, nothing of the batch was put out (with
-    asynchronous commits it may have been), and the hidden one counts: what lies under the plan's
-    own name was then written after it had been taken, by a driver that had been fenced or by one
-    whose first batch is refused (`Coordinator`).
+    Commits of one batch are alike. Of several plans of a batch the one that was run counts: the
+    log's record of the epoch has its stamp. If there is no record, the hidden plan counts. What has
+    the plan's own name was then written later, by a driver that had been fenced or by one whose
+    first batch is refused (`Coordinator`). Without a record nothing of the batch was put out,
+    except perhaps with asynchronous commits.
 
     Args:
-        recorded: stamps of epochs in the log. stamps: of plans, hidden or not, by name.
+        recorded: stamps of the epochs in the log.
+        stamps: those of plans, hidden or not, by name.
     """
     by_place: dict[str, list[TakenBack]] = {}
     for one in sorted(hidden):

@@ -58,8 +58,8 @@ def last_epochs(manifests: Sequence[Manifest]) -> dict[str, int]:
     """By operator, the newest epoch that a restart would go on from.
 
     Where a later run began to repeat the newest epoch and not every operator finished it again, the
-    others' records are of the run before: for them it is the epoch before. A run that the user had
-    go back further leaves records of later epochs, too.
+    others' records are of the run before: for them it is the epoch before. A run that the user made
+    go back (`go_back_to=`) leaves records of later epochs, too.
     """
     lineages = live_lineages(manifests)
     entries = {uid: one.epochs[one.last_epoch] for uid, one in lineages.items() if one.epochs}

@@ -63,7 +63,7 @@ class Reporter(Protocol):
         """Everything is durable."""
 
     def give_up(self, why: str) -> None:
-        """There will be no base under this grant; ``why``, in a sentence for people."""
+        """There will be no base under this grant. ``why``: a sentence for the log."""
 
 
 class BaseUpload:
@@ -74,7 +74,7 @@ class BaseUpload:
         now_s: the worker's clock.
         bytes_per_s: not to be exceeded over one file and the pause after it, since the upload
             shares the processor with the batches; 0: as fast as it goes.
-        of: the operator and subtask, as people are told; else the local copy's folder.
+        of: operator and subtask, as messages name them; by default the local copy's folder.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def _owes_first(
 class Grant:
     """One subtask's right to upload a base of its state after ``epoch``.
 
-    ``given``: the objects of the base before, as its worker was told of them: it may name those.
+    ``given``: the objects of the previous base that its worker was told of, and may name again.
     """
 
     id: str
@@ -166,7 +166,7 @@ class BaseBook:
         del self.grants[subtask]
 
     def given(self, subtask: int, grant_id: str) -> frozenset[str]:
-        """What came with a grant. Raises as :meth:`renew`."""
+        """The objects that came with a grant. Raises as :meth:`renew`."""
         return self._held(subtask, grant_id).given
 
     def finish(self, done: BaseDone) -> None:

@@ -6,9 +6,9 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
   confirms n. With asynchronous commits it begins when the one before was acked by every subtask,
   and is acked in full only when the one before is durable: never more than one epoch ahead;
 * a stamp belongs to one epoch: a frame of another batch is refused, whatever the clock says;
-* a snapshot names no object but those made for it and those that it was given;
-* a record is of one whole evaluation, the latest, and within it the newest attempt that acked
-  wins; only until the next epoch begins;
+* a snapshot names only objects that were made for it or given to it;
+* a record is of the latest whole evaluation, if there is one; within it the newest attempt that
+  acked wins, until the next epoch begins;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
 * after the first failed commit nothing is accepted any more;
 * an epoch's watermark follows from the epochs before it, and is the same when it is repeated.
@@ -53,10 +53,10 @@ class Coordinator:
         now_s, new_id: the driver's clock, and ids for grants.
         first_epoch: the batch that Spark will run first, as its checkpoint location says; None
             where that is not known.
-        first_stamp_ms: of its plan, where the location had it already: another plan is refused.
+        first_stamp_ms: of its plan, if the location had one already; another plan is refused.
         asynchronous: an epoch may begin while the record of the one before is being written.
         retain_epochs: confirmed epochs that stay restorable.
-        stamps: of the run before, in the same process.
+        stamps: those of the run before, in the same process.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Coordinator:
         return outcome
 
     def base_done(self, done: BaseDone, objects: Collection[str] = ()) -> None:
-        """A base was uploaded, ``objects`` with its files; the operator's next record names it.
+        """A base was uploaded (its files: ``objects``); the operator's next record names it.
 
         Raises:
             StaleRequestError: its grant has lapsed. ForeignObjectError: see `snapshot.objects`.

@@ -1,15 +1,17 @@
-"""One epoch of one operator: which attempts acked, which of them count, what is durable.
+"""The acks of one operator in one epoch: which of them count, and what is durable.
 
-Spark may evaluate an operator more than once in a batch, in whole or in part, one after the other
-or at the same time. An *evaluation* is one execution of Spark's: one action on the frame. Within it
-the latest ack of a subtask counts: that of the latest stage (what runs again for lost output may be
-a stage of its own), there of the latest task that needs the subtask (a frame that is united with
-itself has two of them), and of that task the newest attempt (SPARK-54556).
+Spark may evaluate an operator more than once in a batch: in whole or in part, one evaluation after
+the other or at the same time. An *evaluation* is one execution of Spark's, which is one action on
+the frame. Within it the latest ack of a subtask counts. What is latest is decided in this order:
+
+1. by the stage: what runs again for lost output may be a stage of its own;
+2. by the task in that stage: if a frame is united with itself, two tasks need the subtask;
+3. by the attempt of that task (SPARK-54556).
 
 A record is made of one whole evaluation, the latest. So the state follows from what a foreachBatch
-function wrote, also if it looks at a few rows afterwards. As long as no evaluation is whole, but
-all of them together are (some partitions of a frame were kept, or lost and evaluated alone), the
-latest ack of each subtask counts.
+function wrote, even if it looks at a few rows afterwards. Sometimes no evaluation is whole, but all
+of them together are: some partitions of a frame were persisted, or lost and evaluated alone. Then
+the latest ack of each subtask counts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from snapshot.messages import AckRequest
 
 __all__ = ["Acked", "EpochState"]
 
-# Of the evaluations after the last whole one: those that may still become whole run now.
+# How many partial evaluations after the latest whole one are kept: they may become whole.
 _PARTIAL_KEPT: Final = 16
 
 
@@ -37,7 +39,7 @@ class Acked(enum.Enum):
 
 @dataclass(eq=False)
 class _Evaluation:
-    """Its latest ack of each subtask, and the latest of its stages."""
+    """One evaluation: the latest ack of each subtask, and the latest stage."""
 
     acks: dict[int, AckRequest] = field(default_factory=dict)
     stage: int = 0
@@ -50,8 +52,8 @@ class EpochState:
     parallelism: int
     durable: dict[int, AckRequest] = field(default_factory=dict)
     _taken: dict[int, AckRequest] = field(default_factory=dict)
-    _whole: _Evaluation | None = None  # the latest
-    # By execution: that one, and those that are later.
+    _whole: _Evaluation | None = None  # the latest whole one
+    # By execution: the latest whole one, and later ones.
     _evaluations: dict[int, _Evaluation] = field(default_factory=dict)
     _latest: dict[int, AckRequest] = field(default_factory=dict)
 
@@ -71,9 +73,10 @@ class EpochState:
         return Acked.COMPLETE if self.acked else Acked.PARTIAL
 
     def _forget_old(self, running: _Evaluation) -> None:
-        """Those before the latest whole one: their output may be needed, and they do not count.
+        """Drops the evaluations before the latest whole one: they do not count any more.
 
-        Of too many later ones the emptiest: looks at a few rows, beside one that may become whole.
+        If too many later ones are left, it drops those with the fewest acks: looks at a few rows,
+        beside an evaluation that may become whole.
         """
         spared = self._whole, running
         others = [(n, one) for n, one in self._evaluations.items() if one not in spared]
@@ -85,11 +88,11 @@ class EpochState:
 
     @property
     def acks(self) -> dict[int, AckRequest]:
-        """Those that count, as far as they are here; not to be changed."""
+        """The acks that count, as far as they have come; not to be changed."""
         return self._latest if self._whole is None else self._whole.acks
 
     def all_acks(self) -> Iterator[AckRequest]:
-        """Those that count, or may come to count."""
+        """The acks that count, or may come to count."""
         yield from self._latest.values()
         for one in self._evaluations.values():
             yield from one.acks.values()
@@ -136,7 +139,7 @@ class EpochState:
 
 
 def _put_later(acks: dict[int, AckRequest], ack: AckRequest) -> None:
-    """The later of two acks of a subtask counts, whichever came first."""
+    """Keeps the later of two acks of a subtask, whichever came first."""
     known = acks.get(ack.subtask)
     if known is None or (known.use, known.attempt) <= (ack.use, ack.attempt):
         acks[ack.subtask] = ack

@@ -108,7 +108,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ancestors``: what is here of the subtasks that a reply said to look for; None: not looked yet.
     ``held``: digests of the states of no key that the worker has and need not be sent.
-    ``nonce``: drawn by Spark for this plan of the batch, and this subtask (see `snapshot.stamps`).
+    ``nonce``: a random number of Spark's for this plan and subtask (see `snapshot.stamps`).
     """
 
     protocol: int
@@ -129,7 +129,7 @@ class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> tuple[str, int, int]:
-        """What tells the plan of one batch from that of another, for one subtask."""
+        """Identifies the batch's plan, for one subtask."""
         return self.operator, self.subtask, self.nonce
 
 
@@ -226,10 +226,10 @@ class SlicePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(NamedTuple):
-    """What an attempt's output is for, by Spark's numbers: a stage, a task in it, an execution.
+    """What an attempt's output is for, in Spark's numbers: a stage, a task in it, an execution.
 
-    A later stage has a higher number. An execution within another one (an action on the frame of a
-    foreachBatch function) has a higher number than that, but need not be the later one.
+    A later stage has a higher number. An execution inside another one (an action on the frame of a
+    foreachBatch function) has a higher number than the outer one, but need not be the later one.
     """
 
     stage: int = 0
@@ -311,7 +311,7 @@ class BaseDone(msgspec.Struct, frozen=True, kw_only=True):
 class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
     """An upload goes on, or (``given_up``) does not: another may be granted at once.
 
-    ``why``: what became of it, for people.
+    ``why``: the reason, for the log.
     """
 
     protocol: int

@@ -1,7 +1,7 @@
-"""Which objects a snapshot may name: those made for it, and those that it was given. Pure.
+"""Checks that a snapshot names only objects that were made for it or given to it. Pure.
 
-Only of these is it sure that they are there, and that cleaning leaves them. Any other may be gone,
-or go in a moment, and a record that names it could never be restored from.
+Only these are sure to exist and to be spared by garbage collection. Any other may be deleted at any
+time, and a record that names it could never be restored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def check_ack_objects(ack: AckRequest, generation: int, given: OperatorBlobs) ->
     """Refuse an ack that names an object which was not made for it.
 
     Args:
-        generation: of the run. given: states of no key that the epoch began with: what is as it
-            was keeps its object.
+        generation: that of the run.
+        given: the operator state that the epoch began with; what has not changed keeps its object.
 
     Raises:
         ForeignObjectError: naming the object.
@@ -52,8 +52,9 @@ def check_base_objects(
     """Refuse a base that names an object which was not uploaded for it.
 
     Args:
-        objects: of its files. generation: of the run.
-        given: of the files of the base before, as they came with the grant.
+        objects: those of its files.
+        generation: that of the run.
+        given: those of the previous base's files, as they came with the grant.
 
     Raises:
         ForeignObjectError: naming the object.

@@ -37,7 +37,7 @@ def operators_setting(
     not be taken for one that was added later.
 
     Args:
-        initial: those that the run was given an initial state for, which its claim says.
+        initial: operators that the run was given an initial state for; only claims say so.
     """
     said: dict[str, Any] = {"operators": dict(first_epochs)}
     if initial:
@@ -48,7 +48,7 @@ def operators_setting(
 def lacks_initial(
     manifests: Iterable[Manifest], given: Mapping[str, bool], first_epoch: int
 ) -> list[str]:
-    """Operators that would repeat their first epoch without the initial state they had in it.
+    """Operators that would repeat their first epoch without the initial state they had then.
 
     Args:
         given: whether a start has an initial state, for each of its operators.

@@ -1,12 +1,12 @@
-"""Stamps: what is baked into a batch's plan tells one batch's frame from another's.
+"""Stamps tell one batch's frame from another's: they are part of the batch's plan.
 
 A stamp is the batch's logged time and a *nonce*, a number that Spark draws for each plan of a batch
 and each subtask in it. Every evaluation of one frame has the same nonce. The plan of another batch
 has another, and so has that of the same batch after a restart. The time alone would not do: a wall
 clock that steps back gives batches the times of earlier ones.
 
-Only a frame of this process can have been kept. So nothing is asked of the log: what was seen is
-handed from run to run within the process.
+A frame can be kept only within its process. So the log is not asked: a run hands what it saw to the
+next run in the same process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 __all__ = ["Stamps"]
 
-# What is known again: days of batches of a few subtasks, in 64 MB at most.
+# How much is remembered: days of batches of a few subtasks, in 64 MB at most.
 _EPOCHS_KEPT: Final = 65_536
 _NONCES_KEPT: Final = 1 << 23
 
@@ -26,12 +26,12 @@ class Stamps:
     """The running epoch's stamp, and those that were seen in epochs that are over.
 
     Args:
-        before: of the run before this one, in the same process.
+        before: those of the run before this one, in the same process.
     """
 
     def __init__(self, before: Stamps | None = None) -> None:
         self.current: int | None = None
-        # Of the running epoch: a hash of operator, subtask and nonce each.
+        # For the running epoch, the hashes of (operator, subtask, nonce).
         self._seen: set[int] = set()
         # In the order of their epochs; a frame may be kept for as long as the process runs.
         self._order: deque[tuple[int, array[int]]] = deque()
@@ -43,10 +43,10 @@ class Stamps:
             self.current, self._seen = before.current, set(before._seen)
 
     def bind(self, stamp_ms: int, *of: str | int) -> bool:
-        """Give the next epoch its stamp, by the first that begins; False where it is another's.
+        """Give the next epoch the stamp of the first attempt that begins; False if it is not new.
 
         Args:
-            of: operator, subtask and nonce of that one.
+            of: operator, subtask and nonce of that attempt.
         """
         seen = hash(of)
         ended = stamp_ms == self.current and seen in self._seen
@@ -58,7 +58,7 @@ class Stamps:
         return True
 
     def admit(self, stamp_ms: int, *of: str | int) -> bool:
-        """Whether one that begins is of the running epoch's frame; it is known from then on."""
+        """Whether an attempt that begins is of the running epoch's frame; remembers its nonce."""
         seen = hash(of)
         if stamp_ms != self.current or self._is_older(stamp_ms, seen):
             return False

@@ -1,4 +1,4 @@
-"""The base of all errors, and how one crosses the wire: by its code. The errors: `errors.py`."""
+"""The base class of all errors, and the way from a code back to its class."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _rebuild(kind: type[StateBackendError], what: str, todo: str) -> StateBacken
 
 
 def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
-    """The error that stands behind a code received over the wire; the base class if unknown."""
+    """The error for a code that came over the wire; the base class if the code is unknown."""
     kinds: list[type[StateBackendError]] = [StateBackendError]
-    for kind in kinds:  # which grows meanwhile
+    for kind in kinds:  # breadth first: the list grows in the loop
         if kind.code == code:
             return kind(what, todo=todo)
         kinds += kind.__subclasses__()

@@ -176,7 +176,7 @@ class JobRunningError(UsageError):
 
 
 class StateMismatchError(UsageError):
-    """A state is not as the checkpoint holds it: its name, kind or schema, or an initial state."""
+    """A state's name, kind or schema, or its initial state, is not what the checkpoint holds."""
 
     code = "SB1017"
 
@@ -194,7 +194,7 @@ class PlanError(UnsupportedQueryError):
 
 
 class LateOutputError(UsageError):
-    """Output is older than the watermark, where event time goes on behind the operator."""
+    """An operator put out a row that operators behind it would drop as late."""
 
     code = "SB1021"
 

@@ -277,8 +277,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         "attemptTimeoutSeconds",
         0.0,
         float,
-        "how long an attempt at an epoch may take from its begin to its ack, before Spark is told "
-        "to kill and repeat it, with twice the time (0: for ever): for workers that freeze; "
+        "how long an attempt at an epoch may take from its begin to its ack (0: any time); then "
+        "Spark kills it and runs the task again, with twice the time; for workers that freeze; "
         "micro-batches only",
         not_negative,
         "seconds",

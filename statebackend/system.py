@@ -89,16 +89,16 @@ def host_name() -> str:
 def expanded(path: str) -> str:
     """``path`` with this host's environment variables filled in (``$TMPDIR/state``).
 
-    Without one: the default, of the user that this process runs as. Executors need not run as the
-    driver's user.
+    If ``path`` is empty: the default directory of the user that this process runs as. Executors
+    need not run as the driver's user.
     """
     return os.path.expandvars(path) if path else default_local_dir()
 
 
 def hide_worker_traceback() -> None:
-    """Have this Python worker of Spark's tell of the error that ends it without its traceback.
+    """Have this Python worker of Spark's report the error that ends it without its traceback.
 
-    It ends with that error, and tells of no other.
+    The worker ends with that error, so no other is affected.
     """
     os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
@@ -163,13 +163,13 @@ def default_local_dir() -> str:
 
 
 def user_folder_name() -> str:
-    """What a folder of this user's is called among those of others."""
+    """The name of this user's folder in a directory that users share."""
     return _folder_name_of(os.geteuid())
 
 
 @functools.cache
 def _folder_name_of(uid: int) -> str:
-    # Not by the environment: YARN's, for one, names the user that asked, and not the process's.
+    # Not from the environment: on YARN it names who submitted the job, not the process's user.
     try:
         return f"statebackend-{pwd.getpwuid(uid).pw_name}"
     except KeyError:  # in a container

@@ -68,9 +68,9 @@ class LocalStore(ObjectStore):
 
     `delete` is not synced. Folders are never removed, because that would race with a writer.
 
-    A root that was there and has gone away is that of a disk that is not mounted any more. It is
-    not made anew, and nothing in it is said to be missing: every call raises
-    `StoreUnreachableError`, until it is back.
+    If the root was there and has gone, its disk is not mounted any more. The root is not made anew,
+    and no object counts as missing: every call raises `StoreUnreachableError`, until the root is
+    back.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LocalStore(ObjectStore):
         Args:
             path: an absolute path.
             new_id: gives a new id on every call; names the temporary files.
-            there: somebody has made it: one that is not there has gone away.
+            there: the root was made before; if it is missing, it has gone away.
 
         Raises:
             SettingError: the path is relative.
@@ -291,29 +291,28 @@ class LocalStore(ObjectStore):
     # --- the root --------------------------------------------------------------------------------
 
     def _know_root(self) -> None:
-        """From now on it is known that it is there, and which folder it is."""
+        """Remember that the root is there, and which folder it is."""
         found = os.stat(self._root)
         self._there, self._identity = True, (found.st_dev, found.st_ino)
 
     def _check_root(self) -> None:
-        """Where something is missing: whether that is all that is missing.
+        """To be called where something is missing: checks that the root itself is not.
 
         Raises:
-            StoreUnreachableError: the root was there, and has gone away, or is an empty folder that
-                it was mounted on.
+            StoreUnreachableError: the root was there and has gone, or is an empty mount point now.
         """
         if not self._there:
             return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.stat(self._root)
             known = self._identity in ((0, 0), (found.st_dev, found.st_ino))
-            # A disk that was mounted anew is another device, with all that was on it.
+            # A disk that was mounted anew has another device number, but holds what it held.
             if known or (self._root / TEMP_FOLDER).exists():
                 return
         raise StoreUnreachableError(
             f"The folder {self._root} of the store {self.uri} has gone away.",
-            todo="Look whether its disk is mounted on this host; nothing was written in its "
-            "place, and nothing in it is given up.",
+            todo="Check that its disk is mounted on this host. Nothing was written in its place, "
+            "and no object counts as missing.",
         )
 
     # --- reading and errors ------------------------------------------------------------------

@@ -48,7 +48,7 @@ def open_store(
             store per name and process), `s3://bucket/prefix`, or any URL that fsspec opens.
         new_id: gives a new id, unique over all processes, on every call.
         options: how S3 is reached.
-        there: somebody has written to it. A folder that is not there has gone away then.
+        there: it was written to before. If its folder is missing then, it has gone away.
 
     Raises:
         SettingError: a relative path, a URI that is malformed or holds credentials, a scheme that

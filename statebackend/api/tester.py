@@ -69,8 +69,8 @@ class ProcessorTester:
       what is read are new tuples.
     * If the processor raises, nothing of the batch counts. What it raised is raised here.
     * A state that ``deleteIfExists`` names in ``init`` is emptied in the first batch after a start.
-    * What is wrong with a call of the tester itself is one of our errors, and what pyspark's tester
-      raises, too (such as PySparkValueError, with its error class).
+    * A wrong call of the tester raises an error of ours that is also the one of pyspark's tester
+      (such as PySparkValueError, with its error class).
 
     Rows reach the processor as they are given, without conversion to columns and back.
 
@@ -267,7 +267,7 @@ class ProcessorTester:
 
         Raises:
             WrongTimeModeError: Spark has no processing time in this mode.
-            NotForwardError: time does not go back, or stand still.
+            NotForwardError: the time does not move forward.
         """
         if self._mode != "processing" and self._flavour == "rows":
             raise WrongTimeModeError(

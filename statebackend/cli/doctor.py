@@ -199,7 +199,7 @@ def _local_dir(folder: Path) -> Iterator[Check]:
 
 
 def _owner(folder: Path) -> Check:
-    """Whose the local directory is, as :func:`recovery.folders.home_of` takes it."""
+    """Checks who owns the local directory, by the rules of `recovery.folders.home_of`."""
     name = "local dir owner"
     try:
         found = folder.stat()

@@ -33,7 +33,7 @@ __all__ = ["NAP_S", "Link", "Subtask", "stopped"]
 
 _log = logging.getLogger("statebackend.continuous")
 
-_HEARD_S: Final = 5.0  # how long it may take to hear that the run is over, and how
+_HEARD_S: Final = 5.0  # how long a subtask waits to hear how the run has ended
 NAP_S: Final = 0.02
 """How long the mailbox waits at most while nothing arrives, or nothing can be sent."""
 
@@ -97,7 +97,7 @@ class Subtask(ABC):
             self._finish(error, stopped=stopped)
 
     def stop(self, *, job_ended: bool = False) -> None:
-        """From any thread: end soon. ``job_ended``: the driver is told of what does not close."""
+        """Ends it soon, from any thread. ``job_ended``: a failure to close is reported."""
         self._job_ended = job_ended
         self._stopping = True
         self._stopped.set()
@@ -123,7 +123,7 @@ class Subtask(ABC):
             check_lane(self._place, one, lanes)
 
     def _finish(self, error: BaseException | None, *, stopped: bool) -> None:
-        """Let go of everything; what fails here is only told once the job has come to its end."""
+        """Let go of everything; a failure to do so is reported only if the job has ended."""
         for close in (
             lambda: self._close(error, stopped=stopped),
             self._output.close if self._output else None,
@@ -145,7 +145,7 @@ class Subtask(ABC):
         known = kind(
             f"Subtask {self.index} of {self.vertex!r} was not closed in order at the job's end: "
             f"{what.removesuffix('.')}.",
-            todo="All output is committed. Mend what is to be closed; the next start closes it "
+            todo="All output is committed. Mend what does not close; the next start closes it "
             "again.",
         )
         known.__cause__ = failed

@@ -93,7 +93,7 @@ class SparkCluster:
         """A barrier stage with a job group of its own.
 
         Raises:
-            SparkLostError: Spark is gone; what it runs raises that, too.
+            SparkLostError: Spark is gone. The stage raises it, too, when it runs.
         """
         context = self._spark.sparkContext
         group, slots = f"statebackend-{run.run}", run.graph.parallelism

@@ -136,9 +136,10 @@ class Door:
     def _report(self, report: Report) -> None:
         """Each once, however often it is sent.
 
-        Those of one thread come in their order: it sends one when the one before was answered. A
-        failure ends the run before it is answered, for then its slot goes, and the others miss it.
-        So they do when the job has come to its end: then only what does not close is a failure.
+        The reports of one thread come in order: it sends one when the one before was answered. A
+        failure ends the run before it is answered. After the answer its slot ends, and the other
+        slots would report that they miss it. When the job has ended, slots miss each other, too:
+        then only a failure to close counts.
         """
         if not 0 <= report.slot < len(self._taken):
             raise ProtocolError(f"There is no slot {report.slot}.")

@@ -38,7 +38,7 @@ _log = logging.getLogger("statebackend.continuous")
 RETRY_S: Final = 0.2
 """Between two tries."""
 SLOT: Final = "slot"
-"""In the place of a vertex: the slot itself has failed, outside of its subtasks."""
+"""Stands for an operator where the slot itself has failed, outside of its subtasks."""
 _TOLD_S: Final = 1.0  # how long a second failure waits to hear what came of the first
 
 
@@ -63,7 +63,7 @@ class DriverLink:
         self._lock = threading.Lock()
         self._reports = itertools.count()
         self._telling = False
-        self._told = threading.Event()  # what came of the first failure is known
+        self._told = threading.Event()  # the first failure was reported, or could not be
         self.failure: BaseException | None = None
         self.broke = threading.Event()
         self.over = threading.Event()
@@ -111,14 +111,14 @@ class DriverLink:
     def broken(
         self, vertex: str, subtask: int, error: BaseException, *, closing: bool = False
     ) -> bool:
-        """The first failure is told, and ends the slot.
+        """Report the first failure, which ends the slot.
 
         Args:
             closing: see `Failed`.
 
         Returns:
-            whether the run was over: then it is none, for those that heard of that sooner are
-            missed by the others.
+            whether the run was over. Then it is no failure: some slots hear of the end sooner, and
+            the others miss them.
         """
         with self._lock:
             first, self._telling = not self._telling, True
@@ -130,7 +130,7 @@ class DriverLink:
         except Exception:  # the slot ends whatever happens here
             _log.exception("The failure of %s/%d was not told.", vertex, subtask)
         finally:
-            if not over:  # else the slot hears from its driver how the run has ended
+            if not over:  # otherwise the driver says how the run has ended
                 self.failure = error
                 self.broke.set()
             self._told.set()

@@ -143,7 +143,7 @@ class JobRun:
 
     @property
     def has_run(self) -> bool:
-        """Whether every subtask has run at some time."""
+        """Whether every subtask has had its state, also after the run is over."""
         return self._machine is not None and self._machine.has_run
 
     # --- from other threads --------------------------------------------------------------------
@@ -238,9 +238,10 @@ class JobRun:
             raise Stopped()
 
     def closed(self) -> None:
-        """Wait until the slots of a job that has come to its end have closed what is the user's.
+        """Wait until the slots of a job that has ended have closed processors and sinks.
 
-        Not for longer than a checkpoint may take, nor for slots of which nothing is heard.
+        It waits as long as a checkpoint may take, and gives up sooner if it hears of no slot at
+        all.
 
         Raises:
             StateBackendError: what did not close. All output is committed nevertheless.
@@ -261,7 +262,7 @@ class JobRun:
                     return
                 case Stopped():
                     return
-        _log.warning("the slots of a job that has ended had not ended themselves in time")
+        _log.warning("the job has ended, and its slots did not close in time")
 
     def _take_in(self) -> None:
         """What was said, for at most as long as it takes to look at the time again."""
@@ -402,7 +403,7 @@ def _stage_error(error: BaseException | None) -> StateBackendError:
 
 
 def _raised_in_python(lines: list[str]) -> str:
-    """What a worker's traceback ends with: its first line that is not indented."""
+    """The error at the end of a worker's traceback: its first line that is not indented."""
     begun = False
     for line in lines:
         if begun and not line.startswith(" "):

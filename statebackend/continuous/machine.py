@@ -132,7 +132,7 @@ class RunMachine:
 
     @property
     def has_run(self) -> bool:
-        """Whether every subtask has had its state, although the run may be over."""
+        """Whether every subtask has had its state, also after the run is over."""
         return self._trigger is not None
 
     # --- slots ---------------------------------------------------------------------------------

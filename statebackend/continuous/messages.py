@@ -121,7 +121,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """The run is over: end, and let go of everything.
 
     Attributes:
-        job_ended: with its last checkpoint complete: what then fails to close is told.
+        job_ended: its last checkpoint is complete; what then fails to close is reported.
     """
 
     job_ended: bool = False
@@ -248,7 +248,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     Attributes:
         trace: of Python, for people.
-        closing: it did not close in order, when the job had come to its end.
+        closing: it failed to close after the job had ended.
     """
 
     vertex: str
@@ -260,7 +260,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     closing: bool = False
 
     def error(self) -> StateBackendError:
-        """As it was raised, with the traceback of then."""
+        """As it was raised; the traceback is a note."""
         error = error_for_code(self.code, self.what, self.todo)
         error.add_note(f"In {self.vertex}/{self.subtask}:\n{self.trace}")
         return error

@@ -36,7 +36,7 @@ class RunOptions:
         restart: what happens when the job fails.
         buffer_timeout_s: rows wait so long at most for others to travel with.
         buffer_bytes: and until there are so many bytes of them.
-        channel_bytes: what may be under way in one channel: 8,192 or more.
+        channel_bytes: how many bytes may be under way in one channel; at least 8,192.
         batch_rows: what a source reads at once, at most.
         silence_s: a slot (or the driver) that is not heard of for so long is taken for gone.
         start_timeout_s: how long slots may take to be there, and to get their states.

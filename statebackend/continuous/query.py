@@ -373,7 +373,7 @@ class ContinuousQuery:
             raise _Final(error) from error
 
     def _closed(self, run: JobRun) -> None:
-        """As `JobRun.closed`. Another run would have nothing to do but to close it once more."""
+        """As `JobRun.closed`; a failure is final, as another run could only close it again."""
         try:
             run.closed()
         except StateBackendError as error:

@@ -158,7 +158,7 @@ class Slot:
 
     def _listen(self, credentials: Credentials, host: str) -> None:
         run = self._run
-        # The driver may have what TLS takes, and this host not.
+        # The driver may have what TLS needs, and this host may lack it.
         self._tls: Tls | None = self_signed() if credentials.certificate else None
         identity = Identity(
             job=run.job, run=run.run, generation=run.generation, token=credentials.token
@@ -169,7 +169,7 @@ class Slot:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """The driver is told of what fails inside, as it is of what fails in a subtask."""
+        """Report what fails inside to the driver, as a subtask's failure is reported."""
         try:
             yield
         except (StaleRequestError, CoordinatorUnreachableError):
@@ -274,7 +274,7 @@ class Slot:
         self._server.close()
 
     def _still_here(self) -> None:
-        """What the user's code closes may take as long as a checkpoint; the driver waits for it."""
+        """Tell the driver that this slot still closes: that may take as long as a checkpoint."""
         with contextlib.suppress(StateBackendError):
             self._link.call("poll", Poll(slot=self._slot, first=0, wait_s=0.0), self._link.try_s)
 

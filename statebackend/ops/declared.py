@@ -234,7 +234,7 @@ class Declarations:
         """Note that a state is to be deleted; declared afterwards, it starts empty.
 
         Raises:
-            StateMismatchError: no name.
+            StateMismatchError: it is no name.
         """
         if not isinstance(name, str) or not name:
             raise StateMismatchError(f"deleteIfExists was given {name!r}.", todo="Give a name.")

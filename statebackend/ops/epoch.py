@@ -43,8 +43,8 @@ class OperatorPlan:
     ``flavour``: rows, pandas, keyed, sides, broadcast or arrow.
 
     ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
-    ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: of a frame of
-    pandas input at most.
+    ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: the most that a
+    frame of pandas input has.
     ``sides``: of a connected operator, the schemas of its left and right input.
     ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
     ``rules_schema``: of rows that go to every subtask.

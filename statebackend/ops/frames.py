@@ -75,8 +75,8 @@ class FrameReader:
         key_positions: where the key columns stand among them.
         timezone: the session's, in which timestamps are shown (without a zone).
         max_rows: of a frame.
-        max_bytes: of a frame, as Spark counts it: so many rows as have that many bytes in Arrow, on
-            the average over the rows of the key, and one at least.
+        max_bytes: of a frame, as Spark counts them: it has as many rows as take that many bytes in
+        Arrow, by the average row of the key, and at least one.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FrameReader:
             yield make(start, min(start + rows, end))
 
     def _fitting(self, rows: pa.Table) -> int:
-        """How many of them have the bytes of a frame."""
+        """How many of the rows go into one frame, by their bytes."""
         count, size_bytes = int(rows.num_rows), int(rows.nbytes)
         if size_bytes <= self._max_bytes:
             return max(1, count)

@@ -2,8 +2,8 @@
 
 A frame's values are copied out when it comes, a few microseconds' work; they are converted a few
 thousand rows at a time, by pyspark's converters. Columns are found as Spark finds them: by name if
-any column of the frame has one, by position otherwise. One too many is refused, which Spark leaves
-out: it is a misspelling, or something is lost in silence.
+any column of the frame has one, by position otherwise. A column too many is refused, although Spark
+leaves it out: its name may be misspelled, and its values would be lost in silence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls into Spark's JVM, and how it shows that nobody is there to answer them."""
+"""Makes one error of all the ways in which a call into Spark's JVM finds that it is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["calls"]
 
 @contextlib.contextmanager
 def calls() -> Iterator[None]:
-    """Around calls into the JVM, and nothing else.
+    """Goes around calls into the JVM, and around nothing else.
 
     Raises:
         SparkLostError: it is gone, or its SparkContext is stopped.
@@ -37,7 +37,7 @@ def _unanswered(error: BaseException) -> bool:
     """Whether the JVM did not answer, or could not be reached."""
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return True
-    # What is left of a call in which the JVM ended: with neither an exception of it nor its trace.
+    # If the JVM ends during a call, the error has neither a Java exception nor its trace.
     return (
         isinstance(error, Py4JError)
         and not isinstance(error, Py4JJavaError)

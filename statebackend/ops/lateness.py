@@ -78,7 +78,7 @@ class LateRows:
 def in_time(
     output: Iterator[pa.RecordBatch], uid: str, position: int, watermark_ms: int
 ) -> Iterator[pa.RecordBatch]:
-    """An operator's output, whose event time others go by: they would drop what is late.
+    """Passes an operator's output on; refuses rows that operators behind it would drop as late.
 
     Args:
         position: of the event-time column (microseconds). watermark_ms: rows up to it are late.
@@ -94,7 +94,7 @@ def in_time(
                 f"The processor of operator {uid!r} gave out {row!r}, whose event time "
                 f"{batch.schema.names[position]!r} is not after the watermark "
                 f"({watermark_ms} ms): operators behind it would drop the row.",
-                todo="Give out rows at or before the watermark without eventTimeColumnName=, or "
-                "with the time at which they are given out (ctx.watermark_ms).",
+                todo="Give such rows an event time after the watermark, or leave "
+                "eventTimeColumnName= out.",
             )
         yield batch

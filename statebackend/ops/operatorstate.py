@@ -31,10 +31,10 @@ class StoredOperatorState:
 
 @dataclass(frozen=True)
 class OperatorSnapshot:
-    """What a subtask ends with, frozen, and as blobs; None where all such states are empty.
+    """A subtask's operator state at the end of an epoch, as rows and as blobs.
 
-    Blobs of equal content are equal bytes. A state without rows is not in them: its schema, with
-    all versions that it has had, is in every record.
+    A blob is None if all of its states are empty. Equal content gives equal bytes. A state without
+    rows is in no blob: its schema, in all versions that it has had, is in every record.
     """
 
     stored: StoredOperatorState

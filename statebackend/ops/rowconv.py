@@ -60,8 +60,8 @@ _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, Do
 # Values that user code may go on changing after it has yielded them.
 _MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, VariantType)
 
-# So many rows of each batch are looked at when they are yielded, so that an error has their line
-# and key; the others with the batch, which costs 60 ns a row less.
+# The first rows of each batch are checked when they are yielded, so that an error has their line
+# and key. The others are checked with the batch, which saves 60 ns a row.
 _WATCHED_ROWS: Final = 256
 
 _UNCHANGING: Final = frozenset({int, float, str, bool, bytes, type(None)})
@@ -227,9 +227,9 @@ def _shown(dtype: DataType, zone: Any) -> Callable[[Any], Any] | None:
 class RowWriter:
     """Collects output rows and turns them into record batches of the declared schema.
 
-    A Row with names is matched by them, as in Spark: in another order, a missing field is null. One
-    that is no column is refused (Spark leaves it out). Other tuples are positional. What does not
-    fit in this way is a ``MisfitError`` where it is yielded, if it is early in a batch.
+    A Row with names is matched by name, as in Spark: in any order, and a missing field is null. A
+    field that is no column is refused (Spark leaves it out). Other tuples go by position. A row
+    that does not fit is a ``MisfitError`` at the line that yields it, if it is early in a batch.
 
     Args:
         schema: the output schema.
@@ -288,7 +288,7 @@ class RowWriter:
         return put
 
     def _watched(self, output: Iterable[Any]) -> Iterator[Any]:
-        """The same rows; one that does not fit is refused while ``output`` stands at its line."""
+        """Passes rows on; refuses one that does not fit while ``output`` stands at its line."""
         names, width, shapes = self._names, len(self._names), self._shapes
         source = iter(output)
         for row in islice(source, max(0, _WATCHED_ROWS - len(self.rows))):

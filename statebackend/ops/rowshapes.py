@@ -1,7 +1,8 @@
-"""Which output rows fit a schema, by their names and number: nothing that was given may get lost.
+"""Checks that output rows fit a schema, by names and number of fields, so that nothing gets lost.
 
-A misspelled field would be a null in every row. So a row is looked at when it is yielded, while the
-generator stands at the line that yields it; what a shape of Row means is worked out once.
+A misspelled field would be a null in every row. So a row is checked when it is yielded, while the
+generator stands at the line that yields it. Where the columns of a Row are is worked out once for
+each list of field names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SHAPES_MAX: Final = 256
 
 
 class MisfitError(ValueMismatchError):
-    """Output that does not fit, found when it was yielded: it is of the current key.
+    """Output that does not fit, found when it was yielded, and so of the current key.
 
     Attributes:
         where: the user's line, such as ``" at file.py:7 in handleInputRows"``, if it is known.
@@ -40,26 +41,26 @@ class MisfitError(ValueMismatchError):
 
     @classmethod
     def at(cls, error: ValueMismatchError, output: Any) -> MisfitError:
-        """The same error, of what ``output`` has just yielded."""
+        """The same error, with the line at which ``output`` has just yielded."""
         made = cls(error.what, todo=error.todo)
         made.where = suspended_at(output)
         return made
 
 
 def nearest(name: Any, names: Sequence[str]) -> str:
-    """What a name was to be, as a question after a comma; nothing if none is near."""
+    """The name that may be meant, as a question after a comma; empty if none is near."""
     folded = {known.casefold(): known for known in names}
     found = get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     return f", did you mean {folded[found[0]]!r}?" if found else ""
 
 
 def how_to_name(name: Any, names: Sequence[str]) -> str:
-    """What to do about an output field that is none."""
+    """What to do about a field that output_schema does not have."""
     return f"Use the names of output_schema{nearest(name, names) or '.'}"
 
 
 def unknown_field(given: Collection[Any], names: Sequence[str]) -> Any:
-    """The first of the names that is none of the fields, or comes twice; None: all are."""
+    """The first name that is no field, or that comes twice; None if there is none."""
     seen: set[Any] = set()
     for name in given:
         if name not in names or name in seen:
@@ -69,10 +70,10 @@ def unknown_field(given: Collection[Any], names: Sequence[str]) -> Any:
 
 
 def inner_names(dtype: DataType) -> Callable[[Any], None] | None:
-    """Looks into dicts and Rows that stand for structs for names that are no fields of them.
+    """A check of dicts and Rows that stand for structs: no name may be unknown.
 
-    What it is given may be of any other type, too: that is for others to refuse. It raises a
-    ``ValueError`` that says which name it is. None: the type has no structs in it.
+    It raises a ``ValueError`` with the name. A value of another type passes: others refuse it. None
+    if the type has no structs in it.
     """
     if isinstance(dtype, StructType):
         return _struct_names(dtype)
@@ -126,7 +127,7 @@ def by_name(fields: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def refuse_unknown(given: dict[str, Any], names: Sequence[str]) -> None:
-    """See that a struct's names are fields of it.
+    """Refuses a name that is no field of a struct.
 
     Raises:
         ValueError: one is not.
@@ -137,7 +138,7 @@ def refuse_unknown(given: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def suspended_at(output: Any) -> str:
-    """The line at which a generator has just yielded, as errors say it; nothing for others."""
+    """The line at which a generator has just yielded, for errors; empty for anything else."""
     while isinstance(output, GeneratorType) and isinstance(output.gi_yieldfrom, GeneratorType):
         output = output.gi_yieldfrom
     frame = output.gi_frame if isinstance(output, GeneratorType) else None
@@ -147,7 +148,7 @@ def suspended_at(output: Any) -> str:
 
 
 class RowShapes:
-    """What each shape of row means for a schema.
+    """Finds the columns of a schema in rows, once for each list of field names.
 
     Args:
         schema: of the output. describe: says whose rows these are, for errors.
@@ -169,10 +170,10 @@ class RowShapes:
             raise MisfitError.at(error, output) from None
 
     def order(self, row: Any) -> list[int] | None:
-        """Where each column stands in a row, -1: nowhere, it is null; None: by position.
+        """The place of each column in a row (-1: missing, so null); None: by position.
 
         Raises:
-            ValueMismatchError: no row, one of another length, or one with a field that is none.
+            ValueMismatchError: it is no row, has another length, or has an unknown field.
         """
         if not isinstance(row, tuple):
             raise self._no_row(row)
@@ -186,7 +187,7 @@ class RowShapes:
             raise self._no_row(row)
         order = self._orders.get(known)
         if order is None:
-            if len(self._orders) >= _SHAPES_MAX:  # made up anew for each row
+            if len(self._orders) >= _SHAPES_MAX:  # names that differ from row to row
                 self._orders.clear()
             order = self._orders[known] = self._order(known, row)
         return order

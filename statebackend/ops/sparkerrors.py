@@ -1,7 +1,7 @@
-"""Errors that are Spark's, too: where pyspark (or its ``TwsTester``) raises a class of its own.
+"""Errors that are Spark's, too: for calls at which pyspark or its ``TwsTester`` raises its own.
 
-Each keeps our code and bears Spark's error class, so that a test that was written for ``TwsTester``
-catches what it caught. They stand apart from `statebackend.errors`, which needs no pyspark.
+Each has our code and Spark's error class, so that a test that was written for ``TwsTester`` catches
+what it caught. They are not in `statebackend.errors`, because that needs no pyspark.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ __all__ = [
 
 
 class TesterUseError(UsageError, AssertionError):
-    """What pyspark's tester asserts: that a state is there, that there is one initial state."""
+    """A call that fails an assertion of pyspark's tester, such as one for a missing state."""
 
 
 class UnknownModeError(SettingError, AssertionError):
-    """A time or output mode that Spark has not."""
+    """A time or output mode that Spark does not have."""
 
 
 class _OfSpark(PySparkException):
-    """Comes before one of our classes; ``condition``: Spark's error class, if it names one.
+    """The Spark half of an error; comes before one of our classes among the bases.
 
-    It is none of ours itself: an error that comes over the wire by its code is found among those.
+    ``condition``: Spark's error class, if it names one. This class is no `StateBackendError`, so
+    that `error_for_code` does not find it.
     """
 
     code: ClassVar[str]
@@ -62,7 +63,7 @@ class TimersRefusedError(_OfSpark, UnsupportedQueryError, PySparkValueError):
 
 
 class WrongTimeModeError(_OfSpark, UnsupportedQueryError, PySparkValueError):
-    """A time was moved that the time mode does not have."""
+    """A clock was moved that the time mode does not have."""
 
     condition = "UNSUPPORTED_OPERATION"
 

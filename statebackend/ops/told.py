@@ -1,7 +1,7 @@
-"""How the error of a task reaches the user: its code and sentence first, where it came from after.
+"""Puts code and sentence first in the error of a task that reaches the user.
 
-Spark hands on all that Python says of an error, and that begins with its traceback: some thousand
-characters of Spark's worker and of this library before the sentence that counts.
+Spark passes on all that Python prints of an error. That begins with the traceback: some thousand
+characters of Spark's worker and of this library stand before the sentence that counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Iterator[Any]])
 
 
 def code_first(function: Function) -> Function:
-    """Of a function that Spark's Python workers run: what it raises on purpose is told so."""
+    """Decorates a function that Spark's workers run: an error of ours begins with its code."""
 
     @functools.wraps(function)
     def told(*given: Any) -> Iterator[Any]:
@@ -42,7 +42,7 @@ def code_first(function: Function) -> Function:
 
 
 def details(error: BaseException) -> str:
-    """Where an error and those behind it came from: an error's frames, then those of its cause."""
+    """The stack frames of an error, then those of its causes."""
     lines: list[str] = []
     one: BaseException | None = error
     seen: set[int] = set()

@@ -222,11 +222,11 @@ def _check_nullable(declarations: Declarations, uid: str) -> None:
 
 
 def copied(processor: Any, uid: str) -> Any:
-    """A processor with fields as an executor would get them; its classes and functions are shared.
+    """A deep copy of a processor, which shares classes and functions with the original.
 
-    Unpickled where it was pickled, it would change the caller's classes (see
-    :class:`statebackend.spark.shipped.IsolatedLoader`). A test's counters and spies are to see
-    its calls, too.
+    Unpickling it in the process that pickled it would change the caller's classes (see
+    :class:`statebackend.spark.shipped.IsolatedLoader`). And a test's counters and spies must see
+    the copy's calls.
 
     Raises:
         ProcessorError: it cannot be pickled.
@@ -253,7 +253,7 @@ class _WorkerHandle(_Handle):
         super().__init__(time_mode)
         self._state = state
         self._open = True
-        self._to_be_deleted = set(withdrawn)  # by this init(), which has not come to it yet
+        self._to_be_deleted = set(withdrawn)  # init() asks for these first, and deletes them later
 
     def initialized(self) -> None:
         """From here on, asking for a state is refused: its cell would not be loaded."""

@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 LEVEL0_FULL_FILES: Final = 20
-"""From so many on, closing a store waits until they are merged: they would become ever more."""
+"""Level 0 is full with so many files: closing a store waits for a merge before it adds another."""
 
 LEVEL0_STOP_FILES: Final = 36
-"""From so many on, writing waits, too."""
+"""With so many files in level 0 writing waits, too."""
 
 _OPEN_FILES_MAX: Final = 256
 _BUFFERS_PER_PROCESS: Final = 4

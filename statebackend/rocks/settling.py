@@ -28,12 +28,12 @@ def level0_files(db: Any) -> int:
 
 
 def hold_up_writes(db: Any, full: int, stop: int) -> None:
-    """Set from how many files of level 0 on flushes wait and writes are slowed down, or stopped."""
+    """Set how many files in level 0 make flushes wait (``full``), or writes stop (``stop``)."""
     db.set_options({_SLOWDOWN: str(full), _STOP: str(stop)})
 
 
 def flush_rows(db: Any) -> None:
-    """RocksDB's flush, where there is something to flush: with nothing, it waits all the same."""
+    """Flush, if there is anything to flush: RocksDB's flush may wait even if there is not."""
     if any(db.property_int_value(count) for count in _UNFLUSHED):
         db.flush()
 

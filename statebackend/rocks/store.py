@@ -274,7 +274,7 @@ class RocksStore(RocksReads):
 
     @contextlib.contextmanager
     def _beside_merges(self) -> Iterator[None]:
-        """Nothing in here waits until a full level 0 is merged."""
+        """No flush or checkpoint inside waits for the merge of a full level 0."""
         if self.level0_files() + _NEARLY_FULL < LEVEL0_FULL_FILES:
             yield
             return
@@ -404,12 +404,13 @@ class RocksStore(RocksReads):
         compaction, self._compaction = self._compaction, None
         try:
             try:
-                flush_rows(db)  # waits while level 0 is full: or it would grow without end
+                flush_rows(db)  # waits if level 0 is full, which would grow without end
             finally:
                 if compaction is not None:
                     compaction.stop()
-                # Or closing waits until what was cut off is freed, or level 0 merged. What `close`
-                # itself flushes is then refused, and there is nothing left to flush.
+                # At once: an ordinary close would wait until what was cut off is freed, or level 0
+                # is merged. Closing at once refuses a flush of its own, but there is nothing left
+                # to flush.
                 close_at_once(db)
         except Exception as error:
             raise classify(error, self.path) from error

@@ -201,7 +201,7 @@ def _general_encoder(
     def encode(given: Any, /) -> bytes:
         values: KeyTuple | list[Any] = given
         if nullable and count == 1 and isinstance(given, str) and len(given) == 1:
-            values = (given,)  # of a map, as in Spark, to which a string is a row of characters
+            values = (given,)  # a map's key: to Spark a string is a row of characters
         if not isinstance(values, tuple | list) or len(values) != count:
             raise _arity(codec, values)
         if not nullable and values.count(None) == count:

@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 _log = logging.getLogger("statebackend.spark")
-# A stage that is run again in part, since an executor took its output along, may give its rows in
-# another order or, after a function that is not deterministic, others. What is behind it must then
-# be run again whole: else some subtasks have the first evaluation in their state and some the
-# second. Spark knows by checksums of what a stage gave. They are off by default in 4.1; where a
-# user has them off for other queries, ours have them on all the same.
+# Spark runs a stage again in part if an executor was lost with its output. The rows may then come
+# in another order or, after a function that is not deterministic, be others. So all that is behind
+# that stage must run again whole: otherwise some subtasks have the first evaluation in their state
+# and some the second. Spark compares checksums of a stage's output for that. They are off by
+# default in 4.1. A user may have them off for other queries; ours always have them on.
 _RETRIED_WHOLE: Final = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
@@ -103,7 +103,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def frame_limits(session: SparkSession) -> tuple[int, int]:
-    """How many rows a pandas frame has at most, and how many bytes, by Spark's settings."""
+    """The most rows, and the most bytes, of a pandas frame, by Spark's settings."""
     rows = int(session.conf.get(_ROWS, "10000") or 0)
     try:
         found: Any = session._jsparkSession.sessionState().conf()
@@ -131,7 +131,7 @@ def few_rows_at_once(sessions: Sequence[SparkSession]) -> bool:
 
 
 def check_batches_kept(sessions: Sequence[SparkSession], *, asynchronous: bool) -> None:
-    """Warn where Spark keeps too little of its location for a query to go back by a batch.
+    """Warn if Spark keeps too few batches in its location for a query to go back by one.
 
     Raises:
         UnsupportedQueryError: with asynchronous commits, which rely on it after each crash.
@@ -141,8 +141,8 @@ def check_batches_kept(sessions: Sequence[SparkSession], *, asynchronous: bool) 
     if kept >= _KEPT_MIN:
         return
     what = (
-        f"{_KEPT} is {kept}: Spark removes what it needs to repeat a batch that it has committed "
-        f"as soon as it has planned the next one"
+        f"{_KEPT} is {kept}: once Spark has planned a batch, it removes what it would need to "
+        f"repeat the one before"
     )
     if asynchronous:
         raise UnsupportedQueryError(
@@ -187,7 +187,7 @@ def set_for_a_start(sessions: Sequence[SparkSession], wanted: Mapping[str, str])
 
 @contextlib.contextmanager
 def set_for_a_while(session: SparkSession, name: str, value: str | None) -> Iterator[None]:
-    """While open the session has this setting; None: it is not set."""
+    """Give a session a setting while this is open; None: unset it."""
     said = session.conf.get(name, None)
     try:
         _set_back(session, name, value)
@@ -198,10 +198,10 @@ def set_for_a_while(session: SparkSession, name: str, value: str | None) -> Iter
 
 @contextlib.contextmanager
 def retried_whole(session: SparkSession, lock: AbstractContextManager[Any]) -> Iterator[None]:
-    """While open, a session's jobs run whole again what is behind a stage that gave other rows.
+    """While open, Spark runs what is behind a stage that gave other rows again whole.
 
     Args:
-        lock: is held where the session has to be set for that.
+        lock: held if the session's settings must be changed for that.
     """
     if all(_is_on(session, name) for name in _RETRIED_WHOLE):
         yield
@@ -218,12 +218,12 @@ def _is_on(session: SparkSession, name: str) -> bool:
 
 
 def warn_of_partial_retries(session: SparkSession) -> None:
-    """Say where a release of Spark does not know the settings that have stages retried whole."""
+    """Warn if this release of Spark lacks the settings that have stages retried whole."""
     unknown = [name for name in _RETRIED_WHOLE if not session.conf.isModifiable(name)]
     if unknown:
         _log.warning(
-            "This release of Spark does not know %s: where functions before an operator are not "
-            "deterministic and an executor is lost, its state may be mixed of two evaluations.",
+            "This release of Spark does not know %s. If functions before an operator are not "
+            "deterministic and an executor is lost, the state may be a mix of two evaluations.",
             " and ".join(unknown),
         )
 

@@ -1,8 +1,8 @@
-"""Attempts that take too long: a worker that is frozen does not fail, and its batch waits for it.
+"""Has Spark kill attempts that take too long: a frozen worker does not fail, and its batch waits.
 
 Spark's own `spark.sql.execution.pyspark.udf.killOnIdleTimeout` sends SIGTERM, which a stopped
-process takes when it goes on. So Spark is told to kill the attempt: it has the worker killed by the
-daemon that made it (SIGKILL), and runs the task again, also where tasks have one try only.
+process takes only when it goes on. So Spark is told to kill the attempt. The daemon that made the
+worker then kills it (SIGKILL), and Spark runs the task again, also where tasks have one try only.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Attempts:
     """The attempts of a run between their begin and their ack. Thread-safe.
 
     Args:
-        timeout_s: how long one may take. The next attempt of its subtask in its epoch has twice as
-            long: a task that is only slow gets to its end.
+        timeout_s: how long one may take. After a kill the next attempt of the subtask in that epoch
+        has twice as long, so that a task which is only slow gets to its end.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._running: dict[tuple[str, int, int], Overdue] = {}
-        self._killed: dict[tuple[str, int], tuple[int, int]] = {}  # in which epoch how many
+        self._killed: dict[tuple[str, int], tuple[int, int]] = {}  # epoch, and how many in it
         self._lock = threading.Lock()
 
     def begun(self, operator: str, subtask: int, epoch: int, attempt: int, now_s: float) -> None:
@@ -108,7 +108,7 @@ def _watch(
     while _is_active(active):
         try:
             look(attempts, kill, system.monotonic_s())
-        except Exception:  # what was found is not found again, what comes later is
+        except Exception:  # the next look finds only what becomes overdue later
             _log.exception("a look for attempts that take too long failed")
         system.sleep_s(every_s)
 
@@ -125,7 +125,7 @@ def look(attempts: Attempts, kill: Callable[[int, str], object], now_s: float) -
     """Kill what is overdue now.
 
     Args:
-        kill: a task attempt, with the reason; whether it was running. One that failed was not.
+        kill: kills a task attempt, given a reason; False if it was not running any more.
     """
     for one in attempts.overdue(now_s):
         try:

@@ -162,10 +162,10 @@ class StateBackend(FrameMaker):
 
         Args:
             writer: ``frame.writeStream...``, not started.
-            go_back_to: only where the query cannot be started otherwise (the error says which
-                epochs there are): give up what came after this epoch, and go on with the batch
-                after it. Read "When the location and the log do not fit" in docs/operations.md
-                before. Where the query can go on, this is left out of account.
+            go_back_to: only if the query cannot be started otherwise: give up what came after this
+            epoch, and go on with the next batch. The error of a plain start names the epochs that
+            can be given. Read "When the location and the log do not fit" in docs/operations.md
+            first. If the query can go on, this is ignored, with a warning.
 
         Raises:
             CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
@@ -193,7 +193,7 @@ class StateBackend(FrameMaker):
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
                 entered, and a due rewind is done.
-            go_back_to: as for :meth:`start`, with the location.
+            go_back_to: as for :meth:`start`; it needs ``checkpoint_location``.
 
         Raises:
             as :meth:`start`; the query is stopped then.

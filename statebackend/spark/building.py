@@ -339,7 +339,7 @@ def _timed(
 ) -> tuple[DataFrame, TimePlan]:
     """An operator's input and times, by the arguments of :func:`time_plan`.
 
-    With ``goes_on``: a column of the output, those of :func:`passing_on`.
+    If ``goes_on`` among them names a column of the output: as :func:`passing_on` gives them.
     """
     if isinstance(time, TimePlan):
         return df, time

@@ -66,11 +66,11 @@ class FrameMaker:
                 Without one the operator takes the job's watermark, which others make.
             initial_state: a static frame with the key columns, handed to ``handleInitialState`` in
                 the operator's first epoch.
-            eventTimeColumnName: the output's timestamp column by which event time goes on behind
-                the operator, in ours and in Spark's own.
+            eventTimeColumnName: the output's timestamp column that operators behind this one, ours
+            and Spark's, take for event time.
 
         Returns:
-            a streaming frame; start its query with :meth:`start`. (Of a static frame a static one.)
+            a streaming frame; start its query with :meth:`start`. For a static frame, a static one.
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.

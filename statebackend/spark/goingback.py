@@ -1,8 +1,8 @@
-"""Going back at start: taking plans and commits back, and putting back what others took.
+"""Takes plans and commits back at a start, and puts back what other starts took.
 
-What holds whatever happens at any instruction, and why, is said in `recovery.rewind`. On a store
-that renames by copying and deleting (S3A) it does not hold: a start that is frozen between the two
-deletes, when it thaws, what has that name by then.
+`recovery.rewind` says what holds wherever a start is cut off or frozen, and why. It does not hold
+on a store that renames by copying and deleting (S3A): a start that freezes between the two deletes,
+when it thaws, what has that name by then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("statebackend.spark")
 
 
 class GoingBack:
-    """What one tenure does to a checkpoint location before its query starts.
+    """Changes a checkpoint location for one tenure, before its query starts.
 
     Args:
         generation: the tenure's.
@@ -41,7 +41,7 @@ class GoingBack:
         self._look, self._new_id = look, new_id
 
     def repair(self, recorded: Mapping[int, int]) -> None:
-        """Put back what starts took that were cut off or overtaken; may be cut, and repeated.
+        """Put back what starts took that were cut off or overtaken. It may itself be repeated.
 
         Args:
             recorded: stamps of the epochs in the log.
@@ -59,8 +59,8 @@ class GoingBack:
             for one in repair.put_back:
                 if location.put_back(one):
                     _log.warning(
-                        "%s: %s is put back, which an earlier start took (generation %d) and did "
-                        "not come to its end",
+                        "%s: %s is put back: an earlier start took it (generation %d), and was cut "
+                        "off or overtaken",
                         location.path,
                         one.place,
                         one.generation,
@@ -69,7 +69,7 @@ class GoingBack:
                 location.drop(one)
 
     def back_to(self, batch: int, last_commit: int, recorded: Mapping[int, int]) -> None:
-        """Make Spark repeat ``batch``; may be cut anywhere, and repeated.
+        """Make Spark repeat ``batch``. It may be cut off at any point, and repeated.
 
         Args:
             last_commit: Spark's, when this was decided. recorded: as for `repair`.
@@ -82,8 +82,8 @@ class GoingBack:
         while not self._is_done(batch, last_commit, own, recorded):
             pass
         self._look_again(own)
-        # From here on nothing of it can be asked for. The plans go first: with a later plan put
-        # back and the commit gone for good, Spark would skip a batch.
+        # From here on nothing of it can be put back. The plans are deleted first: if a later plan
+        # came back when the commit was gone for good, Spark would skip a batch.
         for one in own:
             self._location.drop(one)
         _log.warning(
@@ -96,7 +96,7 @@ class GoingBack:
     def _is_done(
         self, batch: int, last_commit: int, own: list[TakenBack], recorded: Mapping[int, int]
     ) -> bool:
-        """One step; whether none was left to take."""
+        """Take one step; whether none was left to take."""
         location = self._location
         found = location.progress()
         if found.last_commit > last_commit:
@@ -109,7 +109,7 @@ class GoingBack:
         step = next_to_take(found, batch)
         if step is None:
             others = [one for one in location.taken_back() if one not in own]
-            if others:  # somebody who did not know that he was overtaken
+            if others:  # from a start that did not know that it was overtaken
                 self._undo(own)
                 own.clear()
                 self.repair(recorded)

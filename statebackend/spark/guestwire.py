@@ -1,7 +1,7 @@
 """What an asker and its host say to each other over a local socket: Arrow batches, and few words.
 
-A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled. Now
-and then a host says that it is alive: one that is frozen is not waited for.
+A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled.
+Every few seconds a host says that it is alive; one that is frozen is not waited for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAID_CHARACTERS: Final = 8 << 10
 
 
 class HungUp(Exception):
-    """The other side is gone or silent, or says what it must not."""
+    """The other side is gone or silent, or sends what it must not."""
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +90,10 @@ class Frames:
         self._connection.close()
 
     def connect(self, address: str) -> None:
-        """To whoever listens there, as this user.
+        """Connect to a process of this user that listens there.
 
         Raises:
-            OSError: nobody does. HungUp: another user.
+            OSError: nobody listens. HungUp: another user does.
         """
         self._connection.connect(address)
         if not of_this_user(self._connection):
@@ -126,9 +126,9 @@ class Frames:
         return kind == _YES
 
     def alive(self) -> None:
-        """Say that this process runs, whatever the epoch does; never waits."""
+        """Say that this process runs, whatever the epoch does. It never waits."""
         if not self._sending.acquire(blocking=False):
-            return  # something is being said
+            return  # something is being sent
         try:
             self._connection.send(_HEAD.pack(_ALIVE, 0), socket.MSG_DONTWAIT)
         except OSError:  # the other side takes nothing just now, or is gone

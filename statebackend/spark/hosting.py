@@ -56,8 +56,9 @@ _BEGIN_S: Final = 0.01
 _MEET_S: Final = 0.1
 _KNOWN_RUNS: Final = 16
 _LEAVE_S: Final = 5.0
-# A host that computes says every few seconds that it runs. One that holds on to the interpreter for
-# so long, in a library that does not let go of it, is taken for frozen.
+# A host says every few seconds that it runs, also while it computes. If it is silent for
+# `_SILENCE_S`, it is taken for frozen, even if a library only keeps the interpreter from other
+# threads for so long.
 _ALIVE_S: Final = 5.0
 _SILENCE_S: Final = 60.0
 _TURN_S: Final = 0.0001
@@ -226,7 +227,7 @@ class Hosting:
                     self._closed.wait(_TICK_S)
                 continue
             if not of_this_user(asker):
-                _log.warning("a process of another user looked for a host, in vain")
+                _log.warning("refused a process of another user that looked for a host")
                 asker.close()
                 continue
             frames = Frames(asker)
@@ -346,9 +347,9 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
                 frames.say(True)
         except HungUp as error:
             raise PeerLostError(
-                "The worker that ran this task, since it has the store open, has ended, or has not "
-                f"been heard of for {_SILENCE_S:g} s ({error}).",
-                todo="Spark tries the task again, without that worker; look for why it ended, or "
+                "This task ran in another worker, which has the store open. That worker has "
+                f"ended, or was silent for {_SILENCE_S:g} s ({error}).",
+                todo="Spark tries the task again, without that worker. Find out why it ended, or "
                 "froze.",
             ) from error
         except Failed as failed:

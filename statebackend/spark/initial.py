@@ -61,7 +61,7 @@ class InitialState:
     def given(
         cls, frame: Any, names: list[str], rows: StructType, keys: list[str]
     ) -> InitialState | None:
-        """Checked, where there is one: ``keys`` are the key columns among the stream's rows.
+        """Of what the user gave, checked; None for None. ``keys``: the key columns of ``rows``.
 
         Raises:
             SchemaError: what is wrong with it.

@@ -174,8 +174,9 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
         raise BarrierMissingError(
             f"The input of operator {uid!r} ended without its barrier: the stages before it "
             f"failed or were killed, or the query is being stopped.",
-            todo="Look for the first error in the query; nothing of this attempt was kept. Where "
-            "there is none, report the batch's plan, which Spark's UI has: it was another before.",
+            todo="Look for the first error in the query; nothing of this attempt was kept. If "
+            "there is none, report the batch's plan from Spark's UI: it is not the one that was "
+            "checked.",
         )
     present = reader.barriers | reader.subtasks
     if len(present) != 1:

@@ -1,8 +1,8 @@
-"""Errors of Spark's JVM that go back to it, through a ``foreachBatch`` function, short enough.
+"""Shortens an error of Spark's JVM that goes back to it through a ``foreachBatch`` function.
 
-Spark looks through the text of what such a function raised for an interruption, to know a stop from
-a failure (`StreamExecution.isInterruptionException`). Its regular expression takes a stack frame
-for each character: over some 1,500 of them the stream's thread ends with a StackOverflowError.
+Spark searches the text of what such a function raised for an interruption, to tell a stop from a
+failure (`StreamExecution.isInterruptionException`). Its regular expression takes a stack frame for
+each character: over some 1,500 of them the stream's thread ends with a StackOverflowError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ShortJavaError(Py4JJavaError):  # type: ignore[misc]
     def __init__(self, error: Py4JJavaError) -> None:
         super().__init__(error.errmsg, error.java_exception)
         said = [line for line in str(error).splitlines() if not line.startswith("\t")]
-        # As Python names the type: Spark looks for that.
+        # Begins with the type as Python prints it: Spark looks for that.
         self._text = "\n".join([f"py4j.protocol.Py4JJavaError: {said[0]}", *said[1:]])[:_SHOWN]
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ def store_options(settings: Settings) -> StoreOptions:
 
 
 def base_policy(settings: Settings) -> BasePolicy:
-    """When the job's subtasks write their full state."""
+    """The settings that decide when subtasks write their full state."""
     return BasePolicy(
         every_epochs=settings.base_every_epochs,
         apart_every_epochs=settings.base_apart_every_epochs,

@@ -178,7 +178,7 @@ class Launch:
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
 
     def _check_plans(self) -> None:
-        """Refuse operators that Spark would plan otherwise than they must be."""
+        """Refuse operators that Spark would plan so that they cannot work."""
         made = [(one, one.frame) for one in self._operators.values() if one.frame is not None]
         if not made:
             return
@@ -191,7 +191,7 @@ class Launch:
     def _beat(self, due: NextDue) -> None:
         """Have Spark run a batch when a timer is due, although there may be no data.
 
-        Not where the session says that there are to be none: timers wait for data then, as Spark's.
+        Not if the session has batches without data off: timers then wait for data, as in Spark.
         """
         if self._heartbeat is not None and self._runs_without_data:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
@@ -207,11 +207,11 @@ class Launch:
         given = {uid: one.initial is not None for uid, one in self._operators.items()}
         if lacks := lacks_initial(manifests, given, epoch):
             raise StateMismatchError(
-                f"Batch {epoch} is repeated, in which the operator(s) "
-                f"{', '.join(map(repr, lacks))} of job {self._job.name!r} took their initial state "
-                f"in, and now there is none: it would be lost.",
-                todo="Give initial_state= as before, until that batch is committed; an empty frame "
-                "where the operator is to begin with nothing.",
+                f"Batch {epoch} is repeated. In it the operator(s) "
+                f"{', '.join(map(repr, lacks))} of job {self._job.name!r} took in an initial "
+                f"state, which this start does not give: it would be lost.",
+                todo="Give initial_state= as before, until that batch is committed. If the "
+                "operator is to begin with nothing, give an empty frame.",
             )
 
     def _write_initial(self, epoch: int) -> None:

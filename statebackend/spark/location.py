@@ -101,11 +101,11 @@ class CheckpointLocation:
         return [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
 
     def taken_back(self) -> list[TakenBack]:
-        """What starts have taken back and left under hidden names.
+        """The plans and commits that starts have taken back and left under hidden names.
 
-        A file that is missing in what `progress` said before was found here, unless it is back
-        under its own name by then: a listing may miss a file while it is renamed, the next does
-        not.
+        To be called after `progress`. A listing may miss a file while it is renamed, and the next
+        listing does not. So a file that `progress` missed is found here, unless it has its own name
+        again.
 
         Raises:
             CheckpointLocationError: the location cannot be read.
@@ -182,8 +182,8 @@ class CheckpointLocation:
     def write(self, name: str, pieces: Iterator[bytes]) -> None:
         """Write a file: under a hidden name first, so that it is there whole or not at all.
 
-        One that is there already stays: whoever is here late takes nothing from a query that has
-        gone on with it.
+        A file that is there already stays: a late start takes nothing from a query that has gone
+        on.
 
         Raises:
             CheckpointLocationError: it cannot be written. What ``pieces`` raises goes through.
@@ -236,7 +236,7 @@ class CheckpointLocation:
         """Give a hidden file its own name again; False where somebody else has done so.
 
         Args:
-            replace: also where that name is taken by now.
+            replace: also if another file has that name by now.
 
         Raises:
             CheckpointLocationError: it cannot be renamed.

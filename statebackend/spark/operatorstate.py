@@ -180,7 +180,7 @@ class OperatorStateIO:
         return data
 
     def pass_over(self) -> None:
-        """The states of a begin are at hand: nothing of it is read."""
+        """Skip the states that came with a begin: they are at hand."""
         self._bodies = []
 
     def write(
@@ -192,8 +192,8 @@ class OperatorStateIO:
     ) -> StateParts:
         """Make a snapshot durable, as far as it is over the budget; the rest goes with the ack.
 
-        What is as it was keeps its object. Only the reply that the epoch began with says in which
-        one it lies: any that was named earlier may have been deleted meanwhile.
+        A state that has not changed keeps its object. Only the reply that the epoch began with says
+        which one that is: an object that was named earlier may be deleted by now.
 
         Args:
             new_names: of two objects, should they be needed.

@@ -44,7 +44,7 @@ class Anchor:
         self.data_values, barrier_values = surrogates(parallelism)
         rows = [(value, subtask) for subtask, value in enumerate(self.data_values)]
         rows += [(value, ~subtask) for subtask, value in enumerate(barrier_values)]
-        # In a session of its own: how the user's is set has no say in how this is planned.
+        # In a session of its own: settings of the user's do not change how this is planned.
         session = spark.newSession()
         for name, value in _PLANNED_UNDER.items():
             session.conf.set(name, value)
@@ -54,10 +54,10 @@ class Anchor:
         if parallelism > 1:
             frame = frame.repartition(parallelism, _SURROGATE)
         else:
-            # repartition(1, ...) gives Spark's SinglePartition, beside which no other input is
-            # left as it is once their sizes are not known to be small: the join would shuffle both
-            # again, to spark.sql.shuffle.partitions. Rows that must be distinct are partitioned by
-            # hash, to one partition too, and that a join goes by, whatever the sizes.
+            # repartition(1, ...) gives Spark's SinglePartition. A join of two such inputs shuffles
+            # both again, to spark.sql.shuffle.partitions, unless both are known to be small. Rows
+            # that must be distinct are partitioned by hash, also at one partition, and a join keeps
+            # to that whatever the sizes.
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         self.frame = frame.cache()
         self.frame.count()
@@ -68,9 +68,10 @@ class Anchor:
 
 
 def _as_it_lies(frame: DataFrame) -> DataFrame:
-    """``frame``, partitioned as it is planned now, also where another session plans it anew.
+    """``frame`` with the partitioning that it has now, also if another session plans it again.
 
-    That is, once its cache was cleared. Spark does so after checkpoints, but not in public.
+    That happens once its cache was cleared. Spark does the same after a checkpoint, by methods that
+    are not public.
     """
     jvm: Any = frame.sparkSession._jvm
     session: Any = frame.sparkSession._jsparkSession
@@ -82,7 +83,7 @@ def _as_it_lies(frame: DataFrame) -> DataFrame:
         rows = jdf.queryExecution().toRdd()
         try:
             scan = scans.fromDataset(rows, jdf, False)
-        except Py4JError:  # from 4.3 on it wants to know whether they were checkpointed
+        except Py4JError:  # from 4.3 on it also asks whether the rows were checkpointed
             scan = scans.fromDataset(rows, jdf, False, False)
         return DataFrame(datasets.ofRows(session, scan), frame.sparkSession)
     except Py4JError as error:
@@ -127,18 +128,18 @@ def anchored(
     marker = F.array(F.col(_SUBTASK))
     stamp = F.zip_with(marker, marker, _barrier_stamp)[0].alias(_STAMP)
     stamped = anchor.frame.select(_SURROGATE, _SUBTASK, stamp)
-    # A join hint that the user gave to the stream would come up to this join, and win: a merge join
-    # emits the barrier before rows, a broadcast one makes every batch a broadcast. The outermost
-    # hint of a side counts; this one cannot be followed in an outer join, so the anchor's is.
+    # A join hint that the user gave to the stream would come up to this join, and win. A merge join
+    # emits the barrier before rows, and a broadcast join broadcasts every batch. The outermost hint
+    # of a side counts. Spark cannot follow this one in an outer join, so it follows the anchor's.
     routed = routed.hint("shuffle_replicate_nl")
     joined = routed.join(stamped.hint("shuffle_hash"), _SURROGATE, "right_outer")
     return joined.select(*places, F.col(_KEY_GROUP), F.col(_SUBTASK), F.col(_STAMP))
 
 
 def _barrier_stamp(subtask: Column, _: Column) -> Column:
-    # The batch's logged time, and of a random number that has a seed of its own in each plan the
-    # first in this partition: the same whenever, and wherever, the frame is evaluated. In one
-    # number, so that no row of the stream is wider for it.
+    # The batch's logged time, and the first random number of this partition. Each plan has a seed
+    # of its own, so all evaluations of a frame have the same number. Both are in one number, so
+    # that rows of the stream do not become wider.
     time_ms = F.shiftleft(F.unix_millis(F.current_timestamp()), NONCE_BITS)
     nonce = F.floor(F.rand() * F.lit(1 << NONCE_BITS))
     return F.when(subtask < 0, time_ms + nonce)

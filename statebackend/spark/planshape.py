@@ -1,9 +1,9 @@
-"""How Spark plans an operator: looked at on the driver, before anything is started.
+"""Checks on the driver how Spark plans an operator, before anything is started.
 
-An operator needs each row in the partition of its subtask's anchor rows, by a hash join that emits
-the barrier last. :mod:`statebackend.spark.plan` writes that down so that Spark's planner keeps to
-it; a setting, an extension or a release that does not is found here, and not by tasks that miss
-their barrier.
+An operator needs each row in the partition of its subtask's anchor rows, and a hash join that emits
+the barrier last. :mod:`statebackend.spark.plan` writes the plan so that Spark keeps to that. If a
+setting, an extension or a release does not, this check finds it, and not a task that misses its
+barrier.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def misplanned(plan: str, parallelism: int) -> str | None:
 
 
 def _partitions(nodes: list[_Node], side: int) -> int | None:
-    """Into how many one side of a join is shuffled; None: it is not, or it is not known."""
+    """How many partitions a join's side is shuffled to; None: it is not, or it is not known."""
     for node in nodes[side:]:
         if node.name == _ANCHOR or node.depth < nodes[side].depth:
             return None
@@ -103,10 +103,10 @@ def check_plan(frame: DataFrame, uid: str, parallelism: int) -> None:
     """Refuse an operator that Spark would plan so that its subtasks miss rows or their barrier.
 
     Args:
-        frame: the operator's. Its session is set as that of its query will be.
+        frame: the operator's output. Its session must be set as it will be for the query.
 
     Raises:
-        PlanError: what is wrong, and the setting that does it.
+        PlanError: with what is wrong, and the setting that does it if one does.
     """
 
     def look() -> str | None:
@@ -121,8 +121,8 @@ def check_plan(frame: DataFrame, uid: str, parallelism: int) -> None:
         return
     blamed = _blamed(frame.sparkSession, look, parallelism)
     raise PlanError(
-        f"Spark's plan of operator {uid!r} {wrong}, so its subtasks could not take part in a batch"
-        + (f"; the setting {blamed} makes it so." if blamed else "."),
+        f"Spark's plan of operator {uid!r} {wrong}, so its subtasks could not take part in a batch."
+        + (f" The setting {blamed} does that." if blamed else ""),
         todo=f"Change {blamed.partition(' = ')[0]} and start the query again."
         if blamed
         else "Report this with the plan (df.explain()), the session's settings and its extensions.",

@@ -96,10 +96,10 @@ class Records:
         return data
 
     def learn_index(self, part: SlicePart) -> FileIndex:
-        """An index that a worker has just made: no restore need read it again.
+        """Keep an index that a worker has just made, so that no restore reads it again.
 
         Raises:
-            CorruptionError, UnsupportedFormatError: it does not read.
+            CorruptionError, UnsupportedFormatError: it cannot be decoded.
         """
         data = part.data or self._own_object(part)
         found = decode_index(data, part.name)

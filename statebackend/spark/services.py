@@ -28,7 +28,7 @@ class Services:
 
     @classmethod
     def stamps_of(cls, uri: str) -> Stamps | None:
-        """What the last run of a job in this process saw of its frames; None: there was none."""
+        """The stamps that the last run of a job in this process saw; None: there was none."""
         known = cls.running.get(uri)
         return known[3].stamps if known else None
 

@@ -185,7 +185,7 @@ class RunSession:
 
     @property
     def stamps(self) -> Stamps | None:
-        """What it has seen of its frames."""
+        """The stamps that it has seen."""
         return self._coordinator.stamps if self._coordinator else None
 
     @property

@@ -355,12 +355,11 @@ class _IsolatedUnpickler(_Unpickler):
 
 
 class IsolatedLoader:
-    """Unpickles in the process that pickled, and leaves the classes there as they are.
+    """Unpickles in the process that pickled, and leaves the caller's classes as they are.
 
-    A class of ``__main__`` or of a function travels with its code. Where cloudpickle finds the
-    class it came from, it writes the copies of the code into that one: the caller's own would go
-    on with copied globals. Here such classes are made anew, the same ones in all loads of an
-    object.
+    A class of ``__main__`` or of a function travels with its code. If cloudpickle finds the class
+    that it came from, it writes the copied code into that class, and the caller's own methods go on
+    with copied globals. This loader makes such a class anew, once for all that it loads.
     """
 
     def __init__(self) -> None:

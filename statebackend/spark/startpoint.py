@@ -1,4 +1,4 @@
-"""Where a query goes on: what its checkpoint location and the job's log say, brought about."""
+"""Decides which batch a query goes on with, and prepares its checkpoint location for that."""
 
 from __future__ import annotations
 
@@ -76,14 +76,15 @@ class StartPoint:
         hidden: list[TakenBack],
         manifests: list[Manifest],
     ) -> list[Manifest]:
-        """Decide, and have the location say so; what the log held then.
+        """Decide, and prepare the location; returns what the log held then.
 
         Args:
             progress, hidden, manifests: read one after the other, in this order. Spark commits only
                 what is in the log, so what is read of the log last is never behind.
 
         Raises:
-            CheckpointLocationError, RewindError, JobRunningError: nothing was changed.
+            CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
+            anything back by then, the next start puts that back.
             FencedError: another driver started the job meanwhile; nothing is missing.
         """
         decision = None
@@ -99,7 +100,7 @@ class StartPoint:
             decision, manifests = self._go_back(location, as_told=decision is None)
         if self._go_back_to is not None and self._given_up is None:
             _log.warning(
-                "go_back_to=%d is left out of account: %s goes on with batch %d",
+                "go_back_to=%d is ignored: %s goes on with batch %d",
                 self._go_back_to,
                 progress.path,
                 decision.batch,
@@ -112,7 +113,7 @@ class StartPoint:
     def _go_back(
         self, location: CheckpointLocation, *, as_told: bool
     ) -> tuple[StartDecision, list[Manifest]]:
-        """Put back what others took, and take back what must be repeated; the log before that."""
+        """Put back what others took, then take back what must be repeated."""
         # Whoever runs the job now is fenced before anything is taken from under it.
         named = as_told and self._go_back_to is not None
         told = {_WENT_BACK: str(self._go_back_to)} if named else {}
@@ -203,7 +204,7 @@ class StartPoint:
         return max(last_epochs(manifests).values(), default=-1)
 
     def forget_given_up(self, lineages: Iterable[OperatorLineage]) -> None:
-        """Take out of lineages what the user gave up: this run finds nothing of it finished."""
+        """Take out of lineages what the user gave up: in this run it does not count."""
         if self._given_up is None or self.first_epoch is None:
             return
         for lineage in lineages:
@@ -264,7 +265,7 @@ class StartPoint:
             shown = ", ".join(map(str, possible[:_SHOWN]))
             more = f"go_back_to= can give up what came after epoch {shown}"
         else:
-            more = "No epoch is left that go_back_to= could go back to; the newest savepoint may be"
+            more = "There is no epoch for go_back_to=, but a new job may begin with a savepoint"
         return type(error)(error.what, todo=f"{error.todo} {more}: see docs/operations.md.")
 
 
@@ -285,7 +286,7 @@ def refuse_hidden(location: CheckpointLocation) -> None:
 
 
 def _has_same_states(lineage: OperatorLineage, epoch: int) -> bool:
-    """Whether no state was deleted after an epoch: its name stands for another one now."""
+    """Whether no state was deleted after an epoch: its name may stand for another one now."""
     entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
     return entry is None or last is None or entry.dropped_ids == last.dropped_ids
 
@@ -306,5 +307,5 @@ def _refuse_again(manifests: list[Manifest], epoch: int) -> None:
 
 
 def _recorded_stamps(manifests: list[Manifest]) -> dict[int, int]:
-    """Of every epoch that the log has: when Spark had planned its batch."""
+    """By epoch in the log, the time at which Spark planned its batch."""
     return {m.epoch: m.stamp_ms for m in manifests if m.kind == "checkpoint"}

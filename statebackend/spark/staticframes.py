@@ -1,11 +1,12 @@
-"""A static frame through a processor, once, over empty state: a batch job, as Spark runs one too.
+"""Runs a static frame through a processor once, over empty state, as Spark's own engine does.
 
 There is no query, so there is no job either: no log, no coordinator, nothing that outlives a task.
-Rows are brought together by key group; a task runs one epoch over the keys that it gets, whichever
-they are, and forgets the state. A task that is run again begins anew.
+Rows are shuffled by key group. A task runs one epoch over the keys that it gets, and forgets the
+state. A task that is run again begins anew.
 
 As in Spark the processing time is that at which the frame is evaluated, and there is no watermark
-(it is -1): no row is late, timers of event time fire only if they were set for a time before 1970.
+(it is -1): no row is late, and a timer of event time fires only if it was set for a time before
+1970.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def once_through(
     settings: Settings,
     local_dir: str,
 ) -> DataFrame:
-    """What a static frame gives."""
+    """The output of a processor over a static frame."""
     spec = StaticSpec(
         plan=plan,
         max_parallelism=operator.max_parallelism,
@@ -94,7 +95,7 @@ def once_through(
 
 
 def _keys_together(df: DataFrame, operator: Operator, partitions: int | None) -> DataFrame:
-    """Rows with their key group, those of one key in one partition; then the time, and the side.
+    """Rows with key group, time and side, those of one key in one partition.
 
     Rows of the initial state are on side 1; their columns follow those of ``df``, and each row has
     nulls in the other side's.
@@ -205,7 +206,7 @@ class StaticTask:
 
 
 def _taken(batches: Iterator[pa.RecordBatch], stages: list[InputStage]) -> int | None:
-    """Take in all rows, each on its side; the time that they bear, None if there are none."""
+    """Take in all rows, each on its side; returns the time that they have, None without rows."""
     now_ms: Any = None
     for batch in batches:
         if not batch.num_rows:

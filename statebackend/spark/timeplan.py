@@ -30,8 +30,8 @@ _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
 _MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
-_PASSED_ON: Final = "statebackend.eventTimeOf"  # of which operator a column has the event time
-_IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # which have all rows and no others
+_PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
+_IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # these neither add nor drop rows
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class TimePlan:
     that says which of two measured inputs a row is of. ``delay_ms``: None where the
     operator takes the job's watermark and adds nothing to it. ``drops_late``: whether late rows are
     left out by their own event time; else the operator looks to it. ``output_position``: of the
-    output's column that operators behind this one take for its event time; ``output_delay_ms``: of
-    the watermark that it goes by.
+    output's column that operators behind this one take for event time. ``output_delay_ms``: the
+    delay of the watermark that goes with it.
     """
 
     mode: str = "none"
@@ -121,7 +121,7 @@ def time_plan(
 def passing_on(
     df: DataFrame, output: StructType, column: str, when: TimePlan, uid: str
 ) -> tuple[DataFrame, TimePlan]:
-    """The input and the times of an operator whose output goes on in event time.
+    """The input and the times of an operator whose output has an event-time column.
 
     Args:
         df: the operator's input. column: of its output, Spark's ``eventTimeColumnName``.
@@ -155,8 +155,8 @@ def passing_on(
 def _marked_for_spark(df: DataFrame, position: int, delay_ms: int) -> DataFrame:
     """``df`` with a watermark of Spark's own, made of the rows that the operator measures.
 
-    If Spark measured others, it could be ahead of the operator, and its own operators behind would
-    drop what the operator gives out.
+    If Spark measured other rows, its watermark could be ahead of the operator's. Its own operators
+    behind would then drop what the operator gives out.
     """
     field, node = df.schema[position], df._jdf.queryExecution().analyzed()
     if _WATERMARK_NODE not in str(node.toString()):
@@ -166,9 +166,9 @@ def _marked_for_spark(df: DataFrame, position: int, delay_ms: int) -> DataFrame:
     last = str(node.getClass().getSimpleName())
     if last != _WATERMARK_NODE or (field.metadata or {}).get(_DELAY) != delay_ms:
         raise UnsupportedQueryError(
-            f"eventTimeColumnName= was given, but Spark's watermark is not made of what the "
-            f"operator measures: {field.name!r} of the rows that reach it, {delay_ms} ms back "
-            f"(the last step before it is {last}).",
+            f"eventTimeColumnName= was given, but Spark's watermark is not that of the operator: "
+            f"the largest {field.name!r} of the rows that reach it, less {delay_ms} ms (the last "
+            f"step before it is {last}).",
             todo="Call withWatermark() as the last step before the operator, and leave "
             "watermark_delay= out.",
         )
@@ -176,7 +176,7 @@ def _marked_for_spark(df: DataFrame, position: int, delay_ms: int) -> DataFrame:
 
 
 def with_event_time(result: DataFrame, when: TimePlan, uid: str) -> DataFrame:
-    """An operator's output with its event-time column as Spark's own operators know it."""
+    """An operator's output, its event-time column marked as Spark marks it."""
     if when.output_position is None:
         return result
     metadata = {_DELAY: when.output_delay_ms, _PASSED_ON: uid}
@@ -187,7 +187,7 @@ def with_event_time(result: DataFrame, when: TimePlan, uid: str) -> DataFrame:
 
 
 def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], append: bool) -> None:
-    """Refuse at the start what Spark refuses in a batch, without a code, or only in its own plans.
+    """Refuse at the start what Spark would refuse in a batch, or only in plans of its own.
 
     Args:
         append: whether that is the query's output mode.

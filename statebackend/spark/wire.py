@@ -1,9 +1,9 @@
-"""The coordinator's door: Arrow Flight actions with MessagePack bodies, and a token per session.
+"""The driver's RPC service: Arrow Flight actions with MessagePack bodies, and a token per session.
 
 ``begin`` and ``ack`` are requests of :mod:`snapshot.messages`. A call whose token is of no session
-is refused by its headers, and nothing of it is decoded; what gRPC has read of it by then is bounded
-by nothing that pyarrow lets us set. A refusal travels as a typed error
-inside a normal answer, so that the worker raises what the coordinator raised.
+is refused by its headers, and nothing of it is decoded. How much gRPC has read of it by then cannot
+be bounded through pyarrow. A refusal travels as a typed error inside a normal answer, so that the
+worker raises what the coordinator raised.
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ class _Sessions:
             self._known.pop(session, None)
 
     def admits(self, token: str) -> bool:
-        """Whether it is a session's token; how long that takes says nothing of which."""
+        """Whether it is a session's token; the time that this takes does not tell whose."""
         with self._lock:
             known = list(self._known.values())
         return sum(_same(of_session, token) for of_session, _ in known) > 0
 
     def handler(self, session: str, token: str) -> Handler | None:
-        """What answers a session's requests, for whom has its token."""
+        """The handler of a session's requests, if the token is the session's."""
         with self._lock:
             known = self._known.get(session)
         return known[1] if known is not None and _same(known[0], token) else None

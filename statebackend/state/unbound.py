@@ -1,4 +1,4 @@
-"""What stands for a state, timers or a context where the real one cannot be."""
+"""Stand-ins for a state, timers or a context where the real one cannot be."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Deleted(Unbound):
 
 
 class LeftBehind(Unbound):
-    """Stands for what a processor was given, in a copy of the processor that was made later."""
+    """Stands for what a processor was given, in a copy of that processor."""
 
     def _refusal(self) -> KeyContextError:
         return KeyContextError(
@@ -53,16 +53,16 @@ def _first_upper(text: str) -> str:
 
 
 class OfOneEpoch:
-    """What a processor is given for one epoch, and keeps as an attribute.
+    """Base of what a processor is given for one epoch, and may keep as an attribute.
 
-    It leads to an open store, so it cannot go anywhere with the processor. But a processor that ran
-    in a test goes into a query afterwards, and is given all of it anew there: pickle (and a deep
-    copy) leaves something in its place.
+    It leads to an open store, so it cannot be shipped with the processor. But a processor that ran
+    in a test may go into a query afterwards, and is given all of it anew there. So pickle (and a
+    deep copy) puts a `LeftBehind` in its place.
     """
 
     __slots__ = ()
     called: ClassVar[str] = ""
-    """In messages; of a state it is its name."""
+    """How messages call it; a state is called by its name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LeftBehind, (self.called or f"state {getattr(self, '_name', '')!r}", "init")

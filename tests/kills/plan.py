@@ -1,4 +1,4 @@
-"""Which job is killed how often, how, and with which seed: pure, so that a seed replays it."""
+"""Plans which job is killed, how often, how and by which seed. Pure: a seed replays it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from recovery.plan import RestorePlan
 from recovery.upload import Uploaded
-from snapshot.bases import BasePolicy
+from snapshot.bases import BasePolicy, Grant
 from snapshot.coordinator import Coordinator
 from snapshot.delta import chain, decode_delta, encode_delta
 from snapshot.epoch import Acked
@@ -175,7 +175,7 @@ def ack_of(
 
 
 def done_of(
-    grant: BaseGrant, uploaded: Uploaded, subtask: int = 0, operator: str = "op"
+    grant: BaseGrant | Grant, uploaded: Uploaded, subtask: int = 0, operator: str = "op"
 ) -> BaseDone:
     return BaseDone(
         protocol=PROTOCOL,

@@ -23,7 +23,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Priced(BroadcastProcessor):
-    """What words cost; one of less than nothing goes."""
+    """Puts out the prices of all words; a price below zero removes its word."""
 
     def __init__(self, schema: str, *more: Any) -> None:
         self.schema, self.more = schema, more

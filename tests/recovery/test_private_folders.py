@@ -1,4 +1,4 @@
-"""Local copies are one user's: who else has a hand in their folders is refused, or shut out."""
+"""Local copies belong to one user: other users' folders are refused, and others shut out."""
 
 from __future__ import annotations
 

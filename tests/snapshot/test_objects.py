@@ -6,12 +6,13 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from recovery.upload import Uploaded
 from snapshot.bases import Grant
 from snapshot.epoch import Acked
 from snapshot.messages import AckRequest, BaseDone, SlicePart
 from snapshot.names import base_file_name, data_name
 from statebackend.errors import ForeignObjectError, StaleRequestError
-from tests.recovery.driver import Run, ack_of, part_of
+from tests.recovery.driver import Run, ack_of, done_of, part_of
 
 KINDS = ["delta", "base", "operator_state", "broadcast"]
 OTHERS = [
@@ -108,21 +109,8 @@ def granted(run: Run) -> Grant:
 
 
 def done(grant: Grant, part: SlicePart) -> BaseDone:
-    return BaseDone(
-        protocol=5,
-        job="clicks",
-        session="session",
-        operator="op",
-        subtask=0,
-        grant=grant.id,
-        epoch=grant.epoch,
-        chain=grant.chain,
-        kind="files",
-        part=part,
-        state_bytes=1,
-        uploaded_bytes=1,
-        seconds=0.0,
-    )
+    uploaded = Uploaded(kind="files", part=part, state_bytes=1, uploaded_bytes=1, seconds=0.0)
+    return done_of(grant, uploaded)
 
 
 def test_a_base_names_its_own_files_and_those_that_came_with_its_grant() -> None:

@@ -445,7 +445,7 @@ def test_a_host_that_gives_no_sign_of_life_is_given_up_and_the_task_is_tried_aga
     monkeypatch.setattr(away.hosting, "say_alive", lambda: None)
     monkeypatch.setattr(hosting, "_SILENCE_S", 0.2)
     host = asker.host_of(0)
-    with pytest.raises(PeerLostError, match=r"has not been heard of for 0\.2 s"):
+    with pytest.raises(PeerLostError, match=r"was silent for 0\.2 s"):
         numbers(pass_on(iter([rows(1)]), host))
     thawed.set()
     until_free(away)

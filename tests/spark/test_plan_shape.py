@@ -1,4 +1,4 @@
-"""A physical plan that an operator cannot run with is told from one that it can, by its text."""
+"""The check of a physical plan sees by its text whether an operator can run with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a folder other users of the host can read or change, as far as its modes say."""
+"""Finds what other users of the host can read or change in a folder, by its modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's code closes at a job's end: if that fails so has the job, and lost nothing."""
+"""If something of the user's fails to close at a job's end, the job fails and loses nothing."""
 
 from __future__ import annotations
 

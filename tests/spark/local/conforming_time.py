@@ -9,6 +9,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from tests.spark.local.conforming import frame_shown, shown
+from tests.spark.local.processors import InFrames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,28 +64,13 @@ class Timers(StatefulProcessor):
         pass
 
 
-class TimersInFrames(Timers):
+class TimersInFrames(InFrames, Timers):
     """The same for frames."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         for at_ms in initialState["at_ms"]:
             self.handle.registerTimer(int(at_ms))
         self.tell(key, frame_shown(initialState))
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        import pandas as pd
-
-        whole = [row for frame in rows for row in frame.itertuples()]
-        for row in super().handleInputRows(key, iter(whole), timerValues):
-            yield pd.DataFrame([row.asDict()])
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
-        import pandas as pd
-
-        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
-            yield pd.DataFrame([row.asDict()])
 
 
 class Delayed(StatefulProcessor):

@@ -351,7 +351,7 @@ class CarelessLedger(Ledger):
 
 
 class Batched(StatefulProcessor):
-    """Counts the rows of a key on top of its initial state; timers around what they are due by."""
+    """Counts a key's rows on top of its initial state; some timers are due, and one is not."""
 
     def __init__(self, mode: str, early: bool = False) -> None:
         self.mode, self.early = mode, early
@@ -396,19 +396,14 @@ class Batched(StatefulProcessor):
         yield Row(k=key[0], what=what, n=0)
 
 
-class BatchedInFrames(Batched):
-    """The same for frames."""
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        for start in initialState["start"]:
-            self.starts.appendValue((int(start),))
-        self.set_timers(timerValues)
+class InFrames(StatefulProcessor):
+    """Comes before a processor of rows among the bases: its input and output are frames then."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         import pandas as pd
 
-        whole = (row for frame in rows for row in frame.itertuples())
-        for row in super().handleInputRows(key, whole, timerValues):
+        whole = [row for frame in rows for row in frame.itertuples()]
+        for row in super().handleInputRows(key, iter(whole), timerValues):
             yield pd.DataFrame([row.asDict()])
 
     def handleExpiredTimer(
@@ -418,6 +413,15 @@ class BatchedInFrames(Batched):
 
         for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
             yield pd.DataFrame([row.asDict()])
+
+
+class BatchedInFrames(InFrames, Batched):
+    """The same for frames."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        for start in initialState["start"]:
+            self.starts.appendValue((int(start),))
+        self.set_timers(timerValues)
 
 
 class BatchedOfOurs(KeyedProcessor):

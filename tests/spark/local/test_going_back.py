@@ -158,7 +158,7 @@ def test_an_epoch_further_back_may_be_named_too(world: World) -> None:
     assert not world.hidden()
 
 
-def test_an_epoch_to_go_back_to_is_left_out_of_account_where_the_query_can_go_on(
+def test_an_epoch_to_go_back_to_is_ignored_where_the_query_can_go_on(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.input.add_batches(3)
@@ -169,7 +169,7 @@ def test_an_epoch_to_go_back_to_is_left_out_of_account_where_the_query_can_go_on
     query = backend.start(world.writer(world.ledger(backend)), go_back_to=0)
     assert query.awaitTermination(120)
     assert (checkpoints(backend), durable_state(backend, "ledger")) == (before, state)
-    assert "go_back_to=0 is left out of account" in caplog.text
+    assert "go_back_to=0 is ignored" in caplog.text
     world.check(backend)
 
 
