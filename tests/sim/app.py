@@ -28,6 +28,7 @@ from tests.sim.location import GROUPS, Committed, Plan, State, after, plan_of, r
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
 from tests.sim.threads import Event
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -137,7 +138,7 @@ class App:
         sched, shared = self.world.sched, self.shared
         if sched.chance(self.world.config.rescale):
             shared.parallelism = sched.random.randint(1, PARALLELISM_MAX)
-            sched.note("started at another parallelism", str(shared.parallelism))
+            sched.note(Fault.RESCALED, str(shared.parallelism))
         self.parallelism = shared.parallelism
         launch = Launch(
             self,  # type: ignore[arg-type]
@@ -208,6 +209,9 @@ class App:
         plan = shared.offsets.get(batch)
         if plan is None:
             plan = shared.offsets[batch] = plan_of(shared, batch, config, sched.random)
+            last = shared.offsets.get(batch - 1, plan)
+            if plan.stamp_ms < last.stamp_ms:
+                sched.note(Fault.CLOCK_STEPPED, str(batch))
         else:
             sched.note("batch repeated", str(batch))
         before = shared.commits.get(batch - 1)
@@ -227,7 +231,7 @@ class App:
         world, shared = self.world, self.shared
         sched, config = world.sched, world.config
         if sched.chance(config.sink_fails):
-            sched.note("sink failed")
+            sched.note(Fault.SINK_FAILED)
             raise QueryFailed("the sink failed")
         sched.pause(0.004)
         if not query.isActive:
@@ -243,7 +247,7 @@ class App:
         state, model = after(stage.state, rows)
         output: State | None = {k: v for p in sorted(done) for k, v in done[p].output.items()}
         if len(done) < stage.parallelism:
-            sched.note("batch read in part")
+            sched.note(Fault.READ_IN_PART)
             output = None
         committed = Committed(plan, stage.salt, state, output)
         shared.commits[plan.batch] = committed
@@ -286,7 +290,7 @@ class App:
         """A worker for an attempt: where the subtask's anchor is, if there is one to be had."""
         sched = self.world.sched
         if sched.chance(self.world.config.moved):
-            sched.note("subtask moved")
+            sched.note(Fault.SUBTASK_MOVED)
             self.places[subtask] = sched.random.randrange(len(self.executors))
         place = self.places[subtask]
         for turn in range(len(self.executors)):

@@ -6,10 +6,13 @@ drawn too. A world with everything at once hides as much as one without faults.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from random import Random
 
-__all__ = ["Config", "calm", "draw"]
+from tests.support.faults import Fault
+
+__all__ = ["ALWAYS", "STRIKES", "Config", "calm", "draw"]
 
 
 @dataclass
@@ -139,6 +142,46 @@ _LATER = (
     ("looks", 0.02, 0.3),
     ("start_frozen", 0.1, 0.8),
 )
+
+# Which faults a rate is of.
+STRIKES: Mapping[str, tuple[Fault, ...]] = {
+    "store_faults": (
+        Fault.REQUEST_LOST,
+        Fault.ANSWER_LOST,
+        Fault.LATE_WRITE,
+        Fault.WRITTEN_TWICE,
+    ),
+    "torn_delete": (Fault.TORN_DELETE,),
+    "flipped_read": (Fault.READ_DAMAGED,),
+    "flipped_base": (Fault.READ_DAMAGED,),
+    "hop_faults": (Fault.MESSAGE_LOST, Fault.MESSAGE_LATE),
+    "truncated": (Fault.INPUT_TRUNCATED,),
+    "processor_fails": (Fault.PROCESSOR_RAISES,),
+    "twins": (Fault.SPECULATIVE_TWIN,),
+    "reruns": (Fault.STAGE_AGAIN, Fault.OTHER_ROWS),
+    "partial": (Fault.READ_IN_PART,),
+    "lost_results": (Fault.RESULT_LOST,),
+    "sink_fails": (Fault.SINK_FAILED,),
+    "moved": (Fault.SUBTASK_MOVED,),
+    "disk_full": (Fault.DISK_FULL,),
+    "outage_every_s": (Fault.STORE_UNREACHABLE,),
+    "worker_killed_every_s": (Fault.WORKER_KILLED,),
+    "executor_killed_every_s": (Fault.EXECUTOR_LOST,),
+    "host_lost_every_s": (Fault.HOST_LOST,),
+    "worker_frozen_every_s": (Fault.WORKER_FROZEN,),
+    "driver_killed_every_s": (Fault.DRIVER_KILLED,),
+    "driver_frozen_every_s": (Fault.DRIVER_FROZEN,),
+    "query_stopped_every_s": (Fault.QUERY_STOPPED,),
+    "second_driver_every_s": (Fault.SECOND_DRIVER,),
+    "outside_clean_every_s": (Fault.STRANGER_CLEANS,),
+    "local_damage_every_s": (Fault.LOCAL_FILE_GONE, Fault.LOCAL_FILE_DAMAGED),
+    "rebalance_every_s": (Fault.REBALANCED,),
+    "savepoint_every_s": (Fault.SAVEPOINT_FROZEN, Fault.SAVEPOINT_CUT),
+    "looks": (Fault.EVALUATED_AGAIN,),
+    "start_frozen": (Fault.START_FROZEN,),
+    "rescale": (Fault.RESCALED,),
+}
+ALWAYS = (Fault.CLOCK_STEPPED,)  # in each world
 
 
 def draw(random: Random) -> Config:

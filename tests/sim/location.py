@@ -18,6 +18,7 @@ from statebackend.keygroups import subtask_of
 from statebackend.spark.location import CheckpointLocation
 from tests.sim.config import Config
 from tests.sim.kernel import Scheduler
+from tests.support.faults import Fault
 
 __all__ = [
     "GROUPS",
@@ -84,7 +85,7 @@ class Shared:
         """How long a change of a file takes; whoever makes it may be frozen right before."""
         if not sched.chance(self.config.start_frozen):
             return _IO_S
-        sched.note("start frozen")
+        sched.note(Fault.START_FROZEN)
         self.at_freeze()
         return 0.3 + 5.0 * sched.random.random() ** 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +32,10 @@ from statebackend.spark.goingback import GoingBack
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.startpoint import StartPoint
+from tests.planted.bug import Patches
 from tests.sim.kernel import current
 from tests.sim.seams import decoded
 from tests.sim.task import SimEpoch
-
-__all__ = ["Patches"]
-
-Patches = Iterator[tuple[Any, str, Any]]
 
 
 def first_attempt_wins() -> Patches:

@@ -8,6 +8,7 @@ from statebackend.errors import StateBackendError
 from tests.sim.kernel import TimedOutError, current
 from tests.sim.location import Plan, State
 from tests.sim.task import Attempt
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App, Query
@@ -111,7 +112,7 @@ class Stage:
     def _look(self) -> None:
         """Another action wants a part of the output, which may be of other rows: nothing counts."""
         sched = self._sched
-        sched.note("part of a batch evaluated again by another action")
+        sched.note(Fault.EVALUATED_AGAIN)
         self.execution, self.number = self.execution + 1, self.number + 1
         if self._config.indeterminate:
             self._app.world.salts += 1
@@ -166,7 +167,7 @@ class Stage:
             late = len(attempts) == 1 and self._sched.now_s - attempts[0].started_s > _LOOK_S
             wanted = late and subtask not in self._done and self._sched.chance(self._config.twins)
             if wanted and self._start(subtask):
-                self._sched.note("speculative twin", str(attempts[0]))
+                self._sched.note(Fault.SPECULATIVE_TWIN, str(attempts[0]))
 
     def _ended(self, attempt: Attempt, failure: StateBackendError | None) -> None:
         if attempt.over:
@@ -182,7 +183,7 @@ class Stage:
         if failure is None:
             if self._sched.chance(self._config.lost_results):
                 # Its executor is lost with the output before anybody has fetched it.
-                self._sched.note("result lost", str(attempt))
+                self._sched.note(Fault.RESULT_LOST, str(attempt))
                 return
             self._done[subtask] = attempt
             for twin in running:
@@ -210,11 +211,11 @@ class Stage:
         if config.indeterminate:
             self._app.world.salts += 1
             self.salt = self._app.world.salts
-            sched.note("stage run again with other rows")
+            sched.note(Fault.OTHER_ROWS)
             self._done.clear()
             self._running.clear()  # they go on, and are not listened to
         else:
-            sched.note("stage run again")
+            sched.note(Fault.STAGE_AGAIN)
             for subtask in sorted(self._done):
                 if sched.random.random() < 0.5:
                     del self._done[subtask]

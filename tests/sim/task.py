@@ -20,6 +20,7 @@ from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
 from tests.sim.location import GROUPS, Plan, State, clipped, rows_of
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App, Worker
@@ -121,7 +122,7 @@ class SimEpoch(SubtaskEpoch):
                 break
             sched.pause(config.row_s)
         if cut is not None:
-            sched.note("input truncated", str(self._attempt))
+            sched.note(Fault.INPUT_TRUNCATED, str(self._attempt))
             self._rows = self._rows[:cut]
             if self.wants_barrier:
                 raise BarrierMissingError("The input ended without its barrier.")
@@ -137,6 +138,7 @@ class SimEpoch(SubtaskEpoch):
         pause_s = config.row_s * (0.5 + sched.random.random())
         for place, (key, amount) in enumerate(self._rows):
             if place == fails_at:
+                sched.note(Fault.PROCESSOR_RAISES, str(self._attempt))
                 raise ProcessorError("The processor raised.")
             if amount == 0:
                 table.put(key, None)

@@ -13,7 +13,8 @@ from snapshot.messages import BeginReply
 from statebackend.errors import StateBackendError
 from statebackend.spark.launch import Launch
 from statebackend.state.table import StateTable
-from tests.sim import chaos, mutations
+from tests.planted.bug import PlantedBug, adjust, planted
+from tests.sim import chaos
 from tests.sim.app import App
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
@@ -31,6 +32,7 @@ from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.location import Committed, Shared, State
 from tests.sim.seams import installed
 from tests.sim.task import Attempt
+from tests.support.faults import Fault
 
 __all__ = ["Result", "World", "simulate", "simulate_task"]
 
@@ -109,7 +111,7 @@ class World:
     def _rival(self) -> None:
         """While one driver is frozen, another one starts the job."""
         if self.config.zombies and len(self.apps) == 1 and self.sched.random.random() < 0.8:
-            self.sched.note("second driver")
+            self.sched.note(Fault.SECOND_DRIVER)
             self.sched.call(self.start_app, 0.01)
 
     def kill_app(self, app: App) -> None:
@@ -224,20 +226,20 @@ def simulate(
     seed: int,
     *,
     events: int = 20_000,
-    mutation: str = "",
+    bug: PlantedBug | None = None,
     config: Config | None = None,
     keep_trace: bool = False,
 ) -> Result:
     """Run one seed: so many events with its faults, and then until all is calm and checked."""
     config = config or draw(Random(f"config {seed}"))
+    adjust(config, bug)
     if config.asynchronous:
         config.checked = True  # as the product demands
-    mutations.adjust(mutation, config)
     world = World(seed, config, keep_trace=keep_trace)
     failure: BaseException | None = None
     with (
         installed(world.sched, world.doors, world.disk, world, arrow=config.arrow),
-        mutations.applied(mutation),
+        planted(bug),
     ):
         try:
             world.run(events)
@@ -264,10 +266,10 @@ def simulate(
     )
 
 
-def simulate_task(task: tuple[int, int, str]) -> Result:
-    """`simulate` for a pool of processes: seed, events, mutation."""
-    seed, events, mutation = task
-    return simulate(seed, events=events, mutation=mutation)
+def simulate_task(task: tuple[int, int, PlantedBug | None]) -> Result:
+    """`simulate` for a pool of processes: seed, events, planted bug."""
+    seed, events, bug = task
+    return simulate(seed, events=events, bug=bug)
 
 
 def _end(world: World) -> None:
