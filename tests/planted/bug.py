@@ -62,6 +62,7 @@ class Simulation:
         simulate: runs one seed, with a bug planted or without.
         seeds: each of its bugs shows within so many.
         minutes: names of bugs that take minutes to show rather than seconds.
+        clean_seeds_max: no more seeds than these are worth their time without a bug.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Simulation:
     simulate: Callable[[int, PlantedBug | None], Outcome]
     seeds: int
     minutes: frozenset[str] = frozenset()
+    clean_seeds_max: int = 1_000_000
 
 
 def by_name(*bugs: PlantedBug) -> dict[str, PlantedBug]:

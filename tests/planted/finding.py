@@ -17,6 +17,7 @@ SIMULATIONS: Final = {
     "sim": "tests.sim.bugs",
     "channels": "tests.channels.bugs",
     "trial": "tests.continuous.runtime.bugs",
+    "content": "tests.continuous.state.content",
 }
 
 

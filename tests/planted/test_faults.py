@@ -5,6 +5,7 @@ from __future__ import annotations
 from recovery.drill.catalogue import ALL as DRILLS
 from tests.channels import plan as channels
 from tests.continuous.runtime import trial
+from tests.continuous.state import content
 from tests.kills import strikes as kills
 from tests.sim import config as sim
 from tests.support.faults import DRILLED, Fault, struck
@@ -22,9 +23,14 @@ def test_every_fault_of_a_drill_and_of_the_kills_is_named() -> None:
 
 
 def test_no_name_is_idle_and_each_says_what_happens() -> None:
-    by = (*sim.STRIKES.values(), *channels.STRIKES.values(), *DRILLED.values())
+    by = (
+        *sim.STRIKES.values(),
+        *sim.IN_SOME_PLANTED_WORLDS.values(),
+        *channels.STRIKES.values(),
+        *DRILLED.values(),
+    )
     named = {fault for faults in by for fault in faults} | {Fault(one.name) for one in kills.ALL}
-    assert named | {*sim.ALWAYS, *channels.ALWAYS, *trial.STRIKES} == set(Fault)
+    assert named | {*sim.ALWAYS, *channels.ALWAYS, *trial.STRIKES, *content.STRIKES} == set(Fault)
     assert all(fault.sentence.endswith(".") for fault in Fault)
     assert len({fault.sentence for fault in Fault}) == len(Fault)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ def test_a_planted_bug_is_found(of: Simulation, bug: PlantedBug) -> None:
     found = find(of, bug, range(of.seeds))
     assert found is not None, f"{of.seeds} seeds did not show it: {bug.what}"
     assert found.checker in bug.shows_in, found
+    # It is the bug that was seen, not what its world is like.
+    without = of.simulate(found.seed, replace(bug, patches=lambda: iter(())))
+    assert not without.violations
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,7 @@ def test_there_are_sixty_planted_bugs_and_each_checker_is_needed() -> None:
         "sim": ("exactly once", "output", "single writer", "references", "garbage", "savepoints"),
         "channels": ("cut", "output", "order", "numbers", "liveness"),
         "trial": ("rows", "error", "stuck"),
+        "content": ("references",),
     }.items():
         assert shown >= {(name, checker) for checker in checkers}
 

@@ -87,7 +87,63 @@ def _bug(
     )
 
 
+_LOCATION, _NEEDED = "location", "needed"
+
 BUGS: Final = by_name(
+    _bug(
+        "the time is the stamp",
+        "a batch's logged time alone tells its frame from another's, and clocks step back",
+        (_STUCK,),
+        planted.time_is_the_stamp,
+        {"retain_epochs": 8, "zombies": False, "second_driver_every_s": 0.0},
+        issue18="2",
+    ),
+    _bug(
+        "nobody looks before a commit is taken back",
+        "a start takes a commit back although Spark has removed what going on needs",
+        (_LOCATION,),
+        planted.location_not_looked_at,
+        {
+            "batches_kept": 1,
+            "partial": 0.3,
+            "checked": False,
+            "asynchronous": False,
+            "indeterminate": False,
+            "zombies": False,
+            "second_driver_every_s": 0.0,
+        },
+        issue18="4",
+    ),
+    _bug(
+        "the newest attempt of any task wins",
+        "of two tasks that need a subtask's output, the older attempt is refused as late",
+        (_NEEDED,),
+        planted.newest_of_any_task,
+        {**_OTHER_ROWS, "indeterminate": False, "joined": 0.7, "twins": 0.0, "looks": 0.0},
+        issue18="11",
+    ),
+    _bug(
+        "no way out is named",
+        "a location that is batches behind after a power cut is refused, and nothing can be done",
+        (_STUCK,),
+        planted.no_way_out,
+        {
+            "power_cut_every_s": 4.0,
+            "takes_way_out": True,
+            "retain_epochs": 8,
+            "zombies": False,
+            "second_driver_every_s": 0.0,
+        },
+        issue18="5c",
+    ),
+    _bug(
+        "retried in part",
+        "Spark is not asked to run a stage again whole where its rows differ",
+        (_OUT, _ONCE),
+        planted.retried_in_part,
+        _OTHER_ROWS,
+        issue18="6",
+    ),
     _bug(
         "first attempt wins",
         "an ack is kept against those of newer attempts",
@@ -108,6 +164,7 @@ BUGS: Final = by_name(
         (_ONCE,),
         planted.a_look_counts,
         {**_OTHER_ROWS, "reruns": 0.0, "looks": 0.5},
+        issue18="5a",
     ),
     _bug(
         "no superseding record",
@@ -256,6 +313,7 @@ BUGS: Final = by_name(
             "partial": 0.3,
             "rows": 20,
         },
+        issue18="3",
     ),
     _bug(
         "no lease",

@@ -192,6 +192,20 @@ def _rebalance(world: World, random: Random) -> None:
         random.choice(world.apps).rebalance("asked for")
 
 
+def _cut_power(world: World, random: Random) -> None:
+    """What nobody had synced of the location is gone: up to three batches, plan and commit."""
+    shared = world.shared
+    if len(shared.commits) < 6:  # what is left of the cut before was synced by then
+        return
+    world.sched.note(Fault.POWER_CUT)
+    for app in list(world.apps):
+        world.kill_app(app)
+    left = max(shared.offsets, default=-1) - random.randrange(1, 4)
+    for files in (shared.offsets, shared.commits):
+        for batch in [n for n in files if n > left]:
+            del files[batch]
+
+
 _KINDS: dict[str, Callable[[World, Random], None]] = {
     "worker_killed_every_s": _kill_worker,
     "executor_killed_every_s": _kill_executor,
@@ -206,4 +220,5 @@ _KINDS: dict[str, Callable[[World, Random], None]] = {
     "local_damage_every_s": _damage_local,
     "rebalance_every_s": _rebalance,
     "savepoint_every_s": savepoints.strike,
+    "power_cut_every_s": _cut_power,
 }

@@ -12,7 +12,7 @@ from random import Random
 
 from tests.support.faults import Fault
 
-__all__ = ["ALWAYS", "STRIKES", "Config", "calm", "draw"]
+__all__ = ["ALWAYS", "IN_SOME_PLANTED_WORLDS", "STRIKES", "Config", "calm", "draw"]
 
 
 @dataclass
@@ -28,6 +28,9 @@ class Config:
         arrow: deltas in their real format; else in a quicker one, under the same digests.
         indeterminate: an upstream stage that is run again gives other rows.
         zombies: a second driver may start while the first still runs.
+        batches_kept: Spark removes what is older once it has planned a batch; see
+            spark.sql.streaming.minBatchesToRetain.
+        takes_way_out: whoever starts the job does what an error says that can be done.
     """
 
     parallelism: int = 3
@@ -40,6 +43,8 @@ class Config:
     checked: bool = True
     indeterminate: bool = False
     zombies: bool = False
+    batches_kept: int = 10
+    takes_way_out: bool = False
     retain_epochs: int = 1
     clean_every_epochs: int = 1
     clean_min_age_s: float = 0.0
@@ -73,6 +78,7 @@ class Config:
     reruns: float = 0.0
     partial: float = 0.0
     looks: float = 0.0  # after the batch was evaluated, another action looks at a part of it
+    joined: float = 0.0  # the batch's output with itself: two tasks for each subtask, side by side
     lost_results: float = 0.0
     sink_fails: float = 0.0
     # processes and disks
@@ -84,6 +90,7 @@ class Config:
     driver_frozen_every_s: float = 0.0
     query_stopped_every_s: float = 0.0
     rescale: float = 0.0
+    power_cut_every_s: float = 0.0  # only where no second driver is
     second_driver_every_s: float = 0.0
     outside_clean_every_s: float = 0.0
     local_damage_every_s: float = 0.0
@@ -100,7 +107,7 @@ class Config:
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
         for name, _, _ in (*_RATES, *_TIMES, *_LATER):
             setattr(quiet, name, 0.0)
-        quiet.rescale = quiet.flipped_base = 0.0
+        quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
         return quiet
 
 
@@ -180,6 +187,9 @@ STRIKES: Mapping[str, tuple[Fault, ...]] = {
     "looks": (Fault.EVALUATED_AGAIN,),
     "start_frozen": (Fault.START_FROZEN,),
     "rescale": (Fault.RESCALED,),
+}
+IN_SOME_PLANTED_WORLDS: Mapping[str, tuple[Fault, ...]] = {
+    "power_cut_every_s": (Fault.POWER_CUT,),
 }
 ALWAYS = (Fault.CLOCK_STEPPED,)  # in each world
 

@@ -34,6 +34,7 @@ class Attempt:
     Attributes:
         number: Spark's task attempt id, growing. stage: which run of the batch's stage.
         execution: which action on the batch's output.
+        task: of its stage; two of them may be for one subtask.
         expected: the state of its key groups after the batch before, by the model.
     """
 
@@ -52,7 +53,7 @@ class Attempt:
         self.app, self.session, self.plan = app, session, plan
         self.subtask, self.number = subtask, number
         self.stage, self.salt = stage, salt
-        self.execution = 0
+        self.execution, self.task = 0, subtask
         self.parallelism = parallelism
         groups = key_group_range(subtask, parallelism, GROUPS)
         self.key_groups = range(groups.start, groups.end + 1)
@@ -85,7 +86,7 @@ class SimEpoch(SubtaskEpoch):
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
             attempt=attempt.number,
-            use=Use(attempt.stage, attempt.subtask, attempt.execution),
+            use=Use(attempt.stage, attempt.task, attempt.execution),
             endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
         self._taken: Any = SimpleNamespace(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from recovery.rewind import COMMITS, OFFSETS
 from snapshot.cleaning import CleanReport, clean
 from snapshot.messages import BeginReply
-from statebackend.errors import StateBackendError
+from statebackend.errors import RewindError, StateBackendError
 from statebackend.spark.launch import Launch
 from statebackend.state.table import StateTable
 from tests.planted.bug import PlantedBug, adjust, planted
@@ -63,6 +64,7 @@ class World:
         self.sched = Scheduler(seed, keep_trace=keep_trace)
         self.bucket = Bucket(self.sched)
         self.shared = Shared(config.parallelism, config=config, at_freeze=self._rival)
+        self.shared.at_taken = self._taken
         self.disk = Disk()
         root = self.disk.root()
         self.opened = Opened()
@@ -71,7 +73,7 @@ class World:
         self.apps: list[App] = []
         self.newest: App | None = None
         self.workers = self.attempts = self.salts = self.made = self.epochs = 0
-        self.is_calm = False
+        self.is_calm = self.refused = False
         self.cleaned = 0  # by drivers, since it is calm
         self.cleans_each_epoch = config.clean_every_epochs == 1 and not config.clean_min_age_s
         self.violations: list[tuple[str, str]] = []
@@ -114,6 +116,19 @@ class World:
             self.sched.note(Fault.SECOND_DRIVER)
             self.sched.call(self.start_app, 0.01)
 
+    def _taken(self, folder: str, batch: int) -> None:
+        """A start takes a commit back: what must be there to go on from the batch before is."""
+        config = self.config
+        # Another start may be at it, too; and who goes back by many takes later plans first.
+        if folder != COMMITS or config.zombies or config.takes_way_out:
+            return
+        offsets, commits = self.shared.offsets, self.shared.commits
+        needed = [(OFFSETS, batch, offsets), (OFFSETS, batch - 1, offsets)]
+        needed.append((COMMITS, batch - 1, commits))
+        lacks = [f"{name}/{n}" for name, n, files in needed if n >= 0 and n not in files]
+        if lacks:
+            self.violated("location", f"commit {batch} goes, and there is no {', '.join(lacks)}")
+
     def kill_app(self, app: App) -> None:
         self.apps = [one for one in self.apps if one is not app]
         self.sched.kill(app.process)
@@ -142,6 +157,8 @@ class World:
 
     def query_failed(self, app: App, error: Exception) -> None:
         """A query, or its start, has failed."""
+        # Whoever has Spark keep one batch is told that it cannot go back; nothing was taken.
+        self.refused |= isinstance(error, RewindError) and self.config.batches_kept < 2
         self.references.query_failed(app, error)
 
     # --- running -------------------------------------------------------------------------------
@@ -185,6 +202,8 @@ class World:
             or sched.now_s < start_s + _CALM_MIN_S
             or (self.cleans_each_epoch and self.cleaned < 2)
         ):
+            if self.refused:
+                return
             if sched.now_s > start_s + _CALM_S:
                 self.violations.append(("liveness", "no progress although nothing goes wrong"))
                 return

@@ -179,5 +179,6 @@ SIMULATION: Final = Simulation(
     BUGS,
     _simulate,
     seeds=30,  # one or two show with every fourth only
+    clean_seeds_max=3,  # each takes seconds of real time
     minutes=frozenset(name for name, bug in BUGS.items() if not bug.world and name not in _QUICK),
 )
