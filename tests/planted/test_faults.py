@@ -19,7 +19,7 @@ def test_every_rate_of_the_simulations_is_of_a_fault() -> None:
 
 def test_every_fault_of_a_drill_and_of_the_kills_is_named() -> None:
     assert DRILLED.keys() == DRILLS.keys()
-    assert {Fault(fault.name) for fault in kills.ALL} < set(Fault)
+    assert {fault.name for fault in kills.ALL} < {fault.value for fault in Fault}
 
 
 def test_no_name_is_idle_and_each_says_what_happens() -> None:
@@ -29,7 +29,8 @@ def test_no_name_is_idle_and_each_says_what_happens() -> None:
         *channels.STRIKES.values(),
         *DRILLED.values(),
     )
-    named = {fault for faults in by for fault in faults} | {Fault(one.name) for one in kills.ALL}
+    named = {fault for faults in by for fault in faults}
+    named |= {fault for fault in Fault if fault in {one.name for one in kills.ALL}}
     assert named | {*sim.ALWAYS, *channels.ALWAYS, *trial.STRIKES, *content.STRIKES} == set(Fault)
     assert all(fault.sentence.endswith(".") for fault in Fault)
     assert len({fault.sentence for fault in Fault}) == len(Fault)
