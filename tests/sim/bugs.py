@@ -1,4 +1,9 @@
-"""The simulation's planted bugs: the rules, and the worlds in which breaking them shows."""
+"""The simulation's planted bugs: the rules, and the worlds in which breaking them shows.
+
+Of the breaks of issue 18 two are not here, for want of a world: initial state that is left out when
+the first epoch is repeated (5b; the operator has no initial state), and a plan that loses its
+partitioning (7; Spark's planner is not played). The first (1) is in `tests.continuous.state`.
+"""
 
 from __future__ import annotations
 
@@ -453,4 +458,4 @@ def _simulate(seed: int, bug: PlantedBug | None) -> Result:
     return simulate(seed, events=EVENTS, bug=bug)
 
 
-SIMULATION: Final = Simulation("sim", BUGS, _simulate, seeds=16)
+SIMULATION: Final = Simulation("sim", BUGS, _simulate, seeds=48)
