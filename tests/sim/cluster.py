@@ -16,6 +16,7 @@ from tests.sim.disk import SimIncarnation, SimKeeper
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, TimedOutError, current
 from tests.sim.task import Attempt, SimEpoch, clock_of
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App
@@ -96,6 +97,8 @@ class Client:
         random = sched.random.random
         lost = sched.chance(config.hop_faults)
         fate = "" if not lost else sched.random.choice(["lost", "answer lost", "slow"])
+        if fate:
+            sched.note(Fault.MESSAGE_LATE if fate == "slow" else Fault.MESSAGE_LOST, verb)
 
         def answer() -> None:
             session = app.sessions.get(endpoint.session)

@@ -27,6 +27,7 @@ from tests.sim.config import Config
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.threads import Threading
+from tests.support.faults import Fault
 
 __all__ = ["ModelStore", "Opened", "SimKeeper", "SimSubtask", "ask_for", "files_state"]
 
@@ -296,7 +297,7 @@ class SimIncarnation(Incarnation):
 
     def write_delta(self, epoch: int, digest: str, data: bytes) -> None:
         if current().sched.chance(self._subtask.config.disk_full):
-            current().sched.note("disk full")
+            current().sched.note(Fault.DISK_FULL)
             raise unusable(str(self.path), OSError(28, "No space left on device"))
         super().write_delta(epoch, digest, data)
 

@@ -26,6 +26,7 @@ from tests.sim.bucket import Bucket, SimStore
 from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.location import Plan, SimLocation
 from tests.sim.threads import Pool, Threading
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from statebackend.spark.launch import Launch
@@ -254,14 +255,14 @@ def _take_outside(world: World, random: Random) -> None:
     sched.spawn(process, run)
     fate = random.random()
     if fate < 0.4:
-        sched.call(lambda: _cut(world, process, "savepoint cut"), 0.6 * random.random())
+        sched.call(lambda: _cut(world, process, Fault.SAVEPOINT_CUT), 0.6 * random.random())
     elif fate < 0.7:
         sched.call(lambda: _freeze(world, process), 0.2 * random.random())
 
 
 def _freeze(world: World, process: Process) -> None:
     if not process.dead:
-        world.sched.note("savepoint frozen", process.name)
+        world.sched.note(Fault.SAVEPOINT_FROZEN, process.name)
         process.frozen_until = world.sched.now_s + 0.1 + 4.0 * world.sched.random.random() ** 2
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.sim.__main__ import SEED, main
 from tests.sim.branches import BRANCHES, unreached
-from tests.sim.config import calm
+from tests.sim.config import ALWAYS, STRIKES, calm
 from tests.sim.world import Result, simulate
+from tests.support.faults import struck
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(48)
@@ -42,6 +43,8 @@ def test_every_rare_branch_is_reached(portion: list[Result]) -> None:
     assert len(BRANCHES) >= 25
     counts = sum((result.counts for result in portion), Counter[str]())
     assert not unreached(counts)
+    faults = {*ALWAYS, *(fault for kinds in STRIKES.values() for fault in kinds)}
+    assert struck(counts).keys() == faults
 
 
 def test_a_world_without_faults_is_quick_and_exact() -> None:
@@ -89,7 +92,7 @@ def test_the_runner_says_which_seed_failed_and_how_to_run_it_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--seeds", "0:1", "--events", "2000", "--jobs", "1"]
-    assert main([*given, "--mutation", "generation not raised"]) == 1
+    assert main([*given, "--planted", "generation not raised"]) == 1
     said = capsys.readouterr().out
     assert f"replay: {SEED}=0 python -m tests.sim" in said
     assert '"checker": "single writer"' in said
