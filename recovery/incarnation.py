@@ -14,8 +14,8 @@ from recovery.folders import make_folder, remove, sweep_work, unreadable, unusab
 from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError
-from statebackend.rocks.parted import Opener, Store, open_store
-from statebackend.rocks.store import RocksSettings, RocksStore
+from statebackend.rocks.parted import Opener, Store, open_database, open_store
+from statebackend.rocks.store import RocksSettings
 from statebackend.threads import THREADS, Event, Threads
 
 __all__ = ["HOLDER", "Incarnation", "RecentDelta"]
@@ -66,7 +66,7 @@ class Incarnation:
         lease: int | None,
         *,
         threads: Threads = THREADS,
-        opener: Opener = RocksStore.open,
+        opener: Opener = open_database,
     ) -> None:
         self.path = path
         self._lease: int | None = lease

@@ -36,8 +36,7 @@ from recovery.incarnation import HOLDER, Incarnation, RecentDelta
 from recovery.keeper import Keeper, KeeperSettings, ask_for
 from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
-from statebackend.rocks.parted import Opener
-from statebackend.rocks.store import RocksStore
+from statebackend.rocks.parted import Opener, open_database
 from statebackend.system import System
 from statebackend.threads import THREADS, Threads
 
@@ -99,7 +98,7 @@ class LocalSubtask:
         keeper: Keeper | None = None,
         keeper_settings: KeeperSettings | None = None,
         ask: Callable[[Path, float], bool] = ask_for,
-        opener: Opener = RocksStore.open,
+        opener: Opener = open_database,
     ) -> None:
         try:
             folder = _operator_folder(home_of(local_dir), job, operator)

@@ -27,8 +27,8 @@ from snapshot.delta import DeltaRows
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.clipping import group_key
 from statebackend.rocks.layout import Layout, write_layout
-from statebackend.rocks.parted import Opener, Store, open_store
-from statebackend.rocks.store import RocksSettings, RocksStore, Rows, StoreSlice
+from statebackend.rocks.parted import Opener, Store, open_database, open_store
+from statebackend.rocks.store import RocksSettings, Rows, StoreSlice
 
 __all__ = ["Piece", "PieceError", "assemble", "clip_pieces", "clip_rows"]
 
@@ -71,7 +71,7 @@ def assemble(
     path: Path,
     pieces: Sequence[Piece],
     settings: RocksSettings,
-    opener: Opener = RocksStore.open,
+    opener: Opener = open_database,
 ) -> Store:
     """Make a subtask's store of what its parents hold, and open it; it has no marker.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ __all__ = [
     "Future",
     "Lock",
     "Pool",
+    "Queue",
     "Semaphore",
     "Thread",
     "Threads",
@@ -80,8 +82,8 @@ class Condition(_Held, Protocol):
     def wait(self, timeout: float | None = None) -> bool:
         """Let go of it until it is notified, perhaps for so many seconds; whether it was."""
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until something is so; whether it is."""
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """Wait until something is so; what it is then."""
 
     def notify(self) -> None:
         """Wake one that waits."""
@@ -125,11 +127,30 @@ class Future(Protocol[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error that came of it; None: it went well."""
 
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None:
+        """Have it called with this future when it has come to its end, or now."""
+
     def set_result(self, result: T, /) -> None:
         """It went well."""
 
     def set_exception(self, error: BaseException | None, /) -> None:
         """It failed."""
+
+
+class Queue(Protocol[T]):
+    """As ``queue.SimpleQueue``."""
+
+    def put(self, item: T, /) -> None:
+        """Append something."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Take the first, perhaps within so many seconds. Raises ``queue.Empty``."""
+
+    def get_nowait(self) -> T:
+        """Take the first, if there is one. Raises ``queue.Empty``."""
+
+    def qsize(self) -> int:
+        """How many are in it."""
 
 
 class Pool(Protocol):
@@ -183,6 +204,9 @@ class Threads(Protocol):
     def future(self) -> Future[Any]:
         """A new future, which somebody else brings to its end."""
 
+    def queue(self) -> Queue[Any]:
+        """A new queue, empty."""
+
     def wait(self, futures: Iterable[Future[Any]], timeout_s: float | None = None) -> bool:
         """Wait for the end of all; whether it came in time."""
 
@@ -218,6 +242,9 @@ class _RealThreads:
 
     def future(self) -> Future[Any]:
         return concurrent.futures.Future()
+
+    def queue(self) -> Queue[Any]:
+        return queue.SimpleQueue()
 
     def wait(self, futures: Iterable[Future[Any]], timeout_s: float | None = None) -> bool:
         own = [one for one in futures if isinstance(one, concurrent.futures.Future)]

@@ -23,7 +23,7 @@ from statebackend.rocks.options import RocksSettings
 from statebackend.rocks.reading import META_PREFIX, KeyRange
 from statebackend.rocks.store import Marker, RocksStore, Rows, StoreSlice
 
-__all__ = ["Opener", "PartedStore", "Store", "open_store"]
+__all__ = ["Opener", "PartedStore", "Store", "open_database", "open_store"]
 
 _GROUP_BYTES: Final = 2
 
@@ -37,12 +37,19 @@ class Opener(Protocol):
         """Open it, or make an empty one."""
 
 
+def open_database(
+    path: str, settings: RocksSettings | None = None, *, make: bool = True
+) -> RocksStore:
+    """A real one: see `RocksStore.open`."""
+    return RocksStore.open(path, settings, make=make)
+
+
 def open_store(
     path: str,
     settings: RocksSettings | None = None,
     *,
     make: bool = True,
-    opener: Opener = RocksStore.open,
+    opener: Opener = open_database,
 ) -> Store:
     """Open the store at ``path``, in parts or not.
 
@@ -99,7 +106,7 @@ class PartedStore:
         path: str,
         layout: Layout,
         settings: RocksSettings | None = None,
-        opener: Opener = RocksStore.open,
+        opener: Opener = open_database,
     ) -> PartedStore:
         """Open all parts.
 

@@ -6,8 +6,10 @@ free at once or the actor parks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from queue import Empty
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -124,12 +126,12 @@ class Condition:
         finally:
             self._lock.acquire()
 
-    def wait_for(self, is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         """Each wait has the whole of the time: nobody here is woken in vain."""
-        while not is_so():
+        while not (found := predicate()):
             if not self.wait(timeout):
-                return is_so()
-        return True
+                return predicate()
+        return found
 
     def notify(self) -> None:
         self._waiters.wake()
@@ -165,6 +167,7 @@ class Future:
         self._done = False
         self._error: BaseException | None = None
         self._value: Any = None
+        self._calls: list[Callable[[Future], object]] = []
         self._waiters = _Waiters()
 
     def done(self) -> bool:
@@ -181,13 +184,25 @@ class Future:
                 raise
         return self._error
 
+    def add_done_callback(self, call: Callable[[Future], object]) -> None:
+        if self._done:
+            call(self)
+        else:
+            self._calls.append(call)
+
     def set_result(self, value: Any) -> None:
         self._done, self._value = True, value
-        self._waiters.wake()
+        self._ended()
 
     def set_exception(self, error: BaseException) -> None:
         self._done, self._error = True, error
+        self._ended()
+
+    def _ended(self) -> None:
         self._waiters.wake()
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self)
 
     def result(self, timeout: float | None = None) -> Any:
         while not self._done:
@@ -209,6 +224,30 @@ def _all_done(futures: Iterable[Future], timeout_s: float | None) -> bool:
             if timeout_s is not None:
                 timeout_s = max(0.0, timeout_s - (current().sched.now_s - now_s))
     return all(future.done() for future in known)
+
+
+class Queue:
+    """As ``queue.SimpleQueue``."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiters = _Waiters()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._waiters.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while not self._items:
+            if not block or not self._waiters.park(timeout):
+                raise Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+    def qsize(self) -> int:
+        return len(self._items)
 
 
 class Pool:
@@ -258,7 +297,7 @@ class SimThreads:
     """The threads of one process: `statebackend.threads.Threads`."""
 
     lock, event, condition, semaphore = Lock, Event, Condition, Semaphore
-    future, pool = Future, Pool
+    future, queue, pool = Future, Queue, Pool
 
     def __init__(self, sched: Scheduler, process: Process) -> None:
         self._sched, self._process = sched, process
