@@ -11,6 +11,7 @@ import os
 import pwd
 import random
 import resource
+import secrets
 import shutil
 import socket
 import sys
@@ -78,6 +79,9 @@ class System(Protocol):
 
     def new_uuid(self) -> str:
         """An id that nobody else has, as Spark writes it: with hyphens."""
+
+    def new_secret(self) -> str:
+        """A word that nobody can guess."""
 
     def draw(self) -> float:
         """A number from 0 to 1 that nobody can foresee."""
@@ -266,6 +270,9 @@ class _Machine:
 
     def new_uuid(self) -> str:
         return str(uuid.uuid4())
+
+    def new_secret(self) -> str:
+        return secrets.token_urlsafe(24)
 
     def draw(self) -> float:
         return random.random()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
@@ -294,7 +293,7 @@ class ContinuousQuery:
 
     def _run_once(self, before: int) -> int:
         backend, job = self._backend, self._backend._job
-        name, token = self._named(), secrets.token_urlsafe(24)
+        name, token = self._named(), self._system.new_secret()
         try:
             taken = take_over(
                 job,

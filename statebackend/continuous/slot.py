@@ -366,7 +366,7 @@ class Slot:
             )
             for sink in run.graph.sinks_of(uid)
         }
-        return Output(routes, writers)
+        return Output(routes, writers, self._system)
 
     def _partitioner(self, edge: Edge) -> Partitioner:
         graph = self._run.graph

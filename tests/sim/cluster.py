@@ -12,6 +12,7 @@ from recovery.local import Clock
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
+from statebackend.spark.operatorstate import KeptBlobs
 from tests.sim.bucket import SimStore
 from tests.sim.disk import SimIncarnation, SimKeeper
 from tests.sim.files import MemPath
@@ -143,6 +144,7 @@ class Worker:
             unflushed_epochs=config.unflushed_epochs,
         )
         self.system = SimSystem(world.sched, self.process)
+        self.blobs = KeptBlobs(self.system.threads)
         self.turn = self.system.threads.semaphore(1)  # a worker uploads one base at a time
         self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
         self.spec = SimpleNamespace(

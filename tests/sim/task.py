@@ -103,7 +103,7 @@ class SimEpoch(SubtaskEpoch):
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", "op", attempt.subtask, attempt.parallelism, self._store
+            "job", "op", attempt.subtask, attempt.parallelism, self._store, worker.blobs
         )
         self._next_timer_ms = None
 

@@ -330,6 +330,9 @@ class SimSystem:
     def new_uuid(self) -> str:
         return str(UUID(self._sched.new_id().rjust(32, "0")))
 
+    def new_secret(self) -> str:
+        return f"secret {self._sched.new_id()}"
+
     def draw(self) -> float:
         return self._sched.random.random()
 
