@@ -42,7 +42,7 @@ from statebackend.errors import (
 )
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
-from statebackend.rocks.parted import Opener
+from statebackend.rocks.parted import Opener, open_database
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.state.table import StateTable
 from tests.recovery.driver import (
@@ -112,7 +112,7 @@ class Job:
         self.uploads: list[Uploaded] = []
         self.store = store or MemoryStore()
         self.keeper = keeper
-        self.opener: Opener = RocksStore.open
+        self.opener: Opener = open_database
         self.durable = CountingStore(self.store)
         self.budget, self.every = budget, every
         self.epoch = 0
@@ -323,7 +323,7 @@ def test_no_opening_waits_for_a_merge_however_often_it_was_called_off(job: Job) 
             assert opened.store.level0_files() >= 16
             assert dict(opened.store.scan()) == job.truth[opened.reply.durable_epoch]
             opened.incarnation.release()
-    job.opener = RocksStore.open
+    job.opener = open_database
     job.restart()
     opened = job.open()
     tick = threading.Event()  # it is merged beside the rows, once there is time

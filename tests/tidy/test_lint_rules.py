@@ -32,14 +32,44 @@ PROTOCOL = (
     *(f"snapshot/{name}.py" for name in ("log", "progress", "recordcache", "tenure")),
     *(
         f"statebackend/spark/{name}.py"
-        for name in "housekeeping job launch opening operatorstate records savepoints session "
-        "slices startpoint surroundings task".split()
+        for name in [
+            "housekeeping",
+            "job",
+            "launch",
+            "opening",
+            "operatorstate",
+            "records",
+            "savepoints",
+            "session",
+            "slices",
+            "startpoint",
+            "surroundings",
+            "task",
+        ]
     ),
     *(
         f"statebackend/continuous/{name}.py"
-        for name in "apart basetask checkpointbook door driverlink driverlists heldacks job output "
-        "pace plainstate query saving slot sourcetask subtask subtaskstate takeover "
-        "vertexstate".split()
+        for name in [
+            "apart",
+            "basetask",
+            "checkpointbook",
+            "door",
+            "driverlink",
+            "driverlists",
+            "heldacks",
+            "job",
+            "output",
+            "pace",
+            "plainstate",
+            "query",
+            "saving",
+            "slot",
+            "sourcetask",
+            "subtask",
+            "subtaskstate",
+            "takeover",
+            "vertexstate",
+        ]
     ),
 )
 EDGES = (
