@@ -16,19 +16,31 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from snapshot.log import RecordCache
+from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.settings import Settings
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job
 from statebackend.spark.launch import Launch, Operator
+from statebackend.spark.surroundings import Surroundings
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Executor, Host, Worker, later
 from tests.sim.kernel import Process
-from tests.sim.location import GROUPS, Committed, Plan, State, after, plan_of, rows_of
+from tests.sim.location import (
+    GROUPS,
+    Committed,
+    Plan,
+    SimLocation,
+    State,
+    after,
+    plan_of,
+    rows_of,
+)
+from tests.sim.places import FolderStore
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
-from tests.sim.threads import Event
+from tests.sim.threads import Event, SimSystem
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -48,14 +60,44 @@ class QueryFailed(Exception):
 
 
 class SimJob(Job):
-    """A job whose store is the bucket."""
+    """A job whose store is the bucket, as one driver has it."""
 
-    def __init__(self, store: SimStore, patience: StorePatience) -> None:
+    def __init__(self, app: App, store: SimStore, patience: StorePatience) -> None:
         self.uri, self.name, self.store_uri = "sim://", "job", "sim://job"
-        self.local_name = "job"
-        self._patience = patience
+        self.local_name, self.system = "job", app.system
+        self._app, self._patience = app, patience
         self._store = CountingStore(store)
-        self._cache = RecordCache()
+        self._cache = RecordCache(app.system.threads)
+
+    def open_at(self, uri: str) -> FolderStore:
+        """A savepoint's folder. `take` asks for it with its cleaner held."""
+        saves, prefix = self._app.world.saves, uri.removeprefix("sim://") + "/"
+        saves.holding.append((prefix, saves.launches[prefix]))
+        return FolderStore(self._app.world, self._app.process, prefix)
+
+    def probe(self, store: ObjectStore) -> None:
+        """The bucket does what is asked of it."""
+
+
+class SimSurroundings(Surroundings):
+    """What a driver's process has, and the location that all drivers share."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._running: dict[str, Any] = {}
+
+    @property
+    def running(self) -> dict[str, Any]:
+        return self._running
+
+    def server(self) -> Any:
+        return SimpleNamespace(remove=self._app.remove_session)
+
+    def location(self, path: str) -> SimLocation:
+        return SimLocation(self._app.shared, self._app.world.sched)
+
+    def check_sink(self, query: Any, *, checked: bool) -> None:
+        """Any will do."""
 
 
 class Query:
@@ -88,11 +130,13 @@ class App:
         self.process = Process(f"app{number}")
         self.process.at_death.append(self._gone)
         sched, config = world.sched, world.config
+        self.system = SimSystem(sched, self.process)
         store = SimStore(world.bucket, self.process, config)
         patience = StorePatience(
-            config.commit_timeout_s, now_s=lambda: sched.now_s, sleep_s=sched.pause
+            config.commit_timeout_s, now_s=self.system.monotonic_s, sleep_s=self.system.sleep_s
         )
-        self.job = SimJob(store, patience)
+        self.job = SimJob(self, store, patience)
+        self.around = SimSurroundings(self)
         self.sessions: dict[str, Any] = {}
         self.query: Query | None = None
         self.stage: Stage | None = None
@@ -168,6 +212,8 @@ class App:
             allow_dropped_state=False,
             checked=self.world.config.checked,
             go_back_to=shared.go_back_to,
+            around=self.around,
+            clean=self.world.clean,
         )
         self.launch = launch
         launch.prepare(None, "/location")

@@ -14,6 +14,7 @@ from tests.sim.bucket import SimStore
 from tests.sim.cluster import Worker
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process
+from tests.sim.threads import SimThreads
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ def _outside_clean(world: World, random: Random) -> None:
 
     def run() -> None:
         store = SimStore(world.bucket, process, world.config)
-        log = CommitLog(store, job="job", writer="gc", new_id=world.sched.new_id)
+        threads = SimThreads(world.sched, process)
+        new_id = world.sched.new_id
+        log = CommitLog(store, job="job", writer="gc", new_id=new_id, threads=threads)
         min_age_ms = int(world.config.clean_min_age_s * 1000)
         try:
             report = clean(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from recovery.local import Clock, LocalSubtask
+from recovery.local import LocalSubtask
 from recovery.restore import OpenSubtask
 from recovery.upload import BaseUpload
 from snapshot.messages import BaseGrant, BeginReply, Use
@@ -100,11 +100,12 @@ class SimEpoch(SubtaskEpoch):
         )
         self._store = CountingStore(worker.store)
         self._work: Any = SimpleNamespace(path=None)
-        self._timings = _Timings()
+        self._system: Any = worker.system
+        self._timings = _Timings(worker.system.monotonic_s)
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", "op", attempt.subtask, attempt.parallelism, self._store
+            "job", "op", attempt.subtask, attempt.parallelism, self._store, worker.blobs
         )
         self._next_timer_ms = None
 
@@ -159,12 +160,14 @@ class SimEpoch(SubtaskEpoch):
         return SimSubtask(
             worker.host.folder,
             key_groups=key_group_range(self._attempt.subtask, self._attempt.parallelism, GROUPS),
-            sched=self._sched,
+            system=worker.system,
             process=worker.process,
             opened=world.opened,
             config=self._config,
             keeper=worker.keeper,
             held=worker.held,
+            doors=world.doors,
+            opener=world.open_store,
         )
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
@@ -187,10 +190,7 @@ class SimEpoch(SubtaskEpoch):
             store=counted,
             generation=opened.reply.generation,
             reporter=reporter,
-            now_s=lambda: self._sched.now_s,
+            now_s=self._system.monotonic_s,
+            turn=self._worker.turn,
+            threads=self._system.threads,
         ).start()
-
-
-def clock_of(sched: Any) -> Clock:
-    """The virtual one, as `recovery.local` wants it."""
-    return Clock(lambda: sched.now_s, sched.pause)

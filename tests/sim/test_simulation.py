@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import subprocess
 import sys
+import threading
+import time
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -96,3 +101,19 @@ def test_the_runner_says_which_seed_failed_and_how_to_run_it_again(
     said = capsys.readouterr().out
     assert f"replay: {SEED}=0 python -m tests.sim" in said
     assert '"checker": "single writer"' in said
+
+
+def test_a_world_asks_the_machine_for_no_time_no_ids_and_no_threads() -> None:
+    def asked(*args: object, **named: object) -> None:
+        raise AssertionError("the machine was asked")
+
+    real = [(time, name) for name in ("monotonic", "time", "time_ns", "perf_counter", "sleep")]
+    real += [(uuid, "uuid4"), (os, "urandom"), (random, "random"), (secrets, "token_urlsafe")]
+    # A store counts its requests under a real lock, which nobody keeps while time goes by.
+    real += [(threading, name) for name in ("Event", "Condition", "Semaphore")]
+    for seed in (3, 100, 113):
+        with pytest.MonkeyPatch.context() as patched:
+            for module, name in real:
+                patched.setattr(module, name, asked)
+            patched.setattr(threading.Thread, "start", asked)
+            assert simulate(seed, events=4_000).violations == []

@@ -100,7 +100,7 @@ class World:
     def open_store(
         self, path: str, settings: object, *, compacting: bool = True, make: bool = True
     ) -> ModelStore:
-        """In the place of `RocksStore.open`."""
+        """What a worker opens its databases with."""
         return ModelStore.open_in(path, current().process, self.opened, self.config, make=make)
 
     def start_app(self) -> App:
@@ -210,7 +210,7 @@ class World:
             self._until(until_s=sched.now_s + 1.0)
 
     def clean(self, *arguments: Any, **settings: Any) -> CleanReport:
-        """In the place of `clean` where a driver calls it: counted."""
+        """What a driver cleans with: counted."""
         since_calm = self.is_calm
         process = current().process
         launch = next((app.launch for app in self.apps if app.process is process), None)
@@ -257,7 +257,7 @@ def simulate(
     world = World(seed, config, keep_trace=keep_trace)
     failure: BaseException | None = None
     with (
-        installed(world.sched, world.doors, world.disk, world, arrow=config.arrow),
+        installed(world.disk, small_bytes=config.small_bytes, arrow=config.arrow),
         planted(bug),
     ):
         try:
