@@ -78,8 +78,6 @@ def _take_in_driver(world: World, app: App, launch: Launch, random: Random) -> N
             product.take(location, app.job, launch, to, timeout_s)
             sched.note("savepoint taken by the driver", prefix)
         except StateBackendError as error:
-            # Not what it says: records hold durations, so a damaged one's digest is another each
-            # time.
             sched.note(f"savepoint by the driver failed: {error.code}")
             world.saves.not_made(prefix, error)
         finally:
