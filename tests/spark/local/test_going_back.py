@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from statebackend.errors import RewindError, UnsupportedQueryError
+from statebackend.errors import RewindError, SettingError, UnsupportedQueryError
 from tests.spark.local.world import checkpoints, durable_state, setting
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
 ) -> None:
     _two_batches_behind(world)
     before = _files(world.location)
+    log = world.objects("log")
     backend = world.backend()
     with pytest.raises(Exception, match=re.escape("go_back_to= can give up")) as caught:
         world.run(backend, world.ledger(backend))
@@ -136,6 +137,7 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
     with pytest.raises(RewindError, match="cannot go back to epoch 4"):
         backend.start(world.writer(frame), go_back_to=4)
     assert _files(world.location) == before
+    assert world.objects("log") == log, "nobody is fenced by what is refused"
     _give_up_output(world, 4, 5)
     query = backend.start(world.writer(frame), go_back_to=3)
     assert query.awaitTermination(120)
@@ -145,6 +147,17 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
     world.check(world.run_ledger())
     # The source remembers the files of both lost batches, and gives them at once.
     assert world.committed() == list(range(7))
+
+
+def test_an_epoch_is_refused_where_no_location_is_known_or_it_is_none(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(SettingError, match="which checkpoint location"):
+        backend.starting(go_back_to=0).__enter__()
+    with pytest.raises(SettingError, match="is no epoch"):
+        backend.start(world.writer(frame), go_back_to=True)
+    assert not world.location.exists()
 
 
 def test_an_epoch_further_back_may_be_named_too(world: World) -> None:
