@@ -203,6 +203,25 @@ def test_a_sink_that_skips_batches_that_it_has_does_not_bring_back_what_was_give
         query.awaitTermination(120)
 
 
+def test_an_epoch_that_was_refused_once_may_be_gone_back_to_later(world: World) -> None:
+    _two_batches_behind(world)
+    _give_up_output(world, 4, 5)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(RewindError, match="cannot go back to epoch 4"):
+        backend.start(world.writer(frame), go_back_to=4)
+    assert backend.start(world.writer(frame), go_back_to=3).awaitTermination(120)
+    world.input.add_batches(3)
+    world.check(world.run_ledger())
+    assert world.committed()[-1] == 7
+    _lose(world, *(f"{kind}/{n}" for kind in ("commits", "offsets") for n in (7, 6, 5)))
+    _give_up_output(world, 5, 6, 7)
+    backend = world.backend()
+    query = backend.start(world.writer(world.ledger(backend)), go_back_to=4)
+    assert query.awaitTermination(120)
+    world.check(backend)
+
+
 def test_an_argument_that_was_left_in_a_script_does_not_go_back_again(world: World) -> None:
     _two_batches_behind(world)
     _give_up_output(world, 4, 5)
