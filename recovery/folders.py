@@ -24,6 +24,7 @@ __all__ = [
     "home_of",
     "in_use",
     "make_folder",
+    "open_above",
     "own_file_text",
     "own_folder",
     "remove",
@@ -49,6 +50,8 @@ def home_of(local_dir: str) -> Path:
         OSError: the disk failed.
     """
     path = Path(local_dir)
+    if (above := open_above(path)) is not None:
+        _say_once(above)
     if path.name == system.user_folder_name():
         _make_above(path)
         return own_folder(path)
@@ -68,6 +71,20 @@ def home_of(local_dir: str) -> Path:
     if open_to_all:
         _say_once(path)
     return own_folder(path / system.user_folder_name())
+
+
+def open_above(path: Path) -> Path | None:
+    """The nearest folder above in which every user may rename: one of theirs can take our place.
+
+    Looked for along the path as it is given, and as it is without links.
+    """
+    real = Path(os.path.realpath(path))  # unlike resolve(), also of links in a circle
+    for above in dict.fromkeys([*path.absolute().parents, *real.parents]):
+        with contextlib.suppress(OSError):  # to be made, for this user alone
+            found = above.stat().st_mode
+            if found & stat.S_IWOTH and not found & stat.S_ISVTX:
+                return above
+    return None
 
 
 _said: set[Path] = set()

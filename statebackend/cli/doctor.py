@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from recovery.folders import open_above
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import probe
 from statebackend import system
@@ -201,10 +202,17 @@ def _local_dir(folder: Path) -> Iterator[Check]:
 def _owner(folder: Path) -> Check:
     """Checks who owns the local directory, by the rules of `recovery.folders.home_of`."""
     name = "local dir owner"
+    above = open_above(folder)
+    renamed = above and Check(
+        name,
+        "warn",
+        f"other users can rename what lies in {above}, and {folder} is below it",
+        "Set its sticky bit (chmod +t), or give local_dir= a directory elsewhere.",
+    )
     try:
         found = folder.stat()
     except OSError:
-        return Check(name, "ok", f"{folder}: to be made, for this user alone")
+        return renamed or Check(name, "ok", f"{folder}: to be made, for this user alone")
     own = found.st_uid == os.geteuid()
     open_to_all = found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX
     if folder.name == system.user_folder_name() and not own:
@@ -213,6 +221,8 @@ def _owner(folder: Path) -> Check:
     if open_to_all and not own:
         todo = "Set its sticky bit (chmod +t), or give local_dir= a directory of this user's."
         return Check(name, "warn", f"other users can rename what lies in {folder}", todo)
+    if renamed:
+        return renamed
     if own:
         return Check(name, "ok", f"{folder} is this user's")
     return Check(name, "ok", f"copies go to {folder / system.user_folder_name()}")

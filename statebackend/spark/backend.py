@@ -39,6 +39,7 @@ from statebackend.spark.rebalancing import Rebalancer
 from statebackend.spark.savepoints import listed as listed_savepoints
 from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.savepoints import take as take_savepoint
+from statebackend.spark.startpoint import check_go_back_to
 from statebackend.spark.tls import driver_tls
 from statebackend.system import SYSTEM, default_local_dir
 
@@ -173,6 +174,7 @@ class StateBackend(FrameMaker):
             CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
             UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
             driver fenced.
+            SettingError: there is no frame yet, or ``go_back_to`` is no epoch.
         """
         launch = self._new_launch(go_back_to)
         launch.prepare(writer)
@@ -221,6 +223,7 @@ class StateBackend(FrameMaker):
         return [query for session in self._builder.sessions for query in session.streams.active]
 
     def _new_launch(self, go_back_to: int | None) -> Launch:
+        check_go_back_to(go_back_to)
         if not self._builder.operators:
             raise SettingError(
                 f"Job {self._job.name!r} has no operator yet.",

@@ -175,6 +175,7 @@ class Launch:
         refuse_half_begun(self._job.name, manifests)
         self._specs = self._check_operators(manifests)
         if location is None or progress is None:
+            self._point.without_location()
             self._write_initial(0)
             return
         manifests = self._point.find(location, progress, hidden, manifests)

@@ -27,6 +27,7 @@ from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
     RewindError,
+    SettingError,
     StateBackendError,
 )
 from statebackend.spark.goingback import GoingBack
@@ -34,7 +35,7 @@ from statebackend.spark.job import Job, held_before, live_lineages
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.specs import Operator
 
-__all__ = ["StartPoint", "refuse_hidden"]
+__all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
 _SHOWN = 5
@@ -68,6 +69,20 @@ class StartPoint:
         self.first_epoch: int | None = None
         self.first_stamp_ms: int | None = None
 
+    def without_location(self) -> None:
+        """Leave the start to Spark, where it is not known which location it will use.
+
+        Raises:
+            SettingError: an epoch to go back to was named.
+        """
+        if self._go_back_to is not None:
+            raise SettingError(
+                f"go_back_to= is {self._go_back_to}, and it is not known to which checkpoint "
+                f"location that applies.",
+                todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or the "
+                "writer's option checkpointLocation.",
+            )
+
     def find(
         self,
         location: CheckpointLocation,
@@ -93,10 +108,11 @@ class StartPoint:
             try:
                 decision = self._decide(progress, manifests)
             except (RewindError, JobRunningError) as error:
-                if self._go_back_to is None:
-                    raise self._with_ways_out(error, progress, manifests) from error
+                # Before the claim: what is refused fences nobody, and leaves nothing in the log.
+                self._as_told(error, progress, manifests)
         if decision is None or decision.verdict is not Verdict.START:
-            decision, manifests = self._go_back(location, as_told=decision is None)
+            as_told = decision is None and not hidden
+            decision, manifests = self._go_back(location, as_told=as_told)
         if self._go_back_to is not None and self._given_up is None:
             _log.warning(
                 "go_back_to=%d is ignored: %s goes on with batch %d",
@@ -112,10 +128,13 @@ class StartPoint:
     def _go_back(
         self, location: CheckpointLocation, *, as_told: bool
     ) -> tuple[StartDecision, list[Manifest]]:
-        """Put back what others took, then take back what must be repeated."""
+        """Put back what others took, then take back what must be repeated.
+
+        Args:
+            as_told: it is known already that this goes back to the epoch that the user named.
+        """
         # Whoever runs the job now is fenced before anything is taken from under it.
-        named = as_told and self._go_back_to is not None
-        told = {_WENT_BACK: str(self._go_back_to)} if named else {}
+        told = {_WENT_BACK: str(self._go_back_to)} if as_told else {}
         tenure = self._log.claim(run=self._run, settings=told)
 
         def look() -> list[Manifest]:
@@ -128,6 +147,9 @@ class StartPoint:
         # The location first here, too; and who was fenced himself takes nothing back.
         progress, manifests = location.progress(), look()
         decision = self._decide_or_give_up(progress, manifests)
+        if self._given_up is not None and not as_told:
+            # What was put back shows it only now. The log says so before anything is taken.
+            return self._go_back(location, as_told=True)
         if decision.verdict is not Verdict.START:
             self._require(manifests, decision.batch - 1)
             going.back_to(decision.batch, progress.last_commit, stamps)
@@ -136,15 +158,11 @@ class StartPoint:
     def _decide_or_give_up(
         self, progress: LocationProgress, manifests: list[Manifest]
     ) -> StartDecision:
+        self._given_up = None
         try:
             return self._decide(progress, manifests)
         except (RewindError, JobRunningError) as error:
-            if self._go_back_to is None:
-                raise self._with_ways_out(error, progress, manifests) from error
-            _refuse_again(manifests, self._go_back_to)
-            possible = self._possible(progress, manifests)
-            known = self._known(manifests)
-            decision = decide_going_back(progress, known, self._go_back_to, possible)
+            decision = self._as_told(error, progress, manifests)
             self._given_up = self._last_epoch(manifests)
             _log.warning(
                 "job %s goes back to epoch %d, as it was told to: what came after it is given up "
@@ -233,8 +251,29 @@ class StartPoint:
 
     # --- going back further, where the user says so ----------------------------------------------
 
+    def _as_told(
+        self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
+    ) -> StartDecision:
+        """Decide to go back to the epoch that the user named; nothing is changed.
+
+        Args:
+            error: why the query cannot go on otherwise.
+
+        Raises:
+            CheckpointLocationError, RewindError, JobRunningError: no epoch was named, or it cannot
+                be, or the job has gone back to it and on.
+        """
+        possible = self._possible(location, manifests)
+        if self._go_back_to is None:
+            todo = f"{error.todo} {_ways_out(possible)}"
+            raise type(error)(error.what, todo=todo) from error
+        _refuse_again(manifests, self._go_back_to, possible)
+        decision = decide_going_back(location, self._known(manifests), self._go_back_to, possible)
+        self._require(manifests, self._go_back_to)
+        return decision
+
     def _possible(self, location: LocationProgress, manifests: list[Manifest]) -> list[int]:
-        """The epochs after which both state and location can go on, the newest first."""
+        """The epochs that may be named, the newest first: state and location can go on after."""
         known = self._known(manifests).last_epochs
         newest = min([location.last_commit, *known.values()])
         return [
@@ -243,6 +282,7 @@ class StartPoint:
             if epoch <= newest
             and not lacks_for(location, epoch + 1)
             and self._has_state(manifests, epoch)
+            and not _has_gone_back(manifests, epoch)
         ]
 
     def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
@@ -256,17 +296,19 @@ class StartPoint:
         except StateBackendError:  # it cannot be told what it was made of
             return False
 
-    def _with_ways_out(
-        self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
-    ) -> StateBackendError:
-        """The same error, which says what else can be done."""
-        possible = self._possible(location, manifests)
-        if possible:
-            shown = ", ".join(map(str, possible[:_SHOWN]))
-            more = f"go_back_to= can give up what came after epoch {shown}"
-        else:
-            more = "There is no epoch for go_back_to=, but a new job may begin with a savepoint"
-        return type(error)(error.what, todo=f"{error.todo} {more}: see docs/operations.md.")
+
+def check_go_back_to(value: object) -> None:
+    """Refuse what is no epoch; None is none.
+
+    Raises:
+        SettingError: naming it.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return
+    raise SettingError(
+        f"go_back_to= is {value!r}, which is no epoch.",
+        todo="Give an int from 0: the error of a start that is refused without it says which.",
+    )
 
 
 def refuse_hidden(location: CheckpointLocation) -> None:
@@ -291,19 +333,47 @@ def _has_same_states(lineage: OperatorLineage, epoch: int) -> bool:
     return entry is None or last is None or entry.dropped_ids == last.dropped_ids
 
 
-def _refuse_again(manifests: list[Manifest], epoch: int) -> None:
+def _ways_out(possible: list[int]) -> str:
+    if possible:
+        shown = ", ".join(map(str, possible[:_SHOWN]))
+        more = f"go_back_to= can give up what came after epoch {shown}"
+    else:
+        more = (
+            "There is no epoch that go_back_to= could go back to; without a copy, begin a new job "
+            "with the newest savepoint"
+        )
+    return f"{more}: see docs/operations.md."
+
+
+def _refuse_again(manifests: list[Manifest], epoch: int, possible: list[int]) -> None:
     """Refuse an argument that was left in a script: it has done its work, and the job went on.
 
     Raises:
         RewindError: the job has gone back to that epoch before, and more than a batch further.
     """
-    went = [m.sequence for m in manifests if m.settings.get(_WENT_BACK) == str(epoch)]
-    later = [m.sequence for m in manifests if m.kind == "checkpoint" and m.epoch > epoch + 1]
-    if went and later and later[-1] > went[0]:
+    if _has_gone_back(manifests, epoch):
         raise RewindError(
             f"The job was told to go back to epoch {epoch} before, and has gone on since.",
-            todo="Leave go_back_to= out: the error then says which epochs it may name.",
+            todo=f"Leave go_back_to= out of scripts: each epoch is gone back to once. "
+            f"{_ways_out(possible)}",
         )
+
+
+def _has_gone_back(manifests: list[Manifest], epoch: int) -> bool:
+    """Whether the job was told to go back to an epoch, did, and has gone more than a batch further.
+
+    A claim says what it was about to do, and may have been cut, or refused. What was done then is
+    said by the records after it: they begin with the next epoch. Where that epoch itself was made
+    anew since, it is another one.
+    """
+    for claim in manifests:
+        if claim.settings.get(_WENT_BACK) == str(epoch):
+            since = [
+                m.epoch for m in manifests if m.kind == "checkpoint" and m.sequence > claim.sequence
+            ]
+            if since and min(since) == epoch + 1 < max(since):
+                return True
+    return False
 
 
 def _recorded_stamps(manifests: list[Manifest]) -> dict[int, int]:

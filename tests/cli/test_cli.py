@@ -283,8 +283,12 @@ def test_doctor_says_whose_the_local_dir_is(
     assert doctor._owner(tmp_path).detail == f"copies go to {own}"
     tmp_path.chmod(0o777)
     assert doctor._owner(tmp_path).status == "warn"
+    for below in (own / "missing", tmp_path / "missing"):
+        assert doctor._owner(below).detail.startswith(
+            f"other users can rename what lies in {tmp_path}"
+        )
     tmp_path.chmod(0o1777)
-    assert doctor._owner(tmp_path).status == "ok"
+    assert doctor._owner(tmp_path).status == doctor._owner(tmp_path / "missing").status == "ok"
 
 
 def test_a_package_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

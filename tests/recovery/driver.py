@@ -216,7 +216,10 @@ def renewal_of(
 
 
 class Run:
-    """One run of a coordinator; `records` is its log, which may be handed to the next run."""
+    """One run of a coordinator; `records` is its log, which may be handed to the next run.
+
+    ``forget`` takes what is given up out of what the log said.
+    """
 
     def __init__(
         self,
@@ -230,6 +233,7 @@ class Run:
         asynchronous: bool = False,
         specs: Specs | None = None,
         stamps: Stamps | None = None,
+        forget: Callable[[Iterable[OperatorLineage]], None] = list,
     ) -> None:
         self.parallelism = {"op": parallelism} if isinstance(parallelism, int) else parallelism
         self.specs = dict(specs or {})
@@ -239,6 +243,7 @@ class Run:
         self.slices = {} if slices is None else slices
         self.base_every_epochs = base_every_epochs
         resolved = resolve(self.records)
+        forget(resolved.values())
         self.coordinator = Coordinator(
             job=JOB,
             job_id=JOB_ID,

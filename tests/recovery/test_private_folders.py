@@ -136,6 +136,38 @@ def test_with_one_local_dir_two_users_keep_copies_beside_each_other() -> None:
         held.release()
 
 
+@as_root
+@pytest.mark.parametrize("local", ["missing", "missing/below", "own", "stranger's", "by-link"])
+@pytest.mark.parametrize(("mode_above", "warned"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_folder_above_that_is_open_to_all_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, local: str, mode_above: int, warned: bool
+) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    os.chown(above, STRANGER, STRANGER)
+    above.chmod(mode_above)
+    (above / "own").mkdir(mode=0o700)
+    (above / "stranger's").mkdir(mode=0o755)
+    os.chown(above / "stranger's", STRANGER, STRANGER)
+    (tmp_path / "by-link").symlink_to(above / "own")
+    local_dir = (tmp_path if local == "by-link" else above) / local
+    for _ in range(2):
+        home_of(str(local_dir))
+    told = [one.getMessage() for one in caplog.records if str(above) in one.getMessage()]
+    assert len(told) == warned
+    if warned:
+        assert f"lies in {above}:" in told[0]
+
+
+@as_root
+def test_the_user_s_own_folder_below_one_that_is_open_to_all_is_told_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    home_of(str(tmp_path / system.user_folder_name()))
+    assert f"lies in {tmp_path}:" in caplog.text
+
+
 @pytest.mark.parametrize("what", ["job", ".work"])
 def test_a_folder_that_another_user_has_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from statebackend.errors import RewindError, UnsupportedQueryError
+from statebackend.errors import RewindError, SettingError, UnsupportedQueryError
 from tests.spark.local.world import checkpoints, durable_state, setting
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
 ) -> None:
     _two_batches_behind(world)
     before = _files(world.location)
+    log = world.objects("log")
     backend = world.backend()
     with pytest.raises(Exception, match=re.escape("go_back_to= can give up")) as caught:
         world.run(backend, world.ledger(backend))
@@ -136,6 +137,7 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
     with pytest.raises(RewindError, match="cannot go back to epoch 4"):
         backend.start(world.writer(frame), go_back_to=4)
     assert _files(world.location) == before
+    assert world.objects("log") == log, "nobody is fenced by what is refused"
     _give_up_output(world, 4, 5)
     query = backend.start(world.writer(frame), go_back_to=3)
     assert query.awaitTermination(120)
@@ -145,6 +147,17 @@ def test_a_location_two_batches_behind_goes_on_after_an_epoch_that_the_user_name
     world.check(world.run_ledger())
     # The source remembers the files of both lost batches, and gives them at once.
     assert world.committed() == list(range(7))
+
+
+def test_an_epoch_is_refused_where_no_location_is_known_or_it_is_none(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(SettingError, match="which checkpoint location"):
+        backend.starting(go_back_to=0).__enter__()
+    with pytest.raises(SettingError, match="is no epoch"):
+        backend.start(world.writer(frame), go_back_to=True)
+    assert not world.location.exists()
 
 
 def test_an_epoch_further_back_may_be_named_too(world: World) -> None:
@@ -188,6 +201,25 @@ def test_a_sink_that_skips_batches_that_it_has_does_not_bring_back_what_was_give
     query = backend.start(world.writer(world.ledger(backend), skips), go_back_to=3)
     with pytest.raises(StreamingQueryException, match="SB5001"):
         query.awaitTermination(120)
+
+
+def test_an_epoch_that_was_refused_once_may_be_gone_back_to_later(world: World) -> None:
+    _two_batches_behind(world)
+    _give_up_output(world, 4, 5)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with pytest.raises(RewindError, match="cannot go back to epoch 4"):
+        backend.start(world.writer(frame), go_back_to=4)
+    assert backend.start(world.writer(frame), go_back_to=3).awaitTermination(120)
+    world.input.add_batches(3)
+    world.check(world.run_ledger())
+    assert world.committed()[-1] == 7
+    _lose(world, *(f"{kind}/{n}" for kind in ("commits", "offsets") for n in (7, 6, 5)))
+    _give_up_output(world, 5, 6, 7)
+    backend = world.backend()
+    query = backend.start(world.writer(world.ledger(backend)), go_back_to=4)
+    assert query.awaitTermination(120)
+    world.check(backend)
 
 
 def test_an_argument_that_was_left_in_a_script_does_not_go_back_again(world: World) -> None:
