@@ -1,0 +1,33 @@
+"""A start that is refused says what to do in whole sentences, and nothing that would do harm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from statebackend.errors import JobRunningError
+from statebackend.spark import startpoint
+from statebackend.spark.job import Job
+from statebackend.spark.startpoint import StartPoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> StartPoint:
+    job = Job(tmp_path.as_uri(), "ledger")
+    return StartPoint(job, job.log(), {}, run="this one")
+
+
+def test_a_start_that_was_overtaken_leaves_the_healthy_driver_alone(
+    point: StartPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startpoint, "last_epochs", lambda manifests: {"ledger": 7})
+    point.check_not_overtaken([], 7)
+    with pytest.raises(JobRunningError, match=r"Epoch 7 .* started with batch 4") as caught:
+        point.check_not_overtaken([], 4)
+    assert "Stop the other" not in caught.value.todo
+    assert caught.value.todo.startswith("If another driver runs the job, leave it and stop this")
+    assert "the checkpoint location that belongs to the job" in caught.value.todo
