@@ -265,7 +265,10 @@ class StartPoint:
             shown = ", ".join(map(str, possible[:_SHOWN]))
             more = f"go_back_to= can give up what came after epoch {shown}"
         else:
-            more = "No epoch is left that go_back_to= could go back to; the newest savepoint may be"
+            more = (
+                "There is no epoch that go_back_to= could go back to; without a copy, begin a new "
+                "job with the newest savepoint"
+            )
         return type(error)(error.what, todo=f"{error.todo} {more}: see docs/operations.md.")
 
 
