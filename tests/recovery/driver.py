@@ -201,6 +201,7 @@ def renewal_of(
     *,
     given_up: bool = False,
     why: str = "",
+    harmless: bool = False,
 ) -> BaseRenewal:
     return BaseRenewal(
         protocol=PROTOCOL,
@@ -211,6 +212,7 @@ def renewal_of(
         grant=grant.id,
         given_up=given_up,
         why=why,
+        harmless=harmless,
     )
 
 
