@@ -26,6 +26,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
+from statebackend.ops import jvm
 from statebackend.settings import Settings
 from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
@@ -72,7 +73,7 @@ class StateBackend(FrameMaker):
     Nothing is opened or written before the first frame is made.
 
     Raises:
-        SparkConnectError, SettingError, EnvironmentMissingError: at once.
+        SparkConnectError, SettingError, EnvironmentMissingError, SparkLostError: at once.
     """
 
     def __init__(
@@ -105,7 +106,12 @@ class StateBackend(FrameMaker):
             "commit": commit,
             **(settings or {}),
         }
-        self._settings = Settings.resolve(given, lambda key: spark.conf.get(key, None))
+
+        def configured(key: str) -> str | None:
+            with jvm.calls():
+                return spark.conf.get(key, None)
+
+        self._settings = Settings.resolve(given, configured)
         driver_tls(self._settings)  # what it lacks is said here
         self._job = Job(
             uri,
