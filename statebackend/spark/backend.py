@@ -106,12 +106,7 @@ class StateBackend(FrameMaker):
             "commit": commit,
             **(settings or {}),
         }
-
-        def configured(key: str) -> str | None:
-            with jvm.calls():
-                return spark.conf.get(key, None)
-
-        self._settings = Settings.resolve(given, configured)
+        self._settings = Settings.resolve(given, functools.partial(_configured, spark))
         driver_tls(self._settings)  # what it lacks is said here
         self._job = Job(
             uri,
@@ -377,3 +372,8 @@ def _warn_of_default_local_dir() -> None:
         "(or spark.statebackend.localDir) to a local disk that survives restarts.",
         stacklevel=3,
     )
+
+
+def _configured(spark: SparkSession, key: str) -> str | None:
+    with jvm.calls():
+        return spark.conf.get(key, None)
