@@ -240,12 +240,14 @@ def remove(path: Path) -> None:
         _log.warning("%s could not be removed (%s)", path, error)
 
 
-def unreadable(error: OSError) -> LocalCopyError:
+def unreadable(error: OSError, copy: Path) -> LocalCopyError:
     """The typed error for a file or folder of a local copy that is gone, or cannot be read."""
     gone = isinstance(error, FileNotFoundError)
     how = "is gone" if gone else f"cannot be read ({error.strerror or error})"
+    # A call on an open file names none.
+    which = f"in {copy}" if error.filename is None else os.fsdecode(error.filename)
     return LocalCopyError(
-        f"The local copy's file {error.filename} {how}.",
+        f"The local copy's file {which} {how}.",
         todo="Nothing to do if the subtask has moved, or was restored since. If this comes again "
         "and again, find out who deletes files in local_dir, and check the disk behind it.",
     )

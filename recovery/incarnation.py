@@ -96,6 +96,15 @@ class Incarnation:
             # The damage is found again by whoever opens it next; the first error must not be lost.
             _log.warning("%s could not be marked bad (%s)", self.path, error)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is still the one that counts for its subtask."""
+        try:
+            name = (self.path.parent / "current").read_bytes()
+        except OSError:
+            return False
+        return name.strip() == self.path.name.encode()
+
     def open_store(self, settings: RocksSettings) -> Store:
         """Open the store, once."""
         if self.store is None:
@@ -115,7 +124,7 @@ class Incarnation:
         try:
             return make_folder(self.path / "work" / name)
         except FileNotFoundError as error:  # somebody has removed the whole copy
-            raise unreadable(error) from error
+            raise unreadable(error, self.path) from error
         except OSError as error:
             raise unusable(str(self.path), error) from error
 

@@ -238,8 +238,7 @@ def _require_files(location: LocationProgress, decision: StartDecision) -> None:
         f"The query must {doing}, and {location.path} has no {' and no '.join(lacks)} (any more), "
         f"which that needs. Nothing was taken back.",
         todo=f"Spark keeps as many batches as {_RETAINED} says: set it to 2 or more (its default "
-        f"is 100). Put these files back from a copy of the location, or begin a new job with the "
-        f"newest savepoint.",
+        f"is 100). Put these files back from a copy of the location.",
     )
 
 

@@ -61,8 +61,13 @@ class Reporter(Protocol):
     def done(self, uploaded: Uploaded) -> None:
         """Everything is durable."""
 
-    def give_up(self, why: str) -> None:
-        """There will be no base under this grant. ``why``: a sentence for the log."""
+    def give_up(self, why: str, *, harmless: bool) -> None:
+        """There will be no base under this grant.
+
+        Args:
+            why: a sentence for the log.
+            harmless: the subtask has moved or was restored anew, or the grant is another's.
+        """
 
 
 class BaseUpload:
@@ -126,17 +131,26 @@ class BaseUpload:
                     self._turn.release()
             self._reporter.done(uploaded)
         except (StateBackendError, OSError) as error:
-            typed = error if isinstance(error, StateBackendError) else unreadable(error)
-            why = (
-                f"The base after epoch {self._grant.epoch} of {self._of} was given up, and one of "
-                f"a later epoch is tried instead: {typed}"
-            )
-            _log.warning("%s", why)
-            with contextlib.suppress(StateBackendError):
-                self._reporter.give_up(why)
+            self._give_up(error)
         finally:
             self._linked.set()
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _give_up(self, error: StateBackendError | OSError) -> None:
+        """Tell the driver, which says it to people; here it is said if that fails."""
+        os_error = error.__cause__ if type(error) is LocalCopyError else error
+        known = unreadable(os_error, self._held.path) if isinstance(os_error, OSError) else error
+        why = (
+            f"The base after epoch {self._grant.epoch} of {self._of} was given up, and one of "
+            f"a later epoch is tried instead: {known}"
+        )
+        harmless = isinstance(error, StaleRequestError) or not self._held.is_current
+        level = logging.DEBUG
+        try:
+            self._reporter.give_up(why, harmless=harmless)
+        except StateBackendError:
+            level = logging.INFO if harmless else logging.WARNING
+        _log.log(level, "%s", why)
 
     def _link(self, folder: Path) -> Callable[[], Uploaded]:
         """Take what the base consists of; the store may go on from here."""

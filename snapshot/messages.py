@@ -311,7 +311,8 @@ class BaseDone(msgspec.Struct, frozen=True, kw_only=True):
 class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
     """An upload goes on, or (``given_up``) does not: another may be granted at once.
 
-    ``why``: the reason, for the log.
+    ``why``: the reason, for the log. ``harmless``: a subtask has moved or was restored anew, and
+    nothing is broken.
     """
 
     protocol: int
@@ -322,6 +323,7 @@ class BaseRenewal(msgspec.Struct, frozen=True, kw_only=True):
     grant: str
     given_up: bool = False
     why: str = ""
+    harmless: bool = False
 
 
 class BaseReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,13 +26,13 @@ from statebackend.api.testoperator import EpochOfTester, HeldByTester
 from statebackend.api.teststates import StatesUnderTest
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
 from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
+from statebackend.ops.copies import copied
 from statebackend.ops.declared import Declarations, EpochState, EpochTimes
 from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator
 from statebackend.ops.redeclared import versions_of
 from statebackend.ops.sparkerrors import TesterUseError, UnknownStateError
-from statebackend.ops.tws import copied
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import FrozenOverlay, StateTable

@@ -55,7 +55,8 @@ def mode_of(time_mode: str, output_mode: str) -> str:
     if not mode or str(output_mode).lower() not in _OUTPUT_MODES:
         raise UnknownModeError(
             f"timeMode={time_mode!r}, outputMode={output_mode!r} are no modes of Spark's.",
-            todo="Give timeMode None, ProcessingTime or EventTime.",
+            todo="Give timeMode None, ProcessingTime or EventTime, and outputMode append, update "
+            "or complete.",
         )
     return mode
 

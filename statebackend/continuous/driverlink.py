@@ -49,7 +49,7 @@ class DriverLink:
 
     Attributes:
         patient: what states ask. broke: the slot cannot go on. failure: the slot's first; None if
-            the run was over by then.
+            the run was over by then. is_known: the driver has it, with its traceback.
         over: the slot ends, and nothing is repeated any more.
     """
 
@@ -72,6 +72,7 @@ class DriverLink:
         self._telling = False
         self._told = threads.event()  # the first failure was reported, or could not be
         self.failure: BaseException | None = None
+        self.is_known = False
         self.broke = threads.event()
         self.over = threads.event()
 
@@ -147,6 +148,7 @@ class DriverLink:
         """Tell of a failure; whether the run had ended without it."""
         try:
             self.report(failed)
+            self.is_known = True
         except StaleRequestError:
             _log.debug("%s/%d failed when the run was over.", failed.vertex, failed.subtask)
             return True

@@ -216,8 +216,13 @@ class Slot:
             pass  # the run is over, and nobody told this slot
         finally:
             self._end()
-        if self._link.failure is not None:
-            raise self._link.failure
+        failure = self._link.failure
+        if failure is not None and self._link.is_known:
+            # The driver logs its traceback; Spark logs what is raised here, in executor and driver.
+            failure.__cause__, failure.__suppress_context__ = None, True
+            failure.__traceback__ = None
+        if failure is not None:
+            raise failure
 
     def _registration(self) -> Register:
         return Register(

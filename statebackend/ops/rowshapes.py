@@ -210,6 +210,12 @@ class RowShapes:
         )
 
     def _no_row(self, row: Any) -> ValueMismatchError:
+        if isinstance(row, dict):
+            return ValueMismatchError(
+                f"{self._describe()} returned {row!r}: a dict is no row, as in Spark "
+                f"({self._schema.simpleString()}).",
+                todo="Yield Row(**fields), with the names of output_schema, or a tuple.",
+            )
         return ValueMismatchError(
             f"{self._describe()} returned {row!r}, which is no row of {len(self._names)} fields "
             f"({self._schema.simpleString()}).",

@@ -7,13 +7,10 @@ strings can be parsed, and mistakes be refused where they are made.
 
 from __future__ import annotations
 
-import copy
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import GeneratorType
 from typing import Any, Final, NoReturn, cast
 
-from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -25,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row, StructType
 
-from statebackend.errors import ProcessorError, SchemaError, UnsupportedQueryError, UsageError
+from statebackend.errors import SchemaError, UnsupportedQueryError, UsageError
 from statebackend.ops.declared import Declarations, EpochState, Times, Unbound, parse_schema
 from statebackend.ops.failures import call_once
 from statebackend.ops.rowconv import row_type
@@ -219,31 +216,6 @@ def _check_nullable(declarations: Declarations, uid: str) -> None:
                 todo="Make them nullable, or unset "
                 "spark.sql.streaming.stateStore.encodingFormat, which is not needed here.",
             )
-
-
-def copied(processor: Any, uid: str) -> Any:
-    """A deep copy of a processor, which shares classes and functions with the original.
-
-    Unpickling it in the process that pickled it would change the caller's classes (see
-    :class:`statebackend.spark.shipped.IsolatedLoader`). And a test's counters and spies must see
-    the copy's calls.
-
-    Raises:
-        ProcessorError: it cannot be pickled.
-    """
-    try:
-        pickler: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-        data = pickler.dumps(processor)
-        try:
-            return copy.deepcopy(processor, {id(module): module for module in sys.modules.values()})
-        except Exception:  # a read-only mapping, for one, is copied by pickle only
-            return pickler.loads(data)  # our own bytes, of a moment ago
-    except Exception as error:
-        raise ProcessorError(
-            f"The processor of operator {uid!r} cannot be shipped to executors "
-            f"({type(error).__name__}: {error}).",
-            todo="Open connections, locks and files in init(), not in __init__().",
-        ) from error
 
 
 class _WorkerHandle(_Handle):

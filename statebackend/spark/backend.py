@@ -25,6 +25,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
+from statebackend.ops import jvm
 from statebackend.settings import Settings
 from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
@@ -74,7 +75,7 @@ class StateBackend(FrameMaker):
     Nothing is opened or written before the first frame is made.
 
     Raises:
-        SparkConnectError, SettingError, EnvironmentMissingError: at once.
+        SparkConnectError, SettingError, EnvironmentMissingError, SparkLostError: at once.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class StateBackend(FrameMaker):
             "commit": commit,
             **(settings or {}),
         }
-        self._settings = Settings.resolve(given, lambda key: spark.conf.get(key, None))
+        self._settings = Settings.resolve(given, functools.partial(_configured, spark))
         driver_tls(self._settings)  # what it lacks is said here
         self._job = Job(
             uri,
@@ -380,3 +381,8 @@ def _warn_of_default_local_dir() -> None:
         "(or spark.statebackend.localDir) to a local disk that survives restarts.",
         stacklevel=3,
     )
+
+
+def _configured(spark: SparkSession, key: str) -> str | None:
+    with jvm.calls():
+        return spark.conf.get(key, None)

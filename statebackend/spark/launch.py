@@ -32,6 +32,7 @@ from statebackend.errors import (
     StateMismatchError,
     UnsupportedQueryError,
 )
+from statebackend.ops import jvm
 from statebackend.settings import Settings
 from statebackend.spark.atstart import (
     appends,
@@ -138,8 +139,9 @@ class Launch:
         Args:
             writer: the query's, where there is one. path: else its checkpoint location.
         """
-        self._refuse_running()
-        self._check_plans()
+        with jvm.calls():
+            self._refuse_running()
+            self._check_plans()
         # What is wrong with its port is said before anything is claimed or taken back.
         self._around.server()
         if self._heartbeat is not None:

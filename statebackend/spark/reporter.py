@@ -48,11 +48,11 @@ class UploadReporter:
         """The upload goes on."""
         self._say(given_up=False)
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: str, *, harmless: bool) -> None:
         """There will be no base under this grant."""
-        self._say(given_up=True, why=why)
+        self._say(given_up=True, why=why, harmless=harmless)
 
-    def _say(self, *, given_up: bool, why: str = "") -> None:
+    def _say(self, *, given_up: bool, why: str = "", harmless: bool = False) -> None:
         request = BaseRenewal(
             protocol=PROTOCOL,
             job=self._job,
@@ -62,6 +62,7 @@ class UploadReporter:
             grant=self._grant.id,
             given_up=given_up,
             why=why,
+            harmless=harmless,
         )
         self._client.base_renewed(self._endpoint, request, timeout_s=self._timeout_s)
 

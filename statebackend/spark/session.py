@@ -423,7 +423,7 @@ class RunSession:
         """An upload goes on."""
         coordinator, _ = self._ready()
         if request.given_up and request.why:
-            _log.warning("%s", request.why)
+            _log.log(logging.INFO if request.harmless else logging.WARNING, "%s", request.why)
         with self._state_lock:
             return BaseReply(lease_s=coordinator.base_renewed(request))
 

@@ -214,8 +214,9 @@ class StartPoint:
                 f"Epoch {last} of job {self._job.name!r} is durable, and this query was started "
                 f"with batch {first_epoch}: another driver went on meanwhile, or the checkpoint "
                 f"location is an older copy than the job's log.",
-                todo="Stop the other driver, and start this query again. If there is none, give "
-                "it the checkpoint location that belongs to the job, in its newest state.",
+                todo="If another driver runs the job, leave it and stop this one. If there is "
+                "none, give this query the checkpoint location that belongs to the job, in its "
+                "newest state.",
             )
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:

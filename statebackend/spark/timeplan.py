@@ -31,6 +31,8 @@ _MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
 _PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
+# Spark passes no watermark on through these: one may be defined behind them.
+_WITHOUT_WATERMARK: Final = ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState")
 _IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # these neither add nor drop rows
 
 
@@ -206,9 +208,11 @@ def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], ap
     ):
         raise UnsupportedQueryError(
             "withWatermark() was called on a frame whose input has a watermark already, which "
-            "Spark refuses in the first batch.",
-            todo="Behind an operator of this backend leave it out, and give the operator "
-            "eventTimeColumnName= with the timestamp column of its output.",
+            "Spark refuses as soon as its watermark moves.",
+            todo="Behind transform_with_state(), process() and transform_arrow() leave it out, and "
+            "give them eventTimeColumnName= with the timestamp column of the output. Behind "
+            "aggregate(), connect() and connect_broadcast() keep it, and give them event_time= and "
+            "watermark_delay= instead of calling withWatermark() before them.",
         )
 
 
@@ -218,11 +222,13 @@ def _is_marked_twice(plan: Any) -> bool:
     nodes = [(plan, False)]
     while nodes:
         node, below = nodes.pop()
-        here = str(node.getClass().getSimpleName()) == _WATERMARK_NODE
+        name = str(node.getClass().getSimpleName())
+        here = name == _WATERMARK_NODE
         if here and below:
             return True
+        below = (below or here) and name not in _WITHOUT_WATERMARK
         children = node.children()
-        nodes += [(children.apply(i), below or here) for i in range(children.length())]
+        nodes += [(children.apply(i), below) for i in range(children.length())]
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -150,6 +151,45 @@ def test_a_state_in_a_copy_says_where_it_stayed(copied: Any) -> None:
         left = copied(processor)
     with pytest.raises(KeyContextError, match=r"State 'words' belongs to the processor that this"):
         left.words.get()
+
+
+def test_a_tester_leaves_a_class_alone_whose_fields_only_pickle_can_copy() -> None:
+    calls = []
+
+    class Looked(StatefulProcessor):
+        def __init__(self) -> None:
+            self.table = MappingProxyType({"a": [1]})
+            self.all = (self.table, Looked, calls.append, self.taken)
+
+        def taken(self, what: str) -> None:
+            calls.append(what)
+
+        def init(self, handle: Any) -> None:
+            self.all[3]("init")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            self.taken("rows")
+            yield Row(n=self.table["a"][0])
+
+        def close(self) -> None:
+            pass
+
+    before = dict(vars(Looked))
+    processor = Looked()
+    with ProcessorTester(processor) as tester:
+        assert tester.test("a", []) == [Row(n=1)]
+        assert calls[-2:] == ["init", "rows"]
+        tester.restart()
+        assert tester.test("a", []) == [Row(n=1)]
+        assert calls[-2:] == ["init", "rows"]
+        again: Any = tester.processor
+    assert {name: vars(Looked)[name] for name in before} == before
+    assert type(again) is Looked is again.all[1]
+    assert again is not processor
+    assert again.table == processor.table
+    assert again.table["a"] is not processor.table["a"]
+    assert again.table is again.all[0]
+    assert again.all[3].__self__ is again
 
 
 RECORDERS = {

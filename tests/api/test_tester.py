@@ -545,6 +545,12 @@ def test_frames_are_checked_with_a_schema_too() -> None:
         tester.testInPandas("a", frame)
 
 
+def test_an_output_mode_that_is_none_of_sparks_is_refused_with_those_that_are() -> None:
+    with pytest.raises(SettingError, match="outputMode='Foo'") as caught:
+        ProcessorTester(RunningCount(), outputMode="Foo")
+    assert "outputMode append, update or complete" in caught.value.todo
+
+
 def test_output_that_is_no_row_is_refused_without_a_schema() -> None:
     class Careless(Leaky):
         def process(self, key: Any, rows: Any, ctx: ProcessorContext) -> Any:

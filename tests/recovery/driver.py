@@ -202,6 +202,7 @@ def renewal_of(
     *,
     given_up: bool = False,
     why: str = "",
+    harmless: bool = False,
 ) -> BaseRenewal:
     return BaseRenewal(
         protocol=PROTOCOL,
@@ -212,6 +213,7 @@ def renewal_of(
         grant=grant.id,
         given_up=given_up,
         why=why,
+        harmless=harmless,
     )
 
 

@@ -73,8 +73,10 @@ class Told:
     def renew(self) -> None:
         self.session.base_renewed(renewal_of(self.grant, self.subtask))
 
-    def give_up(self, why: str) -> None:
-        self.session.base_renewed(renewal_of(self.grant, self.subtask, given_up=True, why=why))
+    def give_up(self, why: str, *, harmless: bool) -> None:
+        self.session.base_renewed(
+            renewal_of(self.grant, self.subtask, given_up=True, why=why, harmless=harmless)
+        )
 
     def done(self, uploaded: Uploaded) -> None:
         self.session.base_done(done_of(self.grant, uploaded, self.subtask))

@@ -84,8 +84,10 @@ class Told:
     def renew(self) -> None:
         self.job.started.session.base_renewed(renewal_of(self.grant))
 
-    def give_up(self, why: str) -> None:
-        self.job.started.session.base_renewed(renewal_of(self.grant, given_up=True, why=why))
+    def give_up(self, why: str, *, harmless: bool) -> None:
+        self.job.started.session.base_renewed(
+            renewal_of(self.grant, given_up=True, why=why, harmless=harmless)
+        )
 
     def done(self, uploaded: Uploaded) -> None:
         self.job.uploads.append(uploaded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shutil
 import signal
@@ -25,10 +27,14 @@ from snapshot.lineage import SliceRef
 from snapshot.messages import BaseGrant
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.failing import FailingStore, Failure
+from snapshot.storage.files import opened_file
 from snapshot.storage.memory import MemoryStore
 from statebackend.errors import (
+    CoordinatorUnreachableError,
     CorruptionError,
+    LocalCopyError,
     StaleRequestError,
+    StoreUnreachableError,
 )
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
@@ -49,11 +55,16 @@ class Voice:
         self.renewals, self.lapsed_after = 0, lapsed_after
         self.given_up = 0
         self.why: list[str] = []
+        self.harmless: list[bool] = []
+        self.unreached = False
         self.at_end = threading.Event()
 
-    def give_up(self, why: str) -> None:
-        self.given_up += 1
+    def give_up(self, why: str, *, harmless: bool) -> None:
+        if self.unreached:
+            raise CoordinatorUnreachableError("Nobody answers.")
         self.why.append(why)
+        self.harmless.append(harmless)
+        self.given_up += 1
 
     def renew(self) -> None:
         self.renewals += 1
@@ -411,8 +422,70 @@ def test_an_upload_whose_local_copy_is_gone_says_so_and_what_that_means(
     assert "is gone" in why
     assert "Nothing to do" in why
     assert "Errno" not in why
-    assert why in caplog.text
+    assert "None" not in why
+    assert voice.harmless == [not held.is_current]
+    assert why not in caplog.text  # the driver says it
     assert voice.told == []
+
+
+class BrokenStore(MemoryStore):
+    """Fails to read what it is to upload."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def put_file(self, name: str, path: str | os.PathLike[str]) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("unreached", [False, True])
+@pytest.mark.parametrize("failure", ["disk", "store", "stale"])
+def test_an_upload_that_is_given_up_is_said_once_and_as_loud_as_it_matters(
+    tmp_path: Path,
+    failure: str,
+    unreached: bool,
+    moved: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held, voice = opened(tmp_path), Voice()
+    wrote(held, 0)
+    errors: dict[str, Exception] = {
+        "disk": OSError(errno.EIO, os.strerror(errno.EIO)),  # as a read of an open file raises it
+        "store": StoreUnreachableError("It does not answer."),
+        "stale": StaleRequestError("It has lapsed."),
+    }
+    if moved:
+        (held.path.parent / "current").write_bytes(b"another")
+    voice.unreached = unreached
+    with caplog.at_level(logging.INFO, "statebackend.upload"):
+        upload(held, grant_of(0), BrokenStore(errors[failure]), voice).run()
+    harmless = moved or failure == "stale"
+    if unreached:
+        (said,) = caplog.records
+        assert said.levelno == (logging.INFO if harmless else logging.WARNING)
+        why = said.getMessage()
+    else:
+        assert not caplog.records
+        (why,) = voice.why
+        assert voice.harmless == [harmless]
+    if failure == "disk":
+        assert f"file in {held.path} cannot be read (Input/output error). Nothing to do" in why
+    held.release()
+
+
+def test_a_file_that_is_gone_when_a_store_opens_it_is_told_of_as_any_other(tmp_path: Path) -> None:
+    held, voice = opened(tmp_path), Voice()
+    wrote(held, 0)
+    try:
+        with opened_file(tmp_path / "000235.sst"):
+            raise AssertionError
+    except LocalCopyError as error:
+        upload(held, grant_of(0), BrokenStore(error), voice).run()
+    (why,) = voice.why
+    assert "000235.sst is gone. Nothing to do where the subtask has moved" in why
+    held.release()
 
 
 def wait_until(met: Callable[[], bool]) -> bool:

@@ -88,6 +88,21 @@ def test_a_processor_that_cannot_be_closed_fails_the_job_and_its_output_stays(
     assert not query.checkpoints()[-1].aborted
 
 
+def test_the_traceback_of_what_does_not_close_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = 'raise ValueError("the connection is gone")'
+    query, _ = started(world, Unclosed())
+    told = failed(query)
+    assert "".join(traceback.format_exception(told)).count(line) == 1
+    soon(lambda: len(world.cluster.errors) > 0)
+    for raised in world.cluster.errors:  # as Spark logs it, once in the executor and once here
+        assert str(raised)
+        assert line not in "".join(traceback.format_exception(raised))
+    assert caplog.text.count(line) == 1
+    assert any(isinstance(raised, ProcessorError) for raised in world.cluster.errors)
+
+
 def test_the_next_start_closes_what_was_mended_and_gives_nothing_twice(world: World) -> None:
     query, sink = started(world, Unclosed())
     failed(query)

@@ -13,6 +13,7 @@ from typing import Any
 CLASSES = """
 import enum
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -35,6 +36,9 @@ class Scores(Base):
 
     rate = Rate(10)
 
+    def __init__(self):
+        self.table = MappingProxyType({"n": 0})  # which deepcopy cannot copy
+
     def init(self, handle):
         calls.append("init")
         assert Colour(1) is Colour.RED and isinstance(self.rate, Rate)
@@ -43,6 +47,7 @@ class Scores(Base):
 
     def handleInputRows(self, key, rows, timerValues):
         n = (self.total.get() or (0,))[0] + sum(helper(row.id) for row in rows)
+        n += self.table["n"]
         self.total.update((n,))
         yield (key[0], self.scaled(n))
 
@@ -78,8 +83,9 @@ def looks(kind: type) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     """Run the cells."""
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
+    from statebackend import ProcessorTester
     from tests.spark.local.world import World, finish
 
     notebook = sys.modules["__main__"].__dict__
@@ -113,6 +119,18 @@ def main(folder: Path) -> None:
         finish(world.start(backend, frame))
         return [row["n"] for row in world.sink.rows()]
 
+    def changes() -> list[str]:
+        return [
+            name
+            for kind, known in zip(kinds, before, strict=True)
+            for name, value in looks(kind).items() | known.items()
+            if known.get(name) != looks(kind).get(name)
+        ]
+
+    def tested() -> list[Any]:
+        with ProcessorTester(notebook["Scores"]()) as tester:
+            return [list(row) for row in tester.test("a", [Row(id=2)])]
+
     cell(CLASSES)
     cell(HELPER)
     kinds = [notebook[name] for name in ("Scores", "Base", "Rate", "Colour")]
@@ -120,15 +138,10 @@ def main(folder: Path) -> None:
     before = [looks(kind) for kind in kinds]
     names = set(notebook)
     found["first"] = total("first")
-    found["changed"] = [
-        name
-        for kind, known in zip(kinds, before, strict=True)
-        for name, value in looks(kind).items() | known.items()
-        if known.get(name) != looks(kind).get(name)
-    ]
+    found["changed"] = changes()
     found["new names"] = sorted(set(notebook) - names)
     found["globals"] = notebook["Scores"].handleInputRows.__globals__ is notebook
-    found["calls"] = notebook["calls"]
+    found["calls"] = list(notebook["calls"])
     found["kept"] = notebook["Scores"].Kept.seen
     cell(HELPER_AGAIN)
     found["second"] = total("second")
@@ -143,6 +156,10 @@ def main(folder: Path) -> None:
     )
     counting().init(None)
     found["counted"] = count()
+    found["tested again"] = tested()
+    cell(HELPER)
+    found["tested"] = tested()
+    found["changed by a tester"] = [one for one in changes() if "seen" not in one]
     for world in worlds:
         for backend in world.backends:
             backend.close()

@@ -30,4 +30,6 @@ def test_a_frame_leaves_classes_alone_and_the_next_one_sees_a_helper_defined_ane
     assert (found["calls"], found["kept"]) == ([], 0)  # the rehearsal's are its own
     assert found["first"] == [30]
     assert found["second"] == [20030]
+    assert (found["tested"], found["tested again"]) == ([["a", 20]], [["a", 10020]])
+    assert found["changed by a tester"] == []
     assert found["counted"] == 1

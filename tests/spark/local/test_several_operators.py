@@ -15,8 +15,9 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import Row
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupStateTimeout
 
-from statebackend import CoProcessor, KeyedProcessor
+from statebackend import CoProcessor, KeyedProcessor, tumbling
 from statebackend.errors import (
     SchemaError,
     SettingError,
@@ -493,6 +494,61 @@ def test_a_watermark_on_top_of_another_is_refused_with_the_way_out(world: World)
     counts = marked.groupBy("k", F.window("at", "10 seconds")).count()
     with pytest.raises(UnsupportedQueryError, match="eventTimeColumnName"):
         world.start(backend, counts)
+
+
+def test_a_watermark_may_be_defined_again_where_spark_gives_none_on(world: World) -> None:
+    def passes(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        yield from frames
+
+    files = _files(4)
+    _fill(world.input, files)
+    groups = world.input.stream(world.spark).withWatermark("at", "3 seconds").groupBy("k")
+    schema, timeout = "k string, id bigint, at timestamp", GroupStateTimeout.EventTimeTimeout
+    passed = groups.applyInPandasWithState(passes, schema, "n bigint", "append", timeout)
+    backend = world.backend()
+    out = backend.process(
+        passed.withWatermark("at", "3 seconds"),
+        keys="k",
+        processor=Passing(),
+        output_schema=f"{SCHEMA}, largest bigint, mean double",
+        uid="passing",
+    )
+    world.run(backend, out.drop("at"))
+    late = [-BASE_S, *_watermarks([(files, 3)])]  # Spark's operator drops these
+    wanted = {i for n, rows in enumerate(files) for _, i, second in rows if second > late[n]}
+    assert {row["id"] for row in world.sink.rows()} == wanted
+    assert len(wanted) > 30
+
+
+def test_behind_an_aggregation_the_watermark_is_defined_on_the_output_alone(world: World) -> None:
+    files = _files(4, step_s=60)
+    _fill(world.input, files)
+
+    def hours(df: DataFrame, backend: StateBackend, **given: Any) -> DataFrame:
+        sums = backend.aggregate(
+            df,
+            keys="k",
+            aggregations={"n": "count"},
+            window=tumbling("10 seconds"),
+            emit="closed",
+            uid="sums",
+            **given,
+        )
+        marked = sums.withWatermark("window_end", "0 seconds")
+        return (
+            marked.groupBy(F.window("window_end", "1 minute"))
+            .agg(F.sum("n").alias("n"))
+            .select("n")
+        )
+
+    df, backend = world.input.stream(world.spark), world.backend()
+    twice = hours(df.withWatermark("at", "3 seconds"), backend)
+    with pytest.raises(UnsupportedQueryError, match="connect_broadcast\\(\\) keep it") as caught:
+        world.start(backend, twice)
+    assert "give them event_time= and watermark_delay= instead" in caught.value.todo
+    backend = world.backend()
+    world.run(backend, hours(df, backend, event_time="at", watermark_delay="3 seconds"))
+    assert sum(row["n"] for row in world.sink.rows()) > 8
 
 
 def test_event_time_that_cannot_go_on_is_refused_at_the_call(world: World) -> None:

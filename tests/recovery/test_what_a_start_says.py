@@ -1,0 +1,45 @@
+"""A start that is refused says what to do in whole sentences, and nothing that would do harm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from recovery.rewind import LocationProgress, LogProgress, decide_start
+from statebackend.errors import JobRunningError, RewindError
+from statebackend.spark import startpoint
+from statebackend.spark.job import Job
+from statebackend.spark.startpoint import StartPoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> StartPoint:
+    job = Job(tmp_path.as_uri(), "ledger")
+    return StartPoint(job, job.log(), {}, run="this one")
+
+
+def test_a_start_that_was_overtaken_leaves_the_healthy_driver_alone(
+    point: StartPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startpoint, "last_epochs", lambda manifests: {"ledger": 7})
+    point.check_not_overtaken([], 7)
+    with pytest.raises(JobRunningError, match=r"Epoch 7 .* started with batch 4") as caught:
+        point.check_not_overtaken([], 4)
+    assert "Stop the other" not in caught.value.todo
+    assert caught.value.todo.startswith("If another driver runs the job, leave it and stop this")
+    assert "the checkpoint location that belongs to the job" in caught.value.todo
+
+
+def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) -> None:
+    purged = LocationProgress("/cp", "q", 5, 4, offsets=frozenset({4, 5}), commits=frozenset())
+    log = LogProgress("ledger", "file:///jobs", "q", {"ledger": 3})
+    with pytest.raises(RewindError) as caught:
+        decide_start(purged, log)
+    told = point._with_ways_out(caught.value, purged, [])
+    assert isinstance(told, RewindError)
+    assert told.todo.count("savepoint") == 1
+    assert told.todo.endswith("begin a new job with the newest savepoint: see docs/operations.md.")

@@ -1,0 +1,51 @@
+"""A backend that is made when Spark's JVM has ended says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark import SparkContext
+
+from statebackend.errors import SettingError, SparkLostError
+from statebackend.spark.backend import StateBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def session(error: Exception) -> Any:
+    """One whose configuration answers with an error."""
+
+    def get(key: str, default: Any) -> Any:
+        raise error
+
+    context = SimpleNamespace(master="local[1]", pythonExec="python3")
+    return SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=get))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(111, "Connection refused"),
+        Py4JNetworkError("Answer from Java side is empty"),
+    ],
+)
+def test_a_backend_that_is_made_when_the_jvm_has_ended_says_so(
+    error: Exception, tmp_path: Path
+) -> None:
+    with pytest.raises(SparkLostError, match=r"\[SB5012\] Spark is gone from this driver"):
+        StateBackend(session(error), uri=tmp_path.as_uri())
+
+
+def test_another_error_of_the_configuration_is_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: Any = SimpleNamespace(
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    )
+    monkeypatch.setattr(SparkContext, "_active_spark_context", running)
+    with pytest.raises(SettingError, match="no such key"):
+        StateBackend(session(SettingError("no such key")), uri=tmp_path.as_uri())
