@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rocksdict import Checkpoint, Rdict
 
+from statebackend.errors import LocalDirError
 from statebackend.rocks import store as store_module
 from statebackend.rocks.clipping import group_key
 from statebackend.rocks.options import LEVEL0_FULL_FILES, store_options
@@ -178,3 +179,25 @@ def test_nothing_is_merged_by_hand_but_what_was_cut_off(
     assert Merges.asked
     assert all(end <= kept[0] or kept[1] <= start for start, end in Merges.asked)
     assert len(set(Merges.asked)) == len(Merges.asked)
+
+
+def test_triggers_come_back_although_they_could_not_be_raised(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB says so of a full disk, on which it cannot note them: they hold all the same."""
+    told: list[int] = []
+
+    def noted(db: Any, full: int, stop: int) -> None:
+        told.append(full)
+        if len(told) == 1:
+            raise OSError("No space left on device")
+
+    fill(path, LEVEL0_FULL_FILES)
+    store = RocksStore.open(path, TINY, compacting=False)
+    monkeypatch.setattr(store_module, "hold_up_writes", noted)
+    with pytest.raises(LocalDirError, match="No space left"):
+        store.flush()
+    assert told[1:] == [LEVEL0_FULL_FILES]
+    store.flush()
+    assert told[2:] == [1 << 20, LEVEL0_FULL_FILES]
+    store.close()
