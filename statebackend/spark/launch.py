@@ -114,7 +114,12 @@ class Launch:
         )
         self._name = system.new_id()
         self._point = StartPoint(
-            job, self._log, self._operators, run=self._name, go_back_to=go_back_to
+            job,
+            self._log,
+            self._operators,
+            run=self._name,
+            go_back_to=go_back_to,
+            check=self._check_initial,
         )
         self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
@@ -171,7 +176,6 @@ class Launch:
         manifests = self._point.find(location, progress, hidden, manifests)
         epoch = self._point.first_epoch
         assert epoch is not None
-        self._check_initial(manifests, epoch)
         self._write_initial(epoch)
         lineages = live_lineages(manifests)
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.

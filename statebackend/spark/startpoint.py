@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from recovery.rewind import (
@@ -48,6 +48,8 @@ class StartPoint:
     Args:
         log: of this start alone. run: its name.
         go_back_to: the epoch after which the query may go on where it could not go on at all.
+        check: told of the records and the batch that was decided on, before anything is taken back;
+            whatever it raises refuses the start.
 
     Attributes:
         first_epoch: that batch, once `find` has found it.
@@ -62,9 +64,10 @@ class StartPoint:
         *,
         run: str,
         go_back_to: int | None = None,
+        check: Callable[[list[Manifest], int], None] = lambda manifests, batch: None,
     ) -> None:
         self._job, self._log, self._operators = job, log, operators
-        self._run, self._go_back_to = run, go_back_to
+        self._run, self._go_back_to, self._check = run, go_back_to, check
         self._given_up: int | None = None  # the newest epoch that the user gives up
         self.first_epoch: int | None = None
         self.first_stamp_ms: int | None = None
@@ -85,6 +88,7 @@ class StartPoint:
         Raises:
             CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
             anything back by then, the next start puts that back.
+            StateBackendError: what ``check`` raised.
             FencedError: another driver started the job meanwhile; nothing is missing.
         """
         decision = None
@@ -96,6 +100,8 @@ class StartPoint:
             except (RewindError, JobRunningError) as error:
                 if self._go_back_to is None:
                     raise self._with_ways_out(error, progress, manifests) from error
+            else:
+                self._check(manifests, decision.batch)  # before anybody is fenced
         if decision is None or decision.verdict is not Verdict.START:
             decision, manifests = self._go_back(location, as_told=decision is None)
         if self._go_back_to is not None and self._given_up is None:
@@ -128,6 +134,7 @@ class StartPoint:
         # The location first here, too; and who was fenced himself takes nothing back.
         progress, manifests = location.progress(), look()
         decision = self._decide_or_give_up(progress, manifests)
+        self._check(manifests, decision.batch)
         if decision.verdict is not Verdict.START:
             self._require(manifests, decision.batch - 1)
             going.back_to(decision.batch, progress.last_commit, stamps)
