@@ -150,6 +150,8 @@ class Launch:
         check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
         path = path or options.get("checkpointlocation") or self._configured_path(options)
         location = CheckpointLocation(self._spark, path) if path else None
+        if location is None:
+            self._point.check_without_location()
         if location is not None and writer is not None:
             self._file_manager = location.file_manager(options.get("path"))
         if writer is not None:

@@ -28,6 +28,7 @@ from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
     RewindError,
+    SettingError,
     StateBackendError,
 )
 from statebackend.spark.goingback import GoingBack
@@ -71,6 +72,20 @@ class StartPoint:
         self._given_up: int | None = None  # the newest epoch that the user gives up
         self.first_epoch: int | None = None
         self.first_stamp_ms: int | None = None
+
+    def check_without_location(self) -> None:
+        """Refuse to go back where it is not known in which checkpoint location.
+
+        Raises:
+            SettingError: the user named an epoch.
+        """
+        if self._go_back_to is not None:
+            raise SettingError(
+                f"go_back_to={self._go_back_to} is given, but no checkpoint location is known "
+                f"before the query starts.",
+                todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or "
+                "backend.start(writer, go_back_to=...) with the option checkpointLocation.",
+            )
 
     def find(
         self,
