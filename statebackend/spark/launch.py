@@ -180,6 +180,7 @@ class Launch:
         assert epoch is not None
         self._write_initial(epoch)
         lineages = live_lineages(manifests)
+        self._point.forget_given_up(lineages.values())
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
 
