@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from recovery.rewind import (
@@ -268,10 +268,11 @@ class StartPoint:
         ]
 
     def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
+        ids = {m.sequence: m.states for m in manifests}
         try:
             return all(
                 lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
-                and _has_same_states(lineage, epoch)
+                and _has_same_states(lineage, epoch, ids, self._operators[uid].states)
                 for uid, lineage in live_lineages(manifests).items()
                 if uid in self._operators
             )
@@ -307,10 +308,25 @@ def refuse_hidden(location: CheckpointLocation) -> None:
         )
 
 
-def _has_same_states(lineage: OperatorLineage, epoch: int) -> bool:
-    """Whether no state was deleted after an epoch: its name may stand for another one now."""
+def _has_same_states(
+    lineage: OperatorLineage,
+    epoch: int,
+    ids: Mapping[int, Mapping[str, int]],
+    declared: Collection[str],
+) -> bool:
+    """Whether no state was deleted after an epoch, and none that is declared was left out.
+
+    Its name would stand for another state now, which is empty.
+
+    Args:
+        ids: of states, by name, as the records say, by sequence. declared: names, in this start.
+    """
     entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
-    return entry is None or last is None or entry.dropped_ids == last.dropped_ids
+    if entry is None or last is None:
+        return True
+    then, now = ids[entry.sequence], ids[last.sequence]
+    same = all(now.get(name) == number for name, number in then.items() if name in declared)
+    return same and entry.dropped_ids == last.dropped_ids
 
 
 def _refuse_again(manifests: list[Manifest], epoch: int) -> None:

@@ -187,6 +187,36 @@ def test_no_epoch_before_a_deletion_can_be_gone_back_to(world: World) -> None:
     assert last == {"kept": 5, "gone": 2}
 
 
+def test_no_epoch_before_a_state_was_left_out_can_be_gone_back_to_with_it(world: World) -> None:
+    """Declared again it would begin empty. Left out still, nothing is missing."""
+
+    def counting(*names: str) -> tuple[StateBackend, Any]:
+        backend = world.backend(allow_dropped_state=True)
+        return backend, backend.transform_with_state(
+            world.input.stream(world.spark),
+            keys="k",
+            processor=Counts(*names),
+            output_schema="k string, state string, n bigint",
+            uid="counts",
+        )
+
+    def last() -> dict[str, int]:
+        return {row["state"]: row["n"] for row in world.sink.batches()[world.committed()[-1]]}
+
+    for _ in range(2):
+        world.input.add_keys("a")
+    world.run(*counting("kept", "gone"))
+    for _ in range(3):
+        world.input.add_keys("a")
+    world.run(*counting("kept"))
+    _lose(world, 3, 4)
+    backend, frame = counting("kept", "gone")
+    with pytest.raises(RewindError, match=r"cannot go back to epoch 1.* can go back to 2[.]"):
+        _go_back(world, backend, frame, 1)
+    _go_back(world, *counting("kept"), 1)
+    assert last() == {"kept": 5}
+
+
 # --- runs that never opened ----------------------------------------------------------------------
 
 
