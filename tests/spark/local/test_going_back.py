@@ -214,8 +214,10 @@ def test_an_epoch_to_go_back_to_without_a_location_is_refused(world: World) -> N
     before = checkpoints(backend)
     backend = world.backend()
     frame = world.ledger(backend)
-    with pytest.raises(SettingError, match="go_back_to=0 is given, but no checkpoint location"):
-        with backend.starting(go_back_to=0):
-            world.writer(frame).start()
+    with (
+        pytest.raises(SettingError, match="go_back_to=0 is given, but no checkpoint location"),
+        backend.starting(go_back_to=0),
+    ):
+        world.writer(frame).start()
     assert not world.spark.streams.active
     assert checkpoints(backend) == before
