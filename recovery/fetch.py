@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +10,7 @@ from blake3 import blake3
 from snapshot.base import FileEntry, FileIndex
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import CorruptionError, LocalDirError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["fetch_file", "fetch_index"]
 
@@ -57,7 +57,9 @@ def _unwritable(path: Path, error: OSError) -> LocalDirError:
     )
 
 
-def fetch_index(store: ObjectStore, index: FileIndex, folder: Path) -> int:
+def fetch_index(
+    store: ObjectStore, index: FileIndex, folder: Path, threads: Threads = THREADS
+) -> int:
     """All files of a base into a folder, which is made; how many bytes that was.
 
     Raises as :func:`fetch_file`.
@@ -76,5 +78,5 @@ def fetch_index(store: ObjectStore, index: FileIndex, folder: Path) -> int:
         return file.size_bytes
 
     largest_first = sorted(index.files, key=lambda file: -file.size_bytes)
-    with ThreadPoolExecutor(_FILES_AT_A_TIME, "statebackend-fetch") as pool:
+    with threads.pool(_FILES_AT_A_TIME, "statebackend-fetch") as pool:
         return sum(pool.map(fetch, largest_first))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from recovery.folders import make_folder, remove, sweep_work, unreadable, unusab
 from snapshot.base import FileIndex, decode_index
 from snapshot.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError
-from statebackend.rocks.parted import Store, open_store
+from statebackend.rocks.parted import Opener, Store, open_database, open_store
 from statebackend.rocks.store import RocksSettings
+from statebackend.threads import THREADS, Event, Threads
 
 __all__ = ["HOLDER", "Incarnation", "RecentDelta"]
 
@@ -51,19 +51,30 @@ class Incarnation:
 
     Without a lease it may be looked at, and nothing else.
 
+    Args:
+        opener: opens a database that its store consists of.
+
     Attributes:
         opened_here: whether the store was opened by this acquisition, and not kept open.
         orphaned: whether the process that kept it open before ended without letting it go.
         unflushed_epochs: written to the store since it was last flushed.
     """
 
-    def __init__(self, path: Path, lease: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lease: int | None,
+        *,
+        threads: Threads = THREADS,
+        opener: Opener = open_database,
+    ) -> None:
         self.path = path
         self._lease: int | None = lease
         self.store: Store | None = None
         self.recent: RecentDelta | None = None
-        self._closing = threading.Lock()  # a flush from another thread is not cut off
-        self._linking: threading.Event | None = None
+        self._threads, self.opener = threads, opener
+        self._closing = threads.lock()  # a flush from another thread is not cut off
+        self._linking: Event | None = None
         self.opened_here = True
         self.orphaned = (path / HOLDER).exists()
         self.unflushed_epochs = 0
@@ -91,7 +102,7 @@ class Incarnation:
             sweep_work(self.path / "work")
             for torn in (self.path / "deltas").glob(".*"):  # whose writer was killed
                 remove(torn)
-            self.store = open_store(str(self.path / "db"), settings)
+            self.store = open_store(str(self.path / "db"), settings, opener=self.opener)
         return self.store
 
     def adopt_store(self, store: Store) -> Store:
@@ -119,9 +130,9 @@ class Incarnation:
         if marker is not None:
             self.drop_deltas(marker.epoch)
 
-    def begin_linking(self) -> threading.Event:
+    def begin_linking(self) -> Event:
         """The store is being read as a whole by another thread, until the event is set."""
-        self._linking = threading.Event()
+        self._linking = self._threads.event()
         return self._linking
 
     def settle(self) -> None:

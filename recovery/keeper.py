@@ -22,7 +22,6 @@ import socket
 import stat
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from recovery.folders import own_file_text
 from recovery.incarnation import HOLDER, Incarnation
 from recovery.peers import of_this_user
 from statebackend.errors import LocalCopyError, StateBackendError
+from statebackend.threads import THREADS, Lock
 
 if TYPE_CHECKING:
     from recovery.local import Clock
@@ -76,14 +76,14 @@ class Keeper:
     """
 
     _instance: ClassVar[tuple[int, Keeper] | None] = None
-    _making: ClassVar[threading.Lock] = threading.Lock()
+    _making: ClassVar[Lock] = THREADS.lock()  # of this process, as the instance is
 
     def __init__(self, clock: Clock, settings: KeeperSettings, folder: Path | None = None) -> None:
         self._clock, self._settings = clock, settings
         self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
         self.swept: dict[str, str] = {}  # in which run a folder was looked through for old copies
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._lock = clock.threads.lock()
+        self._closed = clock.threads.event()
         self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
         self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -95,8 +95,7 @@ class Keeper:
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
         # 5 ms each that was 40 ms, and is 15 at this.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
-        self._thread = threading.Thread(target=self._serve, name="statebackend-door", daemon=True)
-        self._thread.start()
+        self._thread = clock.threads.start(self._serve, "statebackend-door")
 
     @classmethod
     def of_process(

@@ -36,6 +36,9 @@ from recovery.incarnation import HOLDER, Incarnation, RecentDelta
 from recovery.keeper import Keeper, KeeperSettings, ask_for
 from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
+from statebackend.rocks.parted import Opener, open_database
+from statebackend.system import System
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta", "copies_seen"]
 
@@ -47,11 +50,22 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 
 
 class Clock:
-    """Time as this module needs it; tests pass their own."""
+    """Time, and threads, as this module and the keeper need them; tests pass their own."""
 
-    def __init__(self, now_s: Callable[[], float], sleep_s: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        now_s: Callable[[], float],
+        sleep_s: Callable[[float], None],
+        threads: Threads = THREADS,
+    ) -> None:
         self.now_s = now_s
         self.sleep_s = sleep_s
+        self.threads = threads
+
+    @classmethod
+    def of(cls, system: System) -> Clock:
+        """A process's."""
+        return cls(system.monotonic_s, system.sleep_s, system.threads)
 
 
 class LocalSubtask:
@@ -65,6 +79,8 @@ class LocalSubtask:
         job: a name that no other job of this host has; what a store holds is said by its marker.
         key_groups: the subtask's.
         new_id: unique names for incarnations.
+        ask: asks the holder of an incarnation, in so many seconds, to let it go.
+        opener: opens a database that a store consists of.
 
     Attributes:
         gone_bad: the copy that was here turned out to be damaged.
@@ -81,6 +97,8 @@ class LocalSubtask:
         clock: Clock,
         keeper: Keeper | None = None,
         keeper_settings: KeeperSettings | None = None,
+        ask: Callable[[Path, float], bool] = ask_for,
+        opener: Opener = open_database,
     ) -> None:
         try:
             folder = _operator_folder(home_of(local_dir), job, operator)
@@ -93,6 +111,7 @@ class LocalSubtask:
         self.gone_bad = False
         self._new_id = new_id
         self._clock = clock
+        self._ask, self._opener = ask, opener
         self._keeper, self._keeper_settings = keeper, keeper_settings
 
     def acquire(self, timeout_s: float) -> tuple[Incarnation, str]:
@@ -136,7 +155,7 @@ class LocalSubtask:
                 left_s = deadline_s - self._clock.now_s()
                 if left_s <= 0:
                     return None, f"the local copy was held by another process ({name})"
-                if not ask_for(path / name, left_s):
+                if not self._ask(path / name, left_s):
                     self._clock.sleep_s(_POLL_S)
                 continue
             if _current(path) != name:  # another took over while we waited
@@ -276,7 +295,7 @@ class LocalSubtask:
         if swept:  # between the two calls: what we hold is a file without a name
             os.close(lease)
             raise FileNotFoundError(path)
-        return Incarnation(path, lease)
+        return Incarnation(path, lease, threads=self._clock.threads, opener=self._opener)
 
 
 def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRange, int]:

@@ -27,8 +27,8 @@ from snapshot.delta import DeltaRows
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.clipping import group_key
 from statebackend.rocks.layout import Layout, write_layout
-from statebackend.rocks.parted import Store, open_store
-from statebackend.rocks.store import RocksSettings, RocksStore, Rows, StoreSlice
+from statebackend.rocks.parted import Opener, Store, open_database, open_store
+from statebackend.rocks.store import RocksSettings, Rows, StoreSlice
 
 __all__ = ["Piece", "PieceError", "assemble", "clip_pieces", "clip_rows"]
 
@@ -67,7 +67,12 @@ class _Taken:
     size_bytes: int
 
 
-def assemble(path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> Store:
+def assemble(
+    path: Path,
+    pieces: Sequence[Piece],
+    settings: RocksSettings,
+    opener: Opener = open_database,
+) -> Store:
     """Make a subtask's store of what its parents hold, and open it; it has no marker.
 
     What is cut off is freed in the background after ``store.compact_clipped()``.
@@ -75,6 +80,7 @@ def assemble(path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> St
     Args:
         path: where it is to be; there is nothing yet, and its folder is the caller's alone.
         pieces: their key groups do not overlap. Those that no piece has are empty.
+        opener: opens a database that a store consists of.
 
     Raises:
         PieceError: a parent cannot be read.
@@ -85,15 +91,21 @@ def assemble(path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> St
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
         try:
-            made = _make(making, path, pieces, settings)
+            made = _make(making, path, pieces, settings, opener)
         finally:
             shutil.rmtree(making, ignore_errors=True)
     except OSError as error:
         raise unusable(str(path), error) from error
-    return open_store(str(path), settings, make=not made)
+    return open_store(str(path), settings, make=not made, opener=opener)
 
 
-def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSettings) -> bool:
+def _make(
+    making: Path,
+    path: Path,
+    pieces: Sequence[Piece],
+    settings: RocksSettings,
+    opener: Opener,
+) -> bool:
     """Whether there was anything to make it of."""
     apart, small = _sorted_out(pieces)
     if not apart:
@@ -106,7 +118,7 @@ def _make(making: Path, path: Path, pieces: Sequence[Piece], settings: RocksSett
             raise PieceError(taken.piece, error) from error
     if small:
         largest = max(range(len(apart)), key=lambda number: apart[number].size_bytes)
-        store = RocksStore.open(str(making / names[largest]), settings, make=False)
+        store = opener(str(making / names[largest]), settings, make=False)
         try:
             for taken in small:
                 store.apply_batches(_batches(taken), None)

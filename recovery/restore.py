@@ -32,6 +32,7 @@ from statebackend.errors import (
 )
 from statebackend.rocks.parted import Store, open_store
 from statebackend.rocks.store import Marker, RocksSettings
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["OpenSubtask", "Restorer", "Site"]
 
@@ -89,6 +90,7 @@ class Restorer:
         now_s: Callable[[], float],
         lease_timeout_s: float,
         settings: RocksSettings,
+        threads: Threads = THREADS,
     ) -> None:
         self._local, self._site = local, site
         self._ask, self._store = ask, store
@@ -100,7 +102,7 @@ class Restorer:
         self._ancestors_trusted = True
         self._inheriting = False
         self._ancestors = Ancestors(local, settings, lease_timeout_s=lease_timeout_s)
-        self._reader = StepReader(store, self._ancestors)
+        self._reader = StepReader(store, self._ancestors, threads)
         self._tally = self._reader.tally
 
     def open(self) -> OpenSubtask:
@@ -299,7 +301,7 @@ class Restorer:
                 self._tally.local_parts += 1
             pieces.append(Piece(source, *step.keep))
         try:
-            return held.adopt_store(assemble(held.path / "db", pieces, self._settings))
+            return held.adopt_store(assemble(held.path / "db", pieces, self._settings, held.opener))
         except PieceError as damaged:
             for number, store in fetched.items():
                 if damaged.piece.source is store:
@@ -315,7 +317,7 @@ class Restorer:
         assert step.keep is not None
         folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
         self._reader.fetch_files(held, step, bodies, folder)
-        store = open_store(str(folder), self._settings)
+        store = open_store(str(folder), self._settings, opener=held.opener)
         _check_marker(store, step)
         return store
 

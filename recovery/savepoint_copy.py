@@ -10,9 +10,7 @@ equal state, and nowhere else.
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +32,7 @@ from snapshot.record import (
 )
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import CorruptionError, LocalDirError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["Copied", "copy_object", "copy_state", "scratch_folder"]
 
@@ -62,6 +61,7 @@ class _Copier:
         new_id: Callable[[], str],
         scratch: Path,
         tick: Callable[[int], None],
+        threads: Threads,
     ) -> None:
         self._source, self._target = source, target
         self._generation, self._new_id = generation, new_id
@@ -69,7 +69,8 @@ class _Copier:
         self._records: dict[int, Record] = {}
         self.indexes: dict[tuple[int, str], FileIndex] = {}
         self.objects: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._threads = threads
+        self._lock = threads.lock()
 
     def record(self, sequence: int) -> Record:
         """A record, whole; the last few are kept."""
@@ -107,7 +108,7 @@ class _Copier:
                 name = data_name(self._generation, entry.epoch, self._new_id())
                 wanted.setdefault(entry.object, (name, entry.size_bytes, entry.digest))
         largest_first = sorted(wanted.items(), key=lambda item: -item[1][1])
-        with ThreadPoolExecutor(_AT_A_TIME, "statebackend-savepoint") as pool:
+        with self._threads.pool(_AT_A_TIME, "statebackend-savepoint") as pool:
             copies = [pool.submit(self._copy, name, *to) for name, to in largest_first]
             try:
                 for copied in copies:
@@ -166,6 +167,7 @@ def copy_state(
     new_id: Callable[[], str],
     scratch: Path,
     tick: Callable[[int], None] = lambda size_bytes: None,
+    threads: Threads = THREADS,
 ) -> Copied:
     """Write a state into another job's folder: first the objects, then the records.
 
@@ -190,6 +192,7 @@ def copy_state(
         new_id=new_id,
         scratch=scratch,
         tick=tick,
+        threads=threads,
     )
     copier.copy_all(state.records)
     sizes: dict[str, int] = {}

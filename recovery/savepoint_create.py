@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from statebackend.errors import (
     SettingError,
     StateBackendError,
 )
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["Making", "complete_epoch", "create_savepoint", "epoch_to_save"]
 
@@ -114,6 +114,7 @@ class Making:
     cleaning: Callable[[], AbstractContextManager[None]] = nullcontext
     epoch: int | None = None
     uncommitted: bool = False
+    threads: Threads = THREADS
 
 
 def create_savepoint(making: Making) -> Savepoint:
@@ -213,7 +214,13 @@ def _made(
 ) -> Savepoint:
     tip = state.records[-1].manifest
     query_id = CONTINUOUS if making.location is None else query_id_of(making.location)
-    log = CommitLog(target, job=making.job, writer=making.writer, new_id=making.new_id)
+    log = CommitLog(
+        target,
+        job=making.job,
+        writer=making.writer,
+        new_id=making.new_id,
+        threads=making.threads,
+    )
     firsts = {uid: one.first_epoch for uid, one in state.lineages.items()}
     tenure = log.claim(
         job_id=tip.job_id,
@@ -234,6 +241,7 @@ def _made(
             new_id=making.new_id,
             scratch=scratch,
             tick=making.tick,
+            threads=making.threads,
         )
         files = [] if making.location is None else _copy_files(making, names, target, scratch)
     savepoint = _described(making, state, copied, files, begun, query_id, target)
@@ -263,7 +271,7 @@ def _copy_files(
         return SavepointFile(name=name, size_bytes=size_bytes, digest=digest)
 
     files = []
-    with ThreadPoolExecutor(_AT_A_TIME, "statebackend-savepoint") as pool:
+    with making.threads.pool(_AT_A_TIME, "statebackend-savepoint") as pool:
         for file in pool.map(copy, ["metadata", *names]):
             making.tick(file.size_bytes)
             files.append(file)

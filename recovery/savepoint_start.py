@@ -33,6 +33,7 @@ from statebackend.errors import (
     FencedError,
     ObjectNotFoundError,
 )
+from statebackend.threads import THREADS, Threads
 
 __all__ = [
     "Beginning",
@@ -166,6 +167,7 @@ def begin_job(
     query_id: str,
     new_id: Callable[[], str],
     tick: Callable[[int], None] = lambda size_bytes: None,
+    threads: Threads = THREADS,
 ) -> None:
     """Write a savepoint's state into a job's folder. Durable on return; safe to repeat when cut.
 
@@ -203,6 +205,7 @@ def begin_job(
             new_id=new_id,
             scratch=scratch,
             tick=tick,
+            threads=threads,
         )
     log.claim(
         query_id=query_id,

@@ -25,6 +25,7 @@ from statebackend.errors import (
     ObjectNotFoundError,
     StateBackendError,
 )
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["DamagedStep", "StepReader", "Tally"]
 
@@ -57,8 +58,10 @@ class StepReader:
         store: the durable one. ancestors: where other subtasks' local deltas lie.
     """
 
-    def __init__(self, store: ObjectStore, ancestors: Ancestors) -> None:
-        self._store, self._ancestors = store, ancestors
+    def __init__(
+        self, store: ObjectStore, ancestors: Ancestors, threads: Threads = THREADS
+    ) -> None:
+        self._store, self._ancestors, self._threads = store, ancestors, threads
         self.tally = Tally()
 
     def fetch_files(
@@ -70,7 +73,7 @@ class StepReader:
             if blake3(data).hexdigest() != step.digest:
                 raise CorruptionError(f"The file index of epoch {step.epoch} is not what is named.")
             index = decode_index(data, step.name)
-            fetched_bytes = fetch_index(self._store, index, folder)
+            fetched_bytes = fetch_index(self._store, index, folder, self._threads)
         except (FormatError, ObjectNotFoundError) as error:
             raise DamagedStep(step, error, torn=True) from error
         self.tally.durable_bytes += fetched_bytes

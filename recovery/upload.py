@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.threads import THREADS, Semaphore, Threads
 
 __all__ = ["BaseUpload", "Reporter", "Uploaded"]
 
@@ -39,7 +39,6 @@ _log = logging.getLogger("statebackend.upload")
 _INLINE_INDEX_BYTES: Final = 64 << 10
 _READ_BYTES: Final = 1 << 20
 _TURN_S: Final = 5.0
-_turn = threading.Semaphore(1)  # a worker uploads one base at a time
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class BaseUpload:
     Args:
         generation: goes into the names of the objects.
         now_s: the worker's clock.
+        turn: a worker's, which uploads one base at a time; without one, it waits for nobody.
         bytes_per_s: not to be exceeded over one file and the pause after it, since the upload
             shares the processor with the batches; 0: as fast as it goes.
         of: operator and subtask, as messages name them; by default the local copy's folder.
@@ -86,12 +86,15 @@ class BaseUpload:
         generation: int,
         reporter: Reporter,
         now_s: Callable[[], float],
+        turn: Semaphore | None = None,
+        threads: Threads = THREADS,
         bytes_per_s: int = 0,
         of: str = "",
     ) -> None:
         self._held, self._grant = held, grant
         self._store, self._generation = store, generation
         self._reporter, self._now_s = reporter, now_s
+        self._threads, self._turn = threads, turn or threads.semaphore(1)
         self._bytes_per_s = bytes_per_s
         self._of = of or str(held.path)
         self._renewed_s = self._started_s = now_s()
@@ -103,7 +106,7 @@ class BaseUpload:
     def start(self) -> None:
         """Do it in a thread of its own, which dies with the process."""
         try:
-            threading.Thread(target=self.run, name="statebackend-upload", daemon=True).start()
+            self._threads.start(self.run, "statebackend-upload")
         except BaseException:
             self._linked.set()  # or the store could never be closed
             raise
@@ -115,12 +118,12 @@ class BaseUpload:
             with in_use(self._held.work_folder(folder.name)):
                 finish = self._link(self._files_folder)
                 self._linked.set()
-                while not _turn.acquire(timeout=_TURN_S):
+                while not self._turn.acquire(timeout=_TURN_S):
                     self._keep_grant()
                 try:
                     uploaded = finish()
                 finally:
-                    _turn.release()
+                    self._turn.release()
             self._reporter.done(uploaded)
         except (StateBackendError, OSError) as error:
             typed = error if isinstance(error, StateBackendError) else unreadable(error)
@@ -209,7 +212,7 @@ class BaseUpload:
     @contextlib.contextmanager
     def _renewing(self) -> Iterator[None]:
         """Keep the grant while one file is on its way, however slow the store is."""
-        ended = threading.Event()
+        ended = self._threads.event()
 
         def renew() -> None:
             while not ended.wait(self._grant.renew_s):
@@ -218,8 +221,7 @@ class BaseUpload:
                 except StateBackendError:
                     return  # the next renewal, or the report, says so
 
-        thread = threading.Thread(target=renew, name="statebackend-renew", daemon=True)
-        thread.start()
+        self._threads.start(renew, "statebackend-renew")
         try:
             yield
         finally:
@@ -233,7 +235,7 @@ class BaseUpload:
             left_s = until_s - self._now_s()
             if left_s <= 0:
                 return
-            threading.Event().wait(min(left_s, _TURN_S))
+            self._threads.event().wait(min(left_s, _TURN_S))
 
     def _keep_grant(self) -> None:
         now_s = self._now_s()

@@ -7,7 +7,6 @@ decision what an answer means is `judge`, a pure function.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -38,6 +37,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["CommitLog", "NoPatience", "Patience", "RecordCache", "Tenure", "Verdict", "judge"]
 
@@ -78,6 +78,7 @@ class CommitLog:
         patience: Patience | None = None,
         read_all: Callable[..., Iterable[Manifest]] = map,
         cache: RecordCache | None = None,
+        threads: Threads = THREADS,
     ) -> None:
         """Open, without a request.
 
@@ -96,11 +97,12 @@ class CommitLog:
         self._new_id = new_id
         self._patience: Patience = patience or NoPatience()
         self._read_all = read_all
-        self._cache = cache or RecordCache()
+        self._threads = threads
+        self._cache = cache or RecordCache(threads)
         self._listed: dict[int, ObjectInfo] = {}  # as of the last listing
         # What a driver's own log is known to hold, from the tip's oldest_needed on.
         self._live: dict[int, Manifest] = {}
-        self._live_lock = threading.Lock()
+        self._live_lock = threads.lock()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class CommitLog:
             listed = self._claimed(manifest)
             if listed:
                 self._remember([manifest])
-                return Tenure.of(manifest, listed)
+                return Tenure.of(manifest, listed, self._threads)
         raise StoreUnreachableError(
             f"The log in {self._store.uri} could not be claimed: {CLAIM_ATTEMPTS} times another "
             "writer took the slot first.",

@@ -8,7 +8,6 @@ are kept for ``StateBackend.progress()``.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -16,6 +15,7 @@ import msgspec
 
 from snapshot.messages import AckRequest, BaseDone, BeginRequest, RestoreReport, SlicePart
 from snapshot.operators import CommitWork
+from statebackend.threads import THREADS, Threads
 
 __all__ = [
     "BaseProgress",
@@ -172,9 +172,9 @@ class CheckpointProgress(msgspec.Struct, frozen=True, kw_only=True):
 class ProgressBook:
     """Collects events; thread-safe. Times are the caller's monotonic seconds."""
 
-    def __init__(self, job: str = "") -> None:
+    def __init__(self, job: str = "", threads: Threads = THREADS) -> None:
         self._job = job
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._began_s: dict[tuple[str, int], float] = {}
         self._subtasks: dict[tuple[str, int], dict[int, SubtaskProgress]] = {}
         self._epochs: list[EpochProgress] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 from snapshot.record import Manifest, Record
 from snapshot.storage.base import ObjectInfo
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["RecordCache"]
 
@@ -20,11 +20,11 @@ class RecordCache:
     listing shows the object that was read, by its size and time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads = THREADS) -> None:
         self._manifests: dict[int, tuple[ObjectInfo, Manifest]] = {}
         self._records: dict[int, Record] = {}
         self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def get(self, sequence: int, listed: ObjectInfo | None) -> Manifest | None:
         """What was read of the object that the listing shows."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from snapshot.record import Manifest
 from snapshot.storage.base import CreateOutcome
 from statebackend.errors import StateBackendError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "judge"]
 
@@ -60,6 +60,7 @@ class Tenure:
         oldest_needed: int,
         cleaned_below: int = 0,
         listed: Sequence[int] = (),
+        threads: Threads = THREADS,
     ) -> None:
         self.generation = generation
         self.sequence = sequence
@@ -69,10 +70,10 @@ class Tenure:
         self.listed = listed
         self._next = sequence + 1
         self._ended: StateBackendError | None = None
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     @classmethod
-    def of(cls, claim: Manifest, listed: Sequence[int]) -> Tenure:
+    def of(cls, claim: Manifest, listed: Sequence[int], threads: Threads = THREADS) -> Tenure:
         """The one that a claim record began."""
         return cls(
             generation=claim.generation,
@@ -81,6 +82,7 @@ class Tenure:
             oldest_needed=claim.oldest_needed,
             cleaned_below=claim.cleaned_below,
             listed=listed,
+            threads=threads,
         )
 
     @property

@@ -1,4 +1,7 @@
-"""The edge towards the machine: clocks, ids, names. Protocol code is handed these, never asks."""
+"""The edge towards the machine: clocks, ids, names. Protocol code is handed these, never asks.
+
+`System` is all that a process stands on, as one argument; `SYSTEM` is the real one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import functools
 import gc
 import os
 import pwd
+import random
 import resource
+import secrets
 import shutil
 import socket
 import sys
@@ -15,11 +20,15 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+
+from statebackend.threads import THREADS, Threads
 
 __all__ = [
+    "SYSTEM",
+    "System",
     "cores",
     "default_local_dir",
     "executor_name",
@@ -34,6 +43,7 @@ __all__ = [
     "quick_turns",
     "sleep_s",
     "temporary_folder",
+    "unhurried_collector",
     "user_folder_name",
     "wall_ms",
 ]
@@ -45,6 +55,48 @@ _MEMORY_LIMITS: Final = (
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
 _CPU_QUOTA: Final = "/sys/fs/cgroup/cpu.max"  # in a period, and the period
+_YOUNG_OBJECTS: Final = 50_000
+
+
+class System(Protocol):
+    """What a process stands on: time, ids, its names, and threads."""
+
+    @property
+    def threads(self) -> Threads:
+        """Locks, events, threads and futures."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go backwards; only differences mean anything."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, by this host's clock, which may be set back."""
+
+    def sleep_s(self, seconds: float, /) -> None:
+        """Wait."""
+
+    def new_id(self) -> str:
+        """An id that nobody else has."""
+
+    def new_uuid(self) -> str:
+        """An id that nobody else has, as Spark writes it: with hyphens."""
+
+    def new_secret(self) -> str:
+        """A word that nobody can guess."""
+
+    def draw(self) -> float:
+        """A number from 0 to 1 that nobody can foresee."""
+
+    def process_name(self) -> str:
+        """This process, for people."""
+
+    def host_name(self) -> str:
+        """This host, as Spark names it."""
+
+    def executor_name(self) -> str:
+        """The executor that this worker belongs to."""
+
+    def unhurried_collector(self) -> AbstractContextManager[None]:
+        """While entered, the interpreter looks for cycles less often."""
 
 
 def monotonic_s() -> float:
@@ -110,6 +162,18 @@ def executor_name() -> str:
     """
     folder, name = os.path.split(os.getcwd())
     return name if name.isdigit() and os.path.basename(folder).startswith("app-") else "driver"
+
+
+@contextmanager
+def unhurried_collector() -> Iterator[None]:
+    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 _kept: set[str] = set()
@@ -185,3 +249,45 @@ def temporary_folder(owner: object) -> str:
     path = tempfile.mkdtemp(prefix="statebackend-")
     weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
     return path
+
+
+class _Machine:
+    """The real one."""
+
+    threads: Threads = THREADS
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return wall_ms()
+
+    def sleep_s(self, seconds: float, /) -> None:
+        time.sleep(seconds)
+
+    def new_id(self) -> str:
+        return uuid.uuid4().hex
+
+    def new_uuid(self) -> str:
+        return str(uuid.uuid4())
+
+    def new_secret(self) -> str:
+        return secrets.token_urlsafe(24)
+
+    def draw(self) -> float:
+        return random.random()
+
+    def process_name(self) -> str:
+        return process_name()
+
+    def host_name(self) -> str:
+        return host_name()
+
+    def executor_name(self) -> str:
+        return executor_name()
+
+    def unhurried_collector(self) -> AbstractContextManager[None]:
+        return unhurried_collector()
+
+
+SYSTEM: Final[System] = _Machine()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from recovery.drill.saving import Savepoints
 from recovery.drill.scenario import DrillJob
 from recovery.drill.told import REBALANCE, Told
 from statebackend.errors import DrillError
+from statebackend.system import SYSTEM, System
 
 __all__ = ["LiveStage", "Setup"]
 
@@ -38,6 +37,7 @@ class Setup:
         told: what every driver is told, but for its file of events.
         subtasks_max: what the parallelism may be raised to.
         limit_s: when the whole drill is given up.
+        system: what the drill itself stands on.
     """
 
     job: DrillJob
@@ -50,6 +50,7 @@ class Setup:
     subtasks_max: int
     limit_s: float
     say: Callable[[str], None]
+    system: System = SYSTEM
 
 
 class LiveStage:
@@ -57,8 +58,9 @@ class LiveStage:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._began_s = time.monotonic()
-        self._saying = threading.Lock()
+        self._system = setup.system
+        self._began_s = self._system.monotonic_s()
+        self._saying = self._system.threads.lock()
         self.drivers: list[Driver] = []
         self.warnings: list[str] = []
         self.struck: list[str] = []  # faults so far: what a driver's failure may come from
@@ -125,7 +127,7 @@ class LiveStage:
 
     def now_s(self) -> float:
         """Seconds since the drill began."""
-        return time.monotonic() - self._began_s
+        return self._system.monotonic_s() - self._began_s
 
     def say(self, text: str) -> None:
         """One line of progress."""
@@ -147,14 +149,14 @@ class LiveStage:
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Poll until it gives something true, and give that. Raises `DrillError`."""
-        return until(condition, what, timeout_s, tend=self.tend)
+        return until(condition, what, timeout_s, tend=self.tend, system=self._system)
 
     def pause(self, seconds: float) -> None:
         """Let time pass, and look after the drivers."""
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
             self.tend()
-            time.sleep(min(0.05, left_s))
+            self._system.sleep_s(min(0.05, left_s))
 
     # --- drivers -------------------------------------------------------------------------------
 

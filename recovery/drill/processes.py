@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from statebackend.errors import DrillError
+from statebackend.system import SYSTEM, System
 
 __all__ = [
     "DISK",
@@ -40,6 +40,7 @@ def until(
     timeout_s: float,
     *,
     tend: Callable[[], object] | None = None,
+    system: System = SYSTEM,
 ) -> Any:
     """Poll until `condition` gives something true, and give that.
 
@@ -50,19 +51,19 @@ def until(
     Raises:
         DrillError: the time ran out.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = system.monotonic_s() + timeout_s
     while True:
         found = condition()
         if found:
             return found
         if tend is not None:
             tend()
-        if time.monotonic() >= deadline_s:
+        if system.monotonic_s() >= deadline_s:
             raise DrillError(
                 f"Waited {timeout_s:g} s in vain for {what}.",
                 todo="Look at the logs in the drill's folder.",
             )
-        time.sleep(_POLL_S)
+        system.sleep_s(_POLL_S)
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -142,10 +143,10 @@ class LiveProcesses:
 
     def end(self, timeout_s: float = 20.0) -> None:
         """Kill all of them, frozen ones too, and those that they start meanwhile."""
-        deadline_s = time.monotonic() + timeout_s
-        while (left := self.all()) and time.monotonic() < deadline_s:
+        deadline_s = SYSTEM.monotonic_s() + timeout_s
+        while (left := self.all()) and SYSTEM.monotonic_s() < deadline_s:
             self.kill(left)
-            time.sleep(_POLL_S)
+            SYSTEM.sleep_s(_POLL_S)
 
     def _signal(self, pids: Sequence[int], how: int) -> None:
         for pid in pids:

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from recovery.drill.scenario import DrillJob, planned
 from recovery.drill.striking import START_S, Striker
 from recovery.drill.told import Told, address_of
 from statebackend.errors import SettingError
+from statebackend.system import SYSTEM, System
 
 __all__ = ["run_drill"]
 
@@ -146,10 +146,12 @@ class _Drill:
     root: Path
     failure: str = ""
     wrong_savepoints: list[str] = field(default_factory=list)
-    began_s: float = field(default_factory=time.monotonic)
-    started_at: str = field(
-        default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    )
+    system: System = SYSTEM
+
+    def __post_init__(self) -> None:
+        self.began_s = self.system.monotonic_s()
+        began = datetime.datetime.fromtimestamp(self.system.wall_ms() // 1000, datetime.UTC)
+        self.started_at = began.isoformat(timespec="seconds")
 
     def run(self) -> DrillReport:
         """Everything, in order; whatever was started has ended when it returns."""
@@ -209,6 +211,7 @@ class _Drill:
             + (order.duration_s or 0.0)
             + _END_S,
             say=order.say,
+            system=self.system,
         )
         return LiveStage(setup), cluster
 
@@ -319,7 +322,7 @@ class _Drill:
             store="s3" if order.s3 else "file",
             commit=order.commit,
             started_at=self.started_at,
-            duration_s=time.monotonic() - self.began_s,
+            duration_s=self.system.monotonic_s() - self.began_s,
             verdict=verdict,
             faults=struck,
             drivers=[driver.life for driver in stage.drivers],

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import queue
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from statebackend import system
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.base import Discovery, Source
 from statebackend.errors import OverdueError, StateBackendError
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Event, Future, Queue, Threads
 
 __all__ = ["Failure", "Found", "Looks", "Row", "Stopped", "awaited", "failure_of", "started"]
 
@@ -56,14 +54,16 @@ def failure_of(error: BaseException, what: str) -> StateBackendError:
     return known
 
 
-def started(name: str, work: Callable[[], T]) -> Future[T]:
+def started(name: str, work: Callable[[], T], threads: Threads) -> Future[T]:
     """Have it done in a thread of its own."""
-    future: Future[T] = Future()
-    threading.Thread(target=_do, args=(future, work), name=name, daemon=True).start()
+    future: Future[T] = threads.future()
+    threads.start(lambda: _do(future, work), name)
     return future
 
 
-def awaited(future: Future[T], what: str, timeout_s: float, over: threading.Event) -> T:
+def awaited(
+    future: Future[T], what: str, timeout_s: float, over: Event, system: System = SYSTEM
+) -> T:
     """What it came to. Raises what it raised.
 
     Raises:
@@ -73,7 +73,7 @@ def awaited(future: Future[T], what: str, timeout_s: float, over: threading.Even
     until_s = system.monotonic_s() + timeout_s
     while True:
         left_s = until_s - system.monotonic_s()
-        wait([future], min(max(left_s, 0.0), _LOOK_S))
+        system.threads.wait([future], min(max(left_s, 0.0), _LOOK_S))
         if future.done():
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
@@ -103,17 +103,17 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
 class Row:
     """Pieces of work, done one after the other in a thread of its own."""
 
-    def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[tuple[str, Future[Any], Callable[[], Any]] | None]
-        self._work = queue.SimpleQueue()
+    def __init__(self, name: str, system: System = SYSTEM) -> None:
+        self._system = system
+        self._work: Queue[tuple[str, Future[Any], Callable[[], Any]] | None]
+        self._work = system.threads.queue()
         self._doing: tuple[str, float] | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._go, name=name, daemon=True)
-        self._thread.start()
+        self._thread = system.threads.start(self._go, name)
 
     def put(self, what: str, work: Callable[[], T]) -> Future[T]:
         """Have it done when everything before it is. ``what``: for people."""
-        future: Future[T] = Future()
+        future: Future[T] = self._system.threads.future()
         self._work.put((what, future, work))
         return future
 
@@ -125,7 +125,7 @@ class Row:
         """
         if self._closed:
             raise Stopped()
-        self._doing = what, system.monotonic_s()
+        self._doing = what, self._system.monotonic_s()
 
     def overdue(self, timeout_s: float, now_s: float) -> OverdueError | None:
         """What is being done, if it takes longer than that."""
@@ -151,7 +151,7 @@ class Row:
     def _go(self) -> None:
         while (piece := self._work.get()) is not None and not self._closed:
             what, future, work = piece
-            self._doing = what, system.monotonic_s()
+            self._doing = what, self._system.monotonic_s()
             _do(future, work)
             self._doing = None
 
@@ -171,24 +171,25 @@ class Looks:
         every_s: float,
         warn_s: float,
         said: Callable[[Found | Failure], None],
+        system: System = SYSTEM,
     ) -> None:
+        self._system = system
         self._sources, self._said = sources, said
         self._every_s, self._warn_s = every_s, warn_s
         self._looked_s: dict[str, float] = {}
         self._looking: dict[str, float] = {}  # since when
         self._warned: set[str] = set()
 
-    def first(
-        self, vertex: str, assigner: SplitAssigner, timeout_s: float, over: threading.Event
-    ) -> None:
+    def first(self, vertex: str, assigner: SplitAssigner, timeout_s: float, over: Event) -> None:
         """Look before the run begins, and wait for it.
 
         Raises:
             OverdueError, Stopped: see `awaited`. Exception: what the source raised.
         """
         what = f"Looking for splits of source {vertex!r}"
-        assigner.add(awaited(self._begin(vertex, assigner), what, timeout_s, over))
-        self._looked_s[vertex] = system.monotonic_s()
+        found = self._begin(vertex, assigner)
+        assigner.add(awaited(found, what, timeout_s, over, self._system))
+        self._looked_s[vertex] = self._system.monotonic_s()
 
     def go_on(self, assigners: Mapping[str, SplitAssigner], now_s: float) -> None:
         """Look at those that are due; one at which somebody looks is not."""
@@ -211,7 +212,11 @@ class Looks:
 
     def _begin(self, vertex: str, assigner: SplitAssigner) -> Future[Discovery]:
         source, state = self._sources[vertex], assigner.discovery_state
-        return started(f"statebackend-look-{vertex}", lambda: source.discover(state))
+        return started(
+            f"statebackend-look-{vertex}",
+            lambda: source.discover(state),
+            self._system.threads,
+        )
 
     def _tell(self, vertex: str, found: Future[Discovery]) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -28,6 +27,8 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Queue
 
 __all__ = ["NAP_S", "Link", "Subtask", "stopped"]
 
@@ -62,15 +63,21 @@ class Subtask(ABC):
         place: which it is. output: connects it to where its rows go. link: to the driver.
     """
 
-    def __init__(self, place: Place, output: Callable[[], Output], link: Link) -> None:
-        self._place = place
+    def __init__(
+        self,
+        place: Place,
+        output: Callable[[], Output],
+        link: Link,
+        system: System = SYSTEM,
+    ) -> None:
+        self._place, self._system = place, system
         self.vertex, self.index = place.vertex, place.subtask
         self._overtaken: list[Overtaken] = []  # to be put back into the output
         self._connect, self._link = output, link
         self._output: Output | None = None
-        self.mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.mailbox: Queue[Command] = system.threads.queue()
         self._stopping = self._job_ended = False
-        self._stopped = threading.Event()
+        self._stopped = system.threads.event()
         self._last: int | None = None  # the attempt that is the job's last
         self._at_end = False
 

@@ -17,11 +17,10 @@ from recovery.savepoint_start import Standing, begin_job, has_begun_with, standi
 from recovery.savepoint_state import StateAt, last_epochs
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
-from statebackend import system
 from statebackend.continuous.driverlists import sink_states
 from statebackend.errors import CheckpointLocationError
 from statebackend.spark.job import Job
-from statebackend.spark.savepoints import open_at, open_saved
+from statebackend.spark.savepoints import open_saved
 
 __all__ = ["begin_with"]
 
@@ -44,7 +43,7 @@ def begin_with(source: str | Savepoint, job: Job, check: Callable[[list[Manifest
         FencedError: another driver has begun meanwhile.
     """
     uri, log = source if isinstance(source, str) else source.uri, job.log()
-    if has_begun_with(log, open_at(job, uri).uri):
+    if has_begun_with(log, job.open_at(uri).uri):
         return  # the savepoint may be gone since
     store, savepoint, saved = open_saved(source, job)
     if _is_of(savepoint, job, log):
@@ -62,7 +61,8 @@ def begin_with(source: str | Savepoint, job: Job, check: Callable[[list[Manifest
         log,
         after=begun.last,
         query_id=CONTINUOUS,
-        new_id=system.new_id,
+        new_id=job.system.new_id,
+        threads=job.system.threads,
     )
     _log.warning(
         "job %s begins with the savepoint %s of job %s, after epoch %d",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -12,9 +11,9 @@ import msgspec
 
 from snapshot.checkpoints import Subtask
 from snapshot.trigger import Kind
-from statebackend import system
 from statebackend.continuous.machine import Settled
 from statebackend.continuous.messages import Acked
+from statebackend.system import SYSTEM, System
 
 __all__ = ["CheckpointBook", "ContinuousCheckpoint"]
 
@@ -63,11 +62,11 @@ class CheckpointBook:
         newest: the newest that are over, the oldest first.
     """
 
-    def __init__(self, job: str) -> None:
-        self._job = job
+    def __init__(self, job: str, system: System = SYSTEM) -> None:
+        self._job, self._system = job, system
         self.epoch: int | None = None
         self.newest: deque[ContinuousCheckpoint] = deque(maxlen=_KEPT)
-        self._changed = threading.Condition()
+        self._changed = system.threads.condition()
         self._run: Asked | None = None
         self._complete = (0, -1)  # the newest complete one: its number, its epoch
         self._given_up = 0  # the newest that was
@@ -129,14 +128,14 @@ class CheckpointBook:
         Returns:
             the epoch of a complete one that began after the call; None: there was none in time.
         """
-        until_s = system.monotonic_s() + timeout_s
+        until_s = self._system.monotonic_s() + timeout_s
         told: tuple[Asked, int] | None = None
         with self._changed:
             asked = max(self._complete[0], self._given_up)
             if self._run is not None:
                 asked = max(asked, self._run.number)
             while self._complete[0] <= asked and not self._over:
-                left_s = until_s - system.monotonic_s()
+                left_s = until_s - self._system.monotonic_s()
                 if left_s <= 0:
                     return None
                 if self._run is not None and told != (self._run, max(asked, self._given_up)):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from statebackend.continuous.slot import Run, SlotTask
@@ -16,8 +17,16 @@ from statebackend.spark.services import driver_server
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.wire import Credentials, Server
 from statebackend.spark.workermemory import WorkerMemory, worker_memory
+from statebackend.threads import Thread
 
 __all__ = ["Cluster", "SparkCluster", "Stage"]
+
+
+def _in_a_thread_of_spark(go: Callable[[], None]) -> Thread:
+    """A job group is a thread's, with all that Spark keeps of it."""
+    thread: Thread = InheritableThread(target=go, name="statebackend-stage", daemon=True)
+    thread.start()  # type: ignore[attr-defined]
+    return thread
 
 
 @dataclass(frozen=True)
@@ -27,10 +36,12 @@ class Stage:
     Attributes:
         run: starts all of them, and returns when they have ended; raises if one of them failed.
         cancel: ends them, from another thread.
+        start: has something done in a thread, from which ``run`` may be called.
     """
 
     run: Callable[[], None]
     cancel: Callable[[], None]
+    start: Callable[[Callable[[], None]], Thread] = _in_a_thread_of_spark
 
 
 class Cluster(Protocol):

@@ -6,8 +6,6 @@ them waits in a row of commands for each, until they poll.
 
 from __future__ import annotations
 
-import queue
-import threading
 from typing import Any, Final
 
 from snapshot.messages import (
@@ -32,6 +30,7 @@ from statebackend.continuous.messages import (
 )
 from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.spark.session import RunSession
+from statebackend.threads import THREADS, Queue, Threads
 
 __all__ = ["Door"]
 
@@ -67,11 +66,13 @@ class Door:
         said: what slots say goes there: `Register`, `Poll` (they are there) and `Report`.
     """
 
-    def __init__(self, session: RunSession, slots: int, said: queue.SimpleQueue[Any]) -> None:
+    def __init__(
+        self, session: RunSession, slots: int, said: Queue[Any], threads: Threads = THREADS
+    ) -> None:
         self._session, self._said = session, said
         self._rows: list[list[Command]] = [[] for _ in range(slots)]
         self._first = [0] * slots  # the number of the first that is kept
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self._closed = self._job_ended = False
         self._taken = [_Taken() for _ in range(slots)]
         self.slots: dict[int, Register] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -21,7 +20,6 @@ from snapshot.messages import (
     BeginReply,
     BeginRequest,
 )
-from statebackend import system
 from statebackend.continuous.messages import Event, Failed, Report, encode
 from statebackend.errors import (
     CoordinatorUnreachableError,
@@ -30,6 +28,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.spark.wire import Call, Client, Endpoint
+from statebackend.system import SYSTEM, System
 
 __all__ = ["RETRY_S", "SLOT", "DriverLink"]
 
@@ -55,18 +54,26 @@ class DriverLink:
     """
 
     def __init__(
-        self, client: Client, endpoint: Endpoint, *, job: str, slot: int, silence_s: float
+        self,
+        client: Client,
+        endpoint: Endpoint,
+        *,
+        job: str,
+        slot: int,
+        silence_s: float,
+        system: System = SYSTEM,
     ) -> None:
+        self._system, threads = system, system.threads
         self._client, self._endpoint = client, endpoint
         self._job, self._slot, self._silence_s = job, slot, silence_s
         self.patient = _Patient(self, client)
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._reports = itertools.count()
         self._telling = False
-        self._told = threading.Event()  # the first failure was reported, or could not be
+        self._told = threads.event()  # the first failure was reported, or could not be
         self.failure: BaseException | None = None
-        self.broke = threading.Event()
-        self.over = threading.Event()
+        self.broke = threads.event()
+        self.over = threads.event()
 
     def call(self, kind: str, message: Any, timeout_s: float) -> bytes:
         """Ask once."""
@@ -89,9 +96,9 @@ class DriverLink:
         Raises:
             CoordinatorUnreachableError: it was not in time. StateBackendError: as it answered.
         """
-        until_s = system.monotonic_s() + timeout_s
+        until_s = self._system.monotonic_s() + timeout_s
         while True:
-            left_s = until_s - system.monotonic_s()
+            left_s = until_s - self._system.monotonic_s()
             try:
                 return call(max(left_s, RETRY_S))
             except CoordinatorUnreachableError:

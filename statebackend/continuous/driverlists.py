@@ -37,6 +37,7 @@ from statebackend.ops.declared import StateDeclaration
 from statebackend.schema.ddl import parse_ddl
 from statebackend.spark.session import RunSession
 from statebackend.spark.wire import Endpoint
+from statebackend.system import SYSTEM, System
 
 __all__ = ["DriverLists", "sink_states", "source_states"]
 
@@ -113,13 +114,20 @@ class DriverLists:
         store: ObjectStore,
         background: Background,
         begin_timeout_s: float,
+        system: System = SYSTEM,
     ) -> None:
         member = Membership(_Direct(session), endpoint, query_id)
 
         def state(uid: str, declared: Mapping[str, StateDeclaration]) -> PlainState:
             spec = _Spec(job, local_name, uid, begin_timeout_s)
             return PlainState(
-                spec, 0, member, declared=declared, store=store, background=background
+                spec,
+                0,
+                member,
+                declared=declared,
+                store=store,
+                background=background,
+                system=system,
             )
 
         self._graph = graph

@@ -12,7 +12,6 @@ run at the same epoch, which had been cut off there.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from blake3 import blake3
 
 from snapshot.messages import AckReply, AckRequest
 from statebackend.errors import ProtocolError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["HeldAcks"]
 
@@ -38,10 +38,12 @@ class HeldAcks:
         parallelism: of every vertex, by uid.
     """
 
-    def __init__(self, session: Commits, parallelism: Mapping[str, int]) -> None:
+    def __init__(
+        self, session: Commits, parallelism: Mapping[str, int], threads: Threads = THREADS
+    ) -> None:
         self._session = session
         self._parallelism = dict(parallelism)
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._held: dict[int, dict[tuple[str, int], AckRequest]] = {}
 
     def take(self, ack: AckRequest) -> bool:

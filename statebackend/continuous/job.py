@@ -11,16 +11,12 @@ from __future__ import annotations
 import functools
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark import InheritableThread
-
 from snapshot.checkpoints import Subtask
 from snapshot.trigger import Kind
-from statebackend import system
 from statebackend.continuous.apart import (
     Failure,
     Found,
@@ -63,6 +59,8 @@ from statebackend.continuous.sinks.base import Committer, run_name
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.takeover import Taken
 from statebackend.errors import PeerLostError, SparkLostError, StateBackendError
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Queue, Thread
 
 __all__ = ["JobRun", "StageEnded"]
 
@@ -103,21 +101,23 @@ class JobRun:
         *,
         before: int,
         on_settled: Callable[[Settled, Mapping[Subtask, Acked]], None],
+        system: System = SYSTEM,
     ) -> None:
+        self._system, threads = system, system.threads
         self._graph, self._options, self._taken, self._lists = graph, options, taken, lists
         self._on_settled = on_settled
-        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.door = Door(taken.session, graph.parallelism, self._said)
+        self._said: Queue[Any] = threads.queue()
+        self.door = Door(taken.session, graph.parallelism, self._said, threads)
         parallelism = dict.fromkeys(graph.keyed, graph.parallelism)
         parallelism |= dict.fromkeys([*graph.sources, *graph.sinks], 1)
-        self._held = HeldAcks(taken.session, parallelism)
+        self._held = HeldAcks(taken.session, parallelism, threads)
         self._committers: dict[str, Committer] = {}
         self._before = before
         self._machine: RunMachine | None = None
-        self._row = Row("statebackend-checkpoints")
+        self._row = Row("statebackend-checkpoints", system)
         self._work_s = _WORK_S
-        self._over = threading.Event()
-        self._stage: InheritableThread | None = None
+        self._over = threads.event()
+        self._stage: Thread | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._assigners: dict[str, SplitAssigner] = {}
         self._looks = Looks(
@@ -125,6 +125,7 @@ class JobRun:
             every_s=options.discover_every_s,
             warn_s=options.timeout_s,
             said=self._said.put,
+            system=system,
         )
         self._parts: Mapping[Subtask, Acked] = {}
         self._error: StateBackendError | None = None
@@ -169,13 +170,14 @@ class JobRun:
         taken, timeout_s = self._taken, self._options.timeout_s
         what = "Restoring the lists of sources and sinks"
         lists = self._row.put(what, lambda: self._lists.open(taken.epoch + 1, taken.stamp_ms))
-        awaited(lists, what, timeout_s, self._over)
+        awaited(lists, what, timeout_s, self._over, self._system)
         in_flight = self._lists.in_flight()
         prepared = self._lists.committables()
         for uid in self._graph.sinks:
             what = f"The commit of what sink {uid!r} had prepared"
             work = functools.partial(self._commit_again, job, uid, prepared[uid])
-            awaited(self._row.put(what, work), what, timeout_s, self._over)
+            done = self._row.put(what, work)
+            awaited(done, what, timeout_s, self._over, self._system)
         assigners = self._lists.assigners()
         for uid, assigner in assigners.items():
             if not assigner.done:
@@ -188,7 +190,7 @@ class JobRun:
             epoch=taken.epoch,
             before=self._before,
             stamp_ms=taken.stamp_ms,
-            now_s=system.monotonic_s(),
+            now_s=self._system.monotonic_s(),
             watermarks_ms=taken.watermarks_ms,
             in_flight=in_flight,
         )
@@ -212,9 +214,7 @@ class JobRun:
             self._said.put(StageEnded(error))
 
         self._cancel = stage.cancel
-        # A job group is a thread's, with all that Spark keeps of it.
-        self._stage = InheritableThread(target=go, name="statebackend-stage", daemon=True)
-        self._stage.start()
+        self._stage = stage.start(go)
 
     def loop(self) -> None:
         """To the end of the run.
@@ -225,8 +225,8 @@ class JobRun:
         assert self._machine is not None
         while not self._ended and self._error is None and not self._stopping:
             self._take_in()
-            now_s = system.monotonic_s()
-            self._do(self._machine.tick(now_s, system.wall_ms()))
+            now_s = self._system.monotonic_s()
+            self._do(self._machine.tick(now_s, self._system.wall_ms()))
             late = self._row.overdue(self._options.timeout_s, now_s)
             if late is not None:
                 self._work_s = 0.0  # it has had its time
@@ -246,8 +246,8 @@ class JobRun:
         Raises:
             StateBackendError: what did not close. All output is committed nevertheless.
         """
-        until_s = system.monotonic_s() + self._options.timeout_s
-        while not self._stopping and (left_s := until_s - system.monotonic_s()) > 0:
+        until_s = self._system.monotonic_s() + self._options.timeout_s
+        while not self._stopping and (left_s := until_s - self._system.monotonic_s()) > 0:
             try:
                 said = self._said.get(timeout=min(left_s, self._options.silence_s))
             except queue.Empty:
@@ -280,7 +280,7 @@ class JobRun:
                 return  # what comes from here on is for `closed`
 
     def _heard(self, said: Any) -> list[Out]:
-        machine, now_s = self._machine, system.monotonic_s()
+        machine, now_s = self._machine, self._system.monotonic_s()
         assert machine is not None
         match said:
             case Poll(slot=slot):
@@ -293,7 +293,7 @@ class JobRun:
             case _Written(checkpoint=checkpoint):
                 return machine.written(checkpoint, now_s)
             case Publish():
-                out = machine.published(said, now_s, system.wall_ms())
+                out = machine.published(said, now_s, self._system.wall_ms())
                 self._parts = said.parts
                 if not said.is_last:
                     self._lists.confirmed(said.checkpoint, machine.stamp_ms)

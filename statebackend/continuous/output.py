@@ -12,7 +12,7 @@ from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.inflight import Lane
 from statebackend.continuous.sinks.base import Prepared, SinkWriter
 from statebackend.errors import StateBackendError
-from statebackend.system import monotonic_s
+from statebackend.system import SYSTEM, System
 
 __all__ = ["Output", "Route"]
 
@@ -49,7 +49,13 @@ class Output:
         writers: of its sinks, by uid.
     """
 
-    def __init__(self, routes: Sequence[Route], writers: Mapping[str, SinkWriter]) -> None:
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        writers: Mapping[str, SinkWriter],
+        system: System = SYSTEM,
+    ) -> None:
+        self._system = system
         self._routes, self._writers = tuple(routes), dict(writers)
         self._outboxes = tuple(route.outbox for route in routes)
         self._prepared = {uid: Prepared() for uid in writers}
@@ -114,8 +120,8 @@ class Output:
         stuck = [outbox for outbox in self._outboxes if not outbox.ready()]
         if not stuck or not timeout_s:
             return not stuck
-        until_s = monotonic_s() + timeout_s
-        return all(outbox.ready(max(0.0, until_s - monotonic_s())) for outbox in stuck)
+        until_s = self._system.monotonic_s() + timeout_s
+        return all(outbox.ready(max(0.0, until_s - self._system.monotonic_s())) for outbox in stuck)
 
     def try_flush(self) -> bool:
         """Send what lies here as far as there is room, all of it; whether nothing is left.

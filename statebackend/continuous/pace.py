@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
-from statebackend import system
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Event
 
 __all__ = ["Pace"]
 
@@ -25,8 +25,9 @@ class Pace:
         hurry: set when somebody waits.
     """
 
-    def __init__(self, hurry: threading.Event | None = None) -> None:
-        self._hurry = hurry or threading.Event()
+    def __init__(self, system: System = SYSTEM, hurry: Event | None = None) -> None:
+        self._system = system
+        self._hurry = hurry or system.threads.event()
         self._left_s = _RESTS_S
 
     def hurry(self) -> None:
@@ -36,8 +37,8 @@ class Pace:
     def of(self, pieces: Iterable[T]) -> Iterator[T]:
         """The same pieces; a piece is done when the next one is asked for."""
         for piece in pieces:
-            began_s = system.monotonic_s()
+            began_s = self._system.monotonic_s()
             yield piece
-            rest_s = min(self._left_s, _RESTS * (system.monotonic_s() - began_s))
+            rest_s = min(self._left_s, _RESTS * (self._system.monotonic_s() - began_s))
             if rest_s > 0 and not self._hurry.wait(rest_s):
                 self._left_s -= rest_s

@@ -10,7 +10,6 @@ from blake3 import blake3
 from snapshot.delta import chain, encode_delta
 from snapshot.messages import BeginReply, LocalCopy, SlicePart
 from snapshot.storage.base import ObjectStore
-from statebackend import system
 from statebackend.continuous.vertexstate import (
     Background,
     Frozen,
@@ -24,6 +23,7 @@ from statebackend.errors import ProtocolError
 from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.table import MemoryBase, StateTable
+from statebackend.system import SYSTEM, System
 
 __all__ = ["PlainState"]
 
@@ -53,8 +53,9 @@ class PlainState(VertexState):
         store: ObjectStore,
         background: Background,
         versions: Mapping[str, Sequence[str]] | None = None,
+        system: System = SYSTEM,
     ) -> None:
-        super().__init__(spec, subtask, member, store=store, background=background)
+        super().__init__(spec, subtask, member, store=store, background=background, system=system)
         self._declared, self._versions = declared, versions
         self.lists: Mapping[str, Any] = {}
         self._figures: Callable[[], dict[str, int]] = dict
@@ -93,10 +94,10 @@ class PlainState(VertexState):
         Args:
             figures: counts that go with the ack.
         """
-        started_s = system.monotonic_s()
+        started_s = self._system.monotonic_s()
         self._freezing(attempt)
         stored = self._held.frozen()
-        sync_ms = round((system.monotonic_s() - started_s) * 1000, 3)
+        sync_ms = round((self._system.monotonic_s() - started_s) * 1000, 3)
         return Frozen(attempt, stored, figures=dict(figures or {}), sync_ms=sync_ms)
 
     def _following(
@@ -110,7 +111,7 @@ class PlainState(VertexState):
             copy = LocalCopy(job_id=last.job_id, epoch=epoch - 1, chain=chain)
             return self._begin_next(copy, chain)
 
-        return Once(begin), Once.of(None)
+        return Once(begin, self._system.threads), Once.of(None)
 
     def _make(self, frozen: Frozen, reply: BeginReply, epoch: int) -> Made:
         delta = SlicePart(digest=_NOTHING.hex(), size_bytes=0, rows=0)

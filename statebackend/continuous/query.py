@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
-import secrets
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,7 +13,6 @@ from recovery.savepoint import Savepoint
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
 from snapshot.tenure import Tenure
-from statebackend import system
 from statebackend.continuous.apart import Stopped, failure_of
 from statebackend.continuous.beginning import begin_with
 from statebackend.continuous.checkpointbook import CheckpointBook, ContinuousCheckpoint
@@ -51,6 +46,7 @@ from statebackend.spark.session import RunSession
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.specs import Operator
 from statebackend.spark.taskspec import TaskSpec, task_spec
+from statebackend.threads import Thread
 
 __all__ = ["ContinuousCheckpoint", "ContinuousQuery", "start"]
 
@@ -86,22 +82,21 @@ class ContinuousQuery:
         self._backend = flow.backend
         self._processors: dict[str, ShippedProcessor] = {}
         self._specs: dict[str, TaskSpec] = {}
-        self._book = ProgressBook(self._backend.job)
+        self._system = system = self._backend._job.system
+        self._book = ProgressBook(self._backend.job, system.threads)
         self._run: JobRun | None = None
         self._tenure: Tenure | None = None
         self._names: set[str] = set()  # of all its runs
         self._session: RunSession | None = None  # of the run that runs
         self._restores: list[RestoreReport] = []  # of those before
-        self._checkpoints = CheckpointBook(self._backend.job)
+        self._checkpoints = CheckpointBook(self._backend.job, system)
         self._savings = Savings(self._backend._job, self._checkpoints)
-        self._done = threading.Event()
-        self._stop = threading.Event()
+        self._done = system.threads.event()
+        self._stop = system.threads.event()
         self._error: StateBackendError | None = None
         self._begun = False  # a run had everything that it begins with
         self._restarts = 0
-        self._thread = threading.Thread(
-            target=self._go, name=f"statebackend-{self._backend.job}", daemon=True
-        )
+        self._thread: Thread | None = None  # once it is begun
 
     # --- for users -----------------------------------------------------------------------------
 
@@ -239,7 +234,7 @@ class ContinuousQuery:
                 stays_open=True,
                 memory=cluster.memory,
             )
-        self._thread.start()
+        self._thread = self._system.threads.start(self._go, f"statebackend-{self._backend.job}")
 
     def forget(self) -> None:
         """It is not what runs the job (any more)."""
@@ -268,7 +263,9 @@ class ContinuousQuery:
                     if is_final(caught, has_run=has_run) or (mistake and not self._begun):
                         self._error = known
                         return
-                    restarts, delay_s = restarts.failed(system.monotonic_s(), random.random())
+                    restarts, delay_s = restarts.failed(
+                        self._system.monotonic_s(), self._system.draw()
+                    )
                     if delay_s is None or self._stop.is_set():
                         self._error = None if self._stop.is_set() else known
                         return
@@ -296,7 +293,7 @@ class ContinuousQuery:
 
     def _run_once(self, before: int) -> int:
         backend, job = self._backend, self._backend._job
-        name, token = self._named(), secrets.token_urlsafe(24)
+        name, token = self._named(), self._system.new_secret()
         try:
             taken = take_over(
                 job,
@@ -310,7 +307,7 @@ class ContinuousQuery:
             raise _Final(error) from error
         self._tenure, self._session = taken.tenure, taken.session
         server = self._cluster.server()
-        background = ThreadPoolExecutor(4, "statebackend-lists")
+        background = self._system.threads.pool(4, "statebackend-lists")
         endpoint = server.add(name, token, taken.session)  # replaced by the door's, below
         try:
             lists = DriverLists(
@@ -323,6 +320,7 @@ class ContinuousQuery:
                 store=job.store,
                 background=background,
                 begin_timeout_s=backend._settings.start_timeout_s + 30.0,
+                system=self._system,
             )
             run = JobRun(
                 self._graph,
@@ -331,6 +329,7 @@ class ContinuousQuery:
                 lists,
                 before=before,
                 on_settled=self._savings.settled,
+                system=self._system,
             )
             server.add(name, token, run.door)
             self._run = run
@@ -358,7 +357,7 @@ class ContinuousQuery:
         log, last = self._backend._job.log(), self._tenure
         if last is not None and (fenced := taken_from(log, last, self._names)):
             raise fenced
-        name = system.new_id()
+        name = self._system.new_id()
         self._names.add(name)  # before its claim: one that fails may have landed
         return name
 

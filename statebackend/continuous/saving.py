@@ -8,7 +8,6 @@ cleaned until it is copied, also not by the next run of the job, where this one 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -66,7 +65,7 @@ class Savings:
 
     def __init__(self, job: Job, book: CheckpointBook) -> None:
         self._job, self._book = job, book
-        self._changed = threading.Condition()
+        self._changed = job.system.threads.condition()
         self._run: Asked | None = None
         self._taken: Taken | None = None
         self._wanted: list[_Wanted] = []

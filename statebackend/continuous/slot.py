@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ from pyspark import BarrierTaskContext, Broadcast
 
 from recovery.local import copies_seen
 from recovery.workspace import Workspace
-from statebackend import system
 from statebackend.continuous.basetask import Subtask
 from statebackend.continuous.driverlink import RETRY_S, SLOT, DriverLink
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
@@ -60,6 +57,8 @@ from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.tls import Tls, self_signed
 from statebackend.spark.wire import Credentials, Endpoint, client_for
+from statebackend.system import SYSTEM, System, expanded, keep_loaded, quick_turns
+from statebackend.threads import Thread
 
 __all__ = ["Run", "Slot", "SlotTask"]
 
@@ -100,9 +99,9 @@ class SlotTask:
         context = BarrierTaskContext.get()
         slot = context.partitionId()
         host = context.getTaskInfos()[slot].address.rsplit(":", 1)[0]
-        system.keep_loaded("slot")
+        keep_loaded("slot")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(system.quick_turns())
+            stack.enter_context(quick_turns())
             if any(spec.quick_frames for spec in self.run.specs.values()):
                 from statebackend.ops.quickframes import quick_frames  # imports pandas
 
@@ -113,7 +112,7 @@ class SlotTask:
 
 def _seen(spec: TaskSpec) -> list[Copy]:
     """The copies of an operator's state on this host."""
-    folder = system.expanded(spec.local_dir)
+    folder = expanded(spec.local_dir)
     found = copies_seen(folder, job=spec.local_name, operator=spec.uid)
     return [
         Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
@@ -130,8 +129,16 @@ class Slot:
         host: the address that other slots reach this one by.
     """
 
-    def __init__(self, run: Run, slot: int, credentials: Credentials, *, host: str) -> None:
-        self._run, self._slot = run, slot
+    def __init__(
+        self,
+        run: Run,
+        slot: int,
+        credentials: Credentials,
+        *,
+        host: str,
+        system: System = SYSTEM,
+    ) -> None:
+        self._run, self._slot, self._system = run, slot, system
         graph = run.graph
         self._endpoint = Endpoint.of(run.location, run.session, credentials)
         self._client = client_for(self._endpoint)
@@ -141,6 +148,7 @@ class Slot:
             job=run.job,
             slot=slot,
             silence_s=run.options.silence_s,
+            system=system,
         )
         with self._told():
             self._listen(credentials, host)
@@ -148,12 +156,12 @@ class Slot:
         self._index = -1  # of its subtasks; the driver says it
         self._host = host
         self._subtasks: dict[str, Subtask] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         count = max(1, len(graph.keyed))
         # One that waits for its turn keeps its thread.
         waiting = count * run.options.max_concurrent
-        self._persisting = ThreadPoolExecutor(waiting, "statebackend-persist")
-        self._background = ThreadPoolExecutor(2 * count, "statebackend-background")
+        self._persisting = system.threads.pool(waiting, "statebackend-persist")
+        self._background = system.threads.pool(2 * count, "statebackend-background")
         self._job_ended = False
 
     def _listen(self, credentials: Credentials, host: str) -> None:
@@ -218,25 +226,25 @@ class Slot:
                 location=self._server.location,
                 certificate=self._tls.certificate if self._tls is not None else b"",
             ),
-            host=system.host_name(),
-            executor=system.executor_name(),
+            host=self._system.host_name(),
+            executor=self._system.executor_name(),
             pid=os.getpid(),
             copies=[copy for spec in self._run.specs.values() for copy in _seen(spec)],
         )
 
     def _obey(self) -> None:
         """Poll and do, until the run is over or something failed."""
-        first, heard_s = 0, system.monotonic_s()
+        first, heard_s = 0, self._system.monotonic_s()
         while not self._link.broke.is_set():
             poll = Poll(slot=self._slot, first=first, wait_s=_POLL_S)
             try:
                 answer = self._link.call("poll", poll, _POLL_S + self._link.try_s)
             except CoordinatorUnreachableError:
-                if system.monotonic_s() - heard_s > self._run.options.silence_s:
+                if self._system.monotonic_s() - heard_s > self._run.options.silence_s:
                     raise
-                system.sleep_s(RETRY_S)
+                self._system.sleep_s(RETRY_S)
                 continue
-            heard_s = system.monotonic_s()
+            heard_s = self._system.monotonic_s()
             found = decode(answer, Commands)
             for number, command in enumerate(found.commands, found.first):
                 if number < first:
@@ -259,9 +267,9 @@ class Slot:
             self._link.over.set()
         for subtask in self._subtasks.values():
             subtask.stop(job_ended=ended)
-        until_s = system.monotonic_s() + (self._run.options.timeout_s if ended else _END_S)
+        until_s = self._system.monotonic_s() + (self._run.options.timeout_s if ended else _END_S)
         for thread in self._threads:
-            while thread.is_alive() and (left_s := until_s - system.monotonic_s()) > 0:
+            while thread.is_alive() and (left_s := until_s - self._system.monotonic_s()) > 0:
                 thread.join(min(left_s, _POLL_S))
                 if ended and thread.is_alive():
                     self._still_here()
@@ -293,14 +301,12 @@ class Slot:
                 source=vertex.source,
                 batch_rows=run.options.batch_rows,
                 in_flight=deploy.in_flight.get(uid, ()),
+                system=self._system,
             )
         for uid in run.graph.keyed:
             self._subtasks[uid] = self._keyed(uid, deploy)
         for uid, subtask in self._subtasks.items():
-            thread = threading.Thread(target=subtask.run, name=f"{uid}/{index}", daemon=True)
-            self._threads.append(thread)
-        for thread in self._threads:
-            thread.start()
+            self._threads.append(self._system.threads.start(subtask.run, f"{uid}/{index}"))
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
         run, spec = self._run, self._run.specs[uid]
@@ -310,9 +316,10 @@ class Slot:
             self._index,
             member,
             store=durable_store(spec.uri, spec.store_options),
-            work=Workspace.of_process(system.expanded(spec.local_dir), system.new_id),
+            work=Workspace.of_process(expanded(spec.local_dir), self._system.new_id),
             background=self._background,
             watermark_ms=deploy.watermarks_ms.get(uid, 0),
+            system=self._system,
         )
         return KeyedSubtask(
             self._place(uid),
@@ -328,6 +335,7 @@ class Slot:
             epoch=deploy.epoch,
             stamp_ms=deploy.stamp_ms,
             persisting=self._persisting,
+            system=self._system,
         )
 
     def _place(self, uid: str) -> Place:
@@ -358,7 +366,7 @@ class Slot:
             )
             for sink in run.graph.sinks_of(uid)
         }
-        return Output(routes, writers)
+        return Output(routes, writers, self._system)
 
     def _partitioner(self, edge: Edge) -> Partitioner:
         graph = self._run.graph

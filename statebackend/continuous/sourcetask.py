@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from snapshot.barrier import Barrier, Idle, Watermark
 from snapshot.watermarks import START_MS
-from statebackend import system
 from statebackend.continuous.basetask import NAP_S, Link, Subtask
 from statebackend.continuous.graph import reads_together
 from statebackend.continuous.inflight import FLIGHT_BYTES, Flight, Place, decode, watermark
@@ -34,6 +33,7 @@ from statebackend.continuous.messages import (
 )
 from statebackend.continuous.output import Output
 from statebackend.continuous.sources.base import Assignment, Source, SplitReader
+from statebackend.system import SYSTEM, System
 
 __all__ = ["SourceSubtask", "SourceTimes"]
 
@@ -146,8 +146,9 @@ class SourceSubtask(Subtask):
         source: Source,
         batch_rows: int,
         in_flight: Iterable[bytes] = (),
+        system: System = SYSTEM,
     ) -> None:
-        super().__init__(place, output, link)
+        super().__init__(place, output, link, system)
         self._in_flight = list(in_flight)
         self._source, self._batch_rows = source, batch_rows
         self._together = reads_together(source)
@@ -190,7 +191,7 @@ class SourceSubtask(Subtask):
 
     def _step(self) -> None:
         self._mail()
-        now_s = system.monotonic_s()
+        now_s = self._system.monotonic_s()
         self.output.flush_if_due(now_s)
         self._snapshot_if_due()
         if self._at_end or self._halted >= 0:
@@ -253,7 +254,7 @@ class SourceSubtask(Subtask):
     def _told(self, command: Command) -> None:
         match command:
             case Trigger(barrier=barrier):
-                self._due.append((barrier, system.monotonic_s()))
+                self._due.append((barrier, self._system.monotonic_s()))
                 self._snapshot_if_due()
             case Aborted(checkpoint=number):
                 self._due = deque(one for one in self._due if one[0].checkpoint != number)
@@ -267,7 +268,7 @@ class SourceSubtask(Subtask):
                 pass
 
     def _granted(self, grant: Grant) -> None:
-        now_s = system.monotonic_s()
+        now_s = self._system.monotonic_s()
         if grant.assignment is not None and grant.number > self._got:
             # It may come later than the answer that there is none now, and behind the next request.
             self._got = grant.number
@@ -295,7 +296,7 @@ class SourceSubtask(Subtask):
 
     def _snapshot(self, barrier: Barrier, since_s: float) -> bool:
         """Take it, and send the barrier on; False: it still waits for room."""
-        waited_s = system.monotonic_s() - since_s
+        waited_s = self._system.monotonic_s() - since_s
         overtakes = barrier.kind == "checkpoint" and barrier.alignment_timeout_ms is not None
         unaligned = overtakes and not self._at_end and not self.output.try_flush()
         if unaligned:
@@ -303,7 +304,7 @@ class SourceSubtask(Subtask):
             too_soon = waited_s * 1000 < barrier.alignment_timeout_ms
             if too_soon or self.output.pending_bytes > FLIGHT_BYTES:
                 return False  # nothing is read meanwhile
-        started_s = system.monotonic_s()
+        started_s = self._system.monotonic_s()
         positions = [one.position() for one in self._open_splits]
         prepared = self.output.prepare(barrier.checkpoint)
         flight = Flight()
@@ -318,8 +319,8 @@ class SourceSubtask(Subtask):
         in_flight = flight.elements(self._place)
         if overtakes and self._timed and not self._at_end and not self._said_idle:
             in_flight.append(watermark(self._place, self._said_ms))
-        delay_ms = max(0, system.wall_ms() - barrier.stamp_ms - round(waited_s * 1000))
-        sync_ms = round((system.monotonic_s() - started_s) * 1000, 3)
+        delay_ms = max(0, self._system.wall_ms() - barrier.stamp_ms - round(waited_s * 1000))
+        sync_ms = round((self._system.monotonic_s() - started_s) * 1000, 3)
         self._acked(
             barrier.checkpoint,
             positions=positions,

@@ -31,7 +31,6 @@ from snapshot.actions import (
 from snapshot.alignment import Alignment, Mode
 from snapshot.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
 from snapshot.watermarks import END_MS, START_MS, Watermarks
-from statebackend import system
 from statebackend.continuous.basetask import NAP_S, Link, Subtask, stopped
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.gathering import Gathering
@@ -50,6 +49,7 @@ from statebackend.continuous.output import Output
 from statebackend.continuous.subtaskstate import KeyedFrozen, SubtaskState
 from statebackend.continuous.vertexstate import Background
 from statebackend.errors import StateBackendError, StorageError
+from statebackend.system import SYSTEM, System
 
 __all__ = ["KeyedSubtask"]
 
@@ -101,8 +101,9 @@ class KeyedSubtask(Subtask):
         epoch: int,
         stamp_ms: int,
         persisting: Background,
+        system: System = SYSTEM,
     ) -> None:
-        super().__init__(place, output, link)
+        super().__init__(place, output, link, system)
         self._state, self._processor = state, processor
         self._inbox = inbox
         self._inputs = tuple(inputs)
@@ -171,7 +172,7 @@ class KeyedSubtask(Subtask):
         self._state.check()
         self._state.tidy()
         output = self.output
-        now_s = system.monotonic_s()
+        now_s = self._system.monotonic_s()
         output.flush_if_due(now_s)
         if self._at_end:  # timers of processing time that are left stay in the state
             if output.ready(NAP_S):
@@ -180,7 +181,7 @@ class KeyedSubtask(Subtask):
         self._do(self._alignment.tick(self._now_s()))
         wait_s = self._wait_s(now_s)
         if self._by_clock and output.ready():
-            self._state.times.processing_time_ms = system.wall_ms()
+            self._state.times.processing_time_ms = self._system.wall_ms()
             self._emit(self._operator.fire())
         if not output.ready(wait_s):
             self._inbox.announce()
@@ -213,16 +214,16 @@ class KeyedSubtask(Subtask):
             self._current = batch
             self._do(self._alignment.data(one, batch.nbytes, self._now_s()))
         self._current = None
-        self._state.times.processing_time_ms = system.wall_ms()
+        self._state.times.processing_time_ms = self._system.wall_ms()
         if not edge.key_positions:
             self._operator.broadcast(rows)
         else:
-            began_s = system.monotonic_s()
+            began_s = self._system.monotonic_s()
             if len(taken) > 1:
                 rows = pa.concat_batches([batch for _, batch in taken])
             shown = rows if edge.side is None else edge.side.shown(rows)
             self._emit(self._operator.process(shown))
-            self._gathering.took(rows.nbytes, system.monotonic_s() - began_s)
+            self._gathering.took(rows.nbytes, self._system.monotonic_s() - began_s)
         if self._by_clock:
             self._emit(self._operator.fire())
 
@@ -259,7 +260,7 @@ class KeyedSubtask(Subtask):
             self.output.emit(batch)
 
     def _now_s(self) -> float:
-        return system.wall_ms() / 1000
+        return self._system.wall_ms() / 1000
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -336,8 +337,8 @@ class KeyedSubtask(Subtask):
             part.flight.add(lane, rows)
 
     def _snapshot(self, taken: Snapshot) -> None:
-        started_s = system.monotonic_s()
-        self._state.times.processing_time_ms = system.wall_ms()
+        started_s = self._system.monotonic_s()
+        self._state.times.processing_time_ms = self._system.wall_ms()
         self._operator.clean()
         barrier = taken.barrier
         part = _Part(
@@ -345,7 +346,7 @@ class KeyedSubtask(Subtask):
             barrier.alignment_timeout_ms is not None and barrier.kind == "checkpoint",
             taken.unaligned,
             {"prepared": self.output.prepare(taken.checkpoint)},
-            round((system.monotonic_s() - started_s) * 1000, 3),
+            round((self._system.monotonic_s() - started_s) * 1000, 3),
         )
         if taken.unaligned:
             self._capturing[taken.checkpoint] = part

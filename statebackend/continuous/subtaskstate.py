@@ -24,7 +24,6 @@ from snapshot.messages import BeginReply, SlicePart
 from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
 from snapshot.watermarks import END_MS
-from statebackend import system
 from statebackend.continuous.inflight import Overtaken, decode, taken_out
 from statebackend.continuous.pace import Pace
 from statebackend.continuous.vertexstate import (
@@ -46,6 +45,7 @@ from statebackend.state.blocks import SortedRows
 from statebackend.state.overlay import FrozenOverlay, Overlay, joined
 from statebackend.state.spill import OverlaySpill, Run
 from statebackend.state.table import StateTable
+from statebackend.system import SYSTEM, System
 
 __all__ = ["KeyedFrozen", "SubtaskState"]
 
@@ -97,8 +97,9 @@ class SubtaskState(VertexState):
         work: Workspace,
         background: Background,
         watermark_ms: int | None = None,
+        system: System = SYSTEM,
     ) -> None:
-        super().__init__(spec, subtask, member, store=store, background=background)
+        super().__init__(spec, subtask, member, store=store, background=background, system=system)
         self._watermark_ms = watermark_ms
         self._spec, self._durable, self._work = spec, store, work
         self._spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
@@ -112,7 +113,7 @@ class SubtaskState(VertexState):
         self._confirmed_attempt = -1  # the newest
         self._stored: deque[int] = deque()  # attempts whose rows are in the store by now
         self._applied: Once[None] = Once.of(None)
-        self._pace = Pace()  # of that
+        self._pace = Pace(system)  # of that
 
     # --- the subtask's own thread --------------------------------------------------------------
 
@@ -133,9 +134,10 @@ class SubtaskState(VertexState):
             site_of(spec, self._subtask),
             ask=self._ask,
             store=self._store,
-            now_s=system.monotonic_s,
+            now_s=self._system.monotonic_s,
             lease_timeout_s=spec.lease_timeout_s,
             settings=spec.rocks,
+            threads=self._system.threads,
         ).open()
         reply, self._report = opened.reply, opened.report
         try:
@@ -190,7 +192,7 @@ class SubtaskState(VertexState):
         Raises:
             StateBackendError: what failed in the background.
         """
-        started_s = system.monotonic_s()
+        started_s = self._system.monotonic_s()
         self._freezing(attempt)
         self.tidy()
         operator = self.operator
@@ -209,7 +211,7 @@ class SubtaskState(VertexState):
             next_timer_ms=operator.next_timer_ms,
             watermark_ms=at_ms if timed else None,
             figures=figures,
-            sync_ms=round((system.monotonic_s() - started_s) * 1000, 3),
+            sync_ms=round((self._system.monotonic_s() - started_s) * 1000, 3),
             layers=tuple(self._layers),
         )
 
@@ -294,7 +296,7 @@ class SubtaskState(VertexState):
         digest = delta.digest.hex()
         if not self._wanted(frozen.attempt):
             return None
-        name = data_name(reply.generation, epoch, system.new_id())
+        name = data_name(reply.generation, epoch, self._system.new_id())
         part = durable_slice(self._store, delta, reply.inline_budget_bytes, name)
         budget_bytes = reply.inline_budget_bytes - len(part.data)
         parts = self._state_parts(frozen, reply, budget_bytes)
@@ -346,7 +348,7 @@ class SubtaskState(VertexState):
         if any(layer.spilled for layer in layers):  # far from small; and its files go meanwhile
             return None, 0
         entries = list(self.table.snapshot_under(layers))
-        name = data_name(reply.generation, self.epoch, system.new_id())
+        name = data_name(reply.generation, self.epoch, self._system.new_id())
         limit_bytes = reply.inline_budget_bytes
         return packed_base(entries, self._store, limit_bytes, budget_bytes, name)
 
@@ -358,7 +360,7 @@ class SubtaskState(VertexState):
         self._confirmed_attempt = attempt
         made, before, pace_before = self._persisted.pop(attempt), self._applied, self._pace
         self._persisted.clear()
-        self._pace = pace = Pace()
+        self._pace = pace = Pace(self._system)
 
         def begin() -> BeginReply:
             assert self._opened is not None
@@ -366,8 +368,10 @@ class SubtaskState(VertexState):
             before.get()  # the store's marker is a part of what is asked
             return self._begin_next(self._opened.incarnation.describe(), chain)
 
-        begun = Once(begin)
-        self._applied = Once(lambda: self._apply(attempt, made, begun.get(), pace))
+        begun = Once(begin, self._system.threads)
+        self._applied = Once(
+            lambda: self._apply(attempt, made, begun.get(), pace), self._system.threads
+        )
         return begun, self._applied
 
     def _apply(self, attempt: int, made: _Persisted, reply: BeginReply, pace: Pace) -> None:

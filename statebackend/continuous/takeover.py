@@ -21,7 +21,6 @@ from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
 from snapshot.tenure import Tenure
-from statebackend import system
 from statebackend.continuous.dataflow import Flow, time_of
 from statebackend.continuous.driverlists import sink_states, source_states
 from statebackend.continuous.restoredtimes import restored_watermarks
@@ -166,11 +165,12 @@ def take_over(
         progress=progress,
         clean_every_epochs=settings.clean_every_epochs,
         clean_min_age_s=settings.clean_min_age_s,
+        system=job.system,
     )
     coordinator = _coordinator(job, settings, run, tenure, specs, lineages, first_epoch=epoch + 1)
     session.open(coordinator, tenure)
     watermarks_ms = restored_watermarks(specs, lineages, epoch)
-    stamp_ms = _stamp_after(lineages)
+    stamp_ms = _stamp_after(lineages, job.system.wall_ms())
     return Taken(run, tenure, session, epoch, stamp_ms, watermarks_ms, log=log)
 
 
@@ -209,8 +209,8 @@ def _coordinator(
             max(one.parallelism for one in specs.values())
         ),
         bases=base_policy(settings),
-        now_s=system.monotonic_s,
-        new_id=system.new_id,
+        now_s=job.system.monotonic_s,
+        new_id=job.system.new_id,
         first_epoch=first_epoch,
         retain_epochs=settings.retain_epochs,
     )
@@ -222,6 +222,6 @@ def _last_complete(manifests: list[Manifest], operators: Mapping[str, Operator])
     return min(found.values(), default=-1)
 
 
-def _stamp_after(lineages: Mapping[str, OperatorLineage]) -> int:
+def _stamp_after(lineages: Mapping[str, OperatorLineage], now_ms: int) -> int:
     stamps = [entry.stamp_ms for one in lineages.values() for entry in one.epochs.values()]
-    return max(system.wall_ms(), max(stamps, default=0) + 1)
+    return max(now_ms, max(stamps, default=0) + 1)

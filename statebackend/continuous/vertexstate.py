@@ -12,10 +12,8 @@ store) is done in the background, in order; what fails there is raised by the ne
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -31,13 +29,14 @@ from snapshot.messages import (
 from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
-from statebackend import system
 from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.ops.operatorstate import StoredOperatorState, encoded
 from statebackend.spark.operatorstate import OperatorStateIO, StateParts
 from statebackend.spark.reporter import UploadClient
 from statebackend.spark.slices import requests_of
 from statebackend.spark.wire import Endpoint
+from statebackend.system import SYSTEM, System
+from statebackend.threads import THREADS, Future, Threads
 
 __all__ = ["Background", "Frozen", "Membership", "Once", "StateClient", "VertexSpec", "VertexState"]
 
@@ -121,9 +120,9 @@ class Frozen:
 class Once(Generic[T]):
     """Something that is done once, by whoever wants it first; the others wait for it."""
 
-    def __init__(self, do: Callable[[], T]) -> None:
+    def __init__(self, do: Callable[[], T], threads: Threads = THREADS) -> None:
         self._do: Callable[[], T] | None = do
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._found: T | None = None
         self._error: BaseException | None = None
 
@@ -154,6 +153,7 @@ class VertexState(ABC):
     Args:
         spec: the vertex. subtask: which of its subtasks.
         member: of the run. store: the durable one. background: runs what nobody waits for.
+        system: what its process stands on.
 
     Attributes:
         epoch: the one that the next completed checkpoint will be.
@@ -167,7 +167,9 @@ class VertexState(ABC):
         *,
         store: ObjectStore,
         background: Background,
+        system: System = SYSTEM,
     ) -> None:
+        self._system = system
         self._vertex, self._subtask, self._member = spec, subtask, member
         self._store = CountingStore(store)
         self._counted = dict(requests_of(self._store))
@@ -179,13 +181,13 @@ class VertexState(ABC):
         self._stamp_ms = -1
         self._begun: Once[BeginReply]
         self._report: RestoreReport | None = None
-        self._turn = threading.Condition()  # guards the following
+        self._turn = system.threads.condition()  # guards the following
         self._frozen_attempts: list[int] = []  # neither confirmed nor aborted, in their order
         self._newest_attempt = _NO_ATTEMPT
         self._closed = False
         self._chains: dict[int, str] = {}  # of attempts that were acked
         self._failure: BaseException | None = None
-        self._persisting = threading.Lock()
+        self._persisting = system.threads.lock()
 
     # --- the subtask's own thread ------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class VertexState(ABC):
         Raises:
             StateBackendError: it could not be made durable, or something failed in the background.
         """
-        started_s = system.monotonic_s()
+        started_s = self._system.monotonic_s()
         if not self._await_turn(frozen.attempt):
             return None
         with self._persisting:
@@ -293,7 +295,7 @@ class VertexState(ABC):
                 self._chains[frozen.attempt] = made.chain
             timings_ms = {
                 "sync": frozen.sync_ms,
-                "async": round((system.monotonic_s() - started_s) * 1000, 3),
+                "async": round((self._system.monotonic_s() - started_s) * 1000, 3),
             }
             return AckRequest(
                 protocol=PROTOCOL,
@@ -332,7 +334,7 @@ class VertexState(ABC):
 
     def _state_parts(self, frozen: Frozen, reply: BeginReply, budget_bytes: int) -> StateParts:
         """States that belong to no key, as the ack carries them."""
-        names = [data_name(reply.generation, self.epoch, system.new_id()) for _ in "lm"]
+        names = [data_name(reply.generation, self.epoch, self._system.new_id()) for _ in "lm"]
         snapshot = encoded(frozen.operator_state)
         return self.operator_state_io.write(snapshot, reply, names, budget_bytes)
 
@@ -352,8 +354,8 @@ class VertexState(ABC):
             stamp_ms=self._stamp_ms,
             query_id=member.query_id,
             attempt=member.execution,
-            host=system.host_name(),
-            executor=system.executor_name(),
+            host=self._system.host_name(),
+            executor=self._system.executor_name(),
             copy=copy,
             ancestors=ancestors,
             held=self.operator_state_io.held(),

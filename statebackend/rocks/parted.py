@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -23,16 +23,39 @@ from statebackend.rocks.options import RocksSettings
 from statebackend.rocks.reading import META_PREFIX, KeyRange
 from statebackend.rocks.store import Marker, RocksStore, Rows, StoreSlice
 
-__all__ = ["PartedStore", "Store", "open_store"]
+__all__ = ["Opener", "PartedStore", "Store", "open_database", "open_store"]
 
 _GROUP_BYTES: Final = 2
 
 
-def open_store(path: str, settings: RocksSettings | None = None, *, make: bool = True) -> Store:
+class Opener(Protocol):
+    """Opens one database, as `RocksStore.open`."""
+
+    def __call__(
+        self, path: str, settings: RocksSettings | None = None, *, make: bool = True
+    ) -> RocksStore:
+        """Open it, or make an empty one."""
+
+
+def open_database(
+    path: str, settings: RocksSettings | None = None, *, make: bool = True
+) -> RocksStore:
+    """A real one: see `RocksStore.open`."""
+    return RocksStore.open(path, settings, make=make)
+
+
+def open_store(
+    path: str,
+    settings: RocksSettings | None = None,
+    *,
+    make: bool = True,
+    opener: Opener = open_database,
+) -> Store:
     """Open the store at ``path``, in parts or not.
 
     Args:
         make: where there is none, make an empty one.
+        opener: opens a database that it consists of.
 
     Raises:
         StoreBusyError: another process has it open.
@@ -40,8 +63,8 @@ def open_store(path: str, settings: RocksSettings | None = None, *, make: bool =
     """
     layout = read_layout(path)
     if layout is None:
-        return RocksStore.open(path, settings, make=make)
-    return PartedStore.open(path, layout, settings)
+        return opener(path, settings, make=make)
+    return PartedStore.open(path, layout, settings, opener)
 
 
 class PartedStore:
@@ -78,7 +101,13 @@ class PartedStore:
         self._of_place = [self._parts[part] for part in self._routes.parts]
 
     @classmethod
-    def open(cls, path: str, layout: Layout, settings: RocksSettings | None = None) -> PartedStore:
+    def open(
+        cls,
+        path: str,
+        layout: Layout,
+        settings: RocksSettings | None = None,
+        opener: Opener = open_database,
+    ) -> PartedStore:
         """Open all parts.
 
         Raises:
@@ -94,7 +123,7 @@ class PartedStore:
                         f"The local store {path} lacks its part {name}.",
                         todo="It is set aside and the state is restored from the next good copy.",
                     )
-                parts.append(RocksStore.open(folder, settings, make=False))
+                parts.append(opener(folder, settings, make=False))
         except BaseException:
             for part in parts:
                 with contextlib.suppress(StateBackendError):

@@ -19,7 +19,6 @@ from recovery.savepoint import Savepoint, SavepointInfo
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
-from statebackend import system
 from statebackend.errors import (
     SettingError,
     SparkConnectError,
@@ -35,11 +34,13 @@ from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.javaerrors import ShortJavaError
 from statebackend.spark.job import Job, store_options
 from statebackend.spark.launch import Launch
+from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.rebalancing import Rebalancer
 from statebackend.spark.savepoints import listed as listed_savepoints
 from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.savepoints import take as take_savepoint
 from statebackend.spark.tls import driver_tls
+from statebackend.system import SYSTEM, default_local_dir
 
 __all__ = ["StateBackend"]
 
@@ -112,8 +113,9 @@ class StateBackend(FrameMaker):
             job or "default",
             options=store_options(self._settings),
             patience=StorePatience(
-                self._settings.commit_timeout_s, now_s=system.monotonic_s, sleep_s=system.sleep_s
+                self._settings.commit_timeout_s, now_s=SYSTEM.monotonic_s, sleep_s=SYSTEM.sleep_s
             ),
+            system=SYSTEM,
         )
         self._allow_dropped_state = allow_dropped_state
         self._savepoint = savepoint
@@ -335,7 +337,11 @@ class StateBackend(FrameMaker):
         if continuous is not None:
             made: Savepoint = continuous.savepoint(to, timeout_s=timeout_s)
             return made
-        return take_savepoint(self._spark, self._job, self._launch, to, timeout_s)
+
+        def open_location(path: str) -> CheckpointLocation:
+            return CheckpointLocation(self._spark, path)
+
+        return take_savepoint(open_location, self._job, self._launch, to, timeout_s)
 
     def savepoints(self) -> list[SavepointInfo]:
         """The job's savepoints under ``<uri>/.savepoints/``, the newest last."""
@@ -367,7 +373,7 @@ class StateBackend(FrameMaker):
 def _warn_of_default_local_dir() -> None:
     warnings.warn(
         "local_dir is not set: task-local copies go to statebackend-<user> in the temporary "
-        f"directory of each executor's host (here: {system.default_local_dir()}). Set local_dir= "
+        f"directory of each executor's host (here: {default_local_dir()}). Set local_dir= "
         "(or spark.statebackend.localDir) to a local disk that survives restarts.",
         stacklevel=3,
     )

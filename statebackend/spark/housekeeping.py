@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from typing import ClassVar, Final
+from typing import Final
 
 from snapshot.base import FileIndex, decode_index
 from snapshot.cleaning import CleanReport, clean
@@ -28,11 +24,11 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.spark.records import DamagedSliceError, Records
+from statebackend.threads import THREADS, Future, Lock, Threads
 
 __all__ = ["Background", "Cleaner", "StorePatience"]
 
 _log = logging.getLogger("statebackend.coordinator")
-_EXIT_S: Final = 20.0
 _IDLE_S: Final = 5.0
 _LOOKS: Final = 5
 
@@ -44,23 +40,21 @@ class Background:
     is waited for, for a bounded time: a store that is down must not keep a driver from ending.
     """
 
-    _all: ClassVar[weakref.WeakSet[Background]] = weakref.WeakSet()
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, threads: Threads = THREADS) -> None:
+        self._name, self._threads = name, threads
         self._queue: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._last: Future[None] | None = None
         self._working = False
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
         """Have it run after those before it."""
-        future: Future[None] = Future()
+        future: Future[None] = self._threads.future()
         with self._changed:
             if not self._working:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._threads.start(self._work, self._name)
                 self._working = True
-                self._all.add(self)
+                self._threads.drain_at_exit(self)
             self._queue.append((future, job))
             self._last = future
             self._changed.notify()
@@ -69,7 +63,7 @@ class Background:
     def drain(self, timeout_s: float) -> bool:
         """Wait until what was submitted so far has ended, well or not; whether it has."""
         last = self._last
-        return last is None or not wait([last], timeout_s).not_done
+        return last is None or self._threads.wait([last], timeout_s)
 
     def _work(self) -> None:
         while True:
@@ -87,15 +81,6 @@ class Background:
             else:
                 future.set_result(None)
             del future, job  # a run must not be kept alive by its last commit
-
-    @classmethod
-    def at_exit(cls) -> None:
-        """Wait for all of this process."""
-        for one in list(cls._all):
-            one.drain(_EXIT_S)
-
-
-atexit.register(Background.at_exit)
 
 
 class StorePatience:
@@ -139,6 +124,9 @@ class Cleaner:
     """Deletes what nobody needs any more, in the background, once in so many epochs.
 
     Only after a commit of this driver, and never in the way of one.
+
+    Args:
+        clean: does it, as `snapshot.cleaning.clean`.
     """
 
     def __init__(
@@ -146,21 +134,23 @@ class Cleaner:
         store: ObjectStore,
         log: CommitLog,
         records: Records,
-        state_lock: threading.Lock,
+        state_lock: Lock,
         *,
         every_epochs: int,
         min_age_ms: int,
+        threads: Threads = THREADS,
+        clean: Callable[..., CleanReport] = clean,
     ) -> None:
         self._store, self._commit_log, self._records = store, log, records
         self._state_lock = state_lock
         self._every_epochs, self._min_age_ms = every_epochs, min_age_ms
         self._kinds: dict[int, RecordKind] = {}
-        self._background = Background("statebackend-clean")
+        self._background, self._do = Background("statebackend-clean", threads), clean
         self._running: Future[None] | None = None
         self._last_epoch: int | None = None
         self._holders = 0
         self._cleaning = False
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self.reports: list[CleanReport] = []
 
     def after_commit(self, coordinator: Coordinator, tenure: Tenure, epoch: int) -> None:
@@ -215,7 +205,7 @@ class Cleaner:
 
     def _clean(self, coordinator: Coordinator, tenure: Tenure) -> None:
         try:
-            report = clean(
+            report = self._do(
                 self._store, lambda: self._look(coordinator, tenure), min_age_ms=self._min_age_ms
             )
         except StateBackendError as error:

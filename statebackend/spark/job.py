@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from blake3 import blake3
@@ -19,10 +18,9 @@ from snapshot.log import CommitLog, RecordCache
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.open import open_store, probe
+from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.options import StoreOptions
 from snapshot.tenure import Patience, Tenure
-from statebackend import system
 from statebackend.errors import (
     FencedError,
     MaxParallelismChangedError,
@@ -31,6 +29,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.settings import Settings
+from statebackend.system import SYSTEM, System
 
 __all__ = [
     "Job",
@@ -43,12 +42,6 @@ __all__ = [
 ]
 
 _READERS: Final = 8
-
-
-def _read_all(read: Callable[[int], Manifest], wanted: Iterable[int]) -> list[Manifest]:
-    """As ``map``, several at a time: a record is a round trip."""
-    with ThreadPoolExecutor(_READERS, "statebackend-log") as pool:
-        return list(pool.map(read, wanted))
 
 
 def store_options(settings: Settings) -> StoreOptions:
@@ -148,6 +141,7 @@ class Job:
     Args:
         uri: the folder of all jobs. name: this one.
         options: what the store must be told. patience: how commits wait for it.
+        system: what the driver stands on.
     """
 
     def __init__(
@@ -157,6 +151,7 @@ class Job:
         *,
         options: StoreOptions | None = None,
         patience: Patience | None = None,
+        system: System = SYSTEM,
     ) -> None:
         if not isinstance(uri, str) or not uri:
             raise SettingError(f"The uri is {uri!r}.", todo="Give a file:/// or s3:// URI.")
@@ -167,7 +162,7 @@ class Job:
             )
         if not isinstance(name, str):
             raise SettingError(f"The job's name is {name!r}.", todo="Give job= a name.")
-        self.uri, self.name = uri, name
+        self.uri, self.name, self.system = uri, name, system
         self.store_uri = job_folder(uri, name)
         # Jobs of one name in two stores must not meet in a host's local directory.
         # By the URI as the store has it: /path and file:///path are one place.
@@ -177,7 +172,7 @@ class Job:
         self.local_name = f"{name}-{blake3(store.uri.encode()).hexdigest()[:12]}"
         self._patience = patience
         self._store: CountingStore | None = None
-        self._cache = RecordCache()
+        self._cache = RecordCache(system.threads)
         # What a new job begins with: the state of a savepoint.
         self.begins: Callable[[], dict[str, OperatorLineage]] = dict
 
@@ -190,10 +185,10 @@ class Job:
             SettingError: it is a savepoint's folder. Nothing is written there.
         """
         if self._store is None:
-            store = open_store(self.store_uri, new_id=system.new_id, options=self.options)
+            store = open_store(self.store_uri, new_id=self.system.new_id, options=self.options)
             counted = CountingStore(store)
             refuse_savepoint(counted)
-            probe(counted, new_id=system.new_id)
+            self.probe(counted)
             self._store = counted
         return self._store
 
@@ -208,12 +203,27 @@ class Job:
         return CommitLog(
             store or self.store,
             job=self.name,
-            writer=system.process_name(),
-            new_id=system.new_id,
+            writer=self.system.process_name(),
+            new_id=self.system.new_id,
             patience=self._patience,
-            read_all=_read_all,
+            read_all=self._read_all,
             cache=self._cache,
+            threads=self.system.threads,
         )
+
+    def _read_all(self, read: Callable[[int], Manifest], wanted: Iterable[int]) -> list[Manifest]:
+        """As ``map``, several at a time: a record is a round trip."""
+        with self.system.threads.pool(_READERS, "statebackend-log") as pool:
+            return list(pool.map(read, wanted))
+
+    def open_at(self, uri: str) -> ObjectStore:
+        """A place for savepoints; on S3 it is reached as the job's own store is."""
+        on_s3 = uri.partition(":")[0] in S3_SCHEMES
+        return open_store(uri, new_id=self.system.new_id, options=self.options if on_s3 else None)
+
+    def probe(self, store: ObjectStore) -> None:
+        """Find out whether a store does what is asked of it; see `snapshot.storage.open.probe`."""
+        probe(store, new_id=self.system.new_id)
 
     def manifests(self) -> list[Manifest]:
         """What the log holds now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoint import Savepoint
+from snapshot.cleaning import CleanReport, clean
 from snapshot.coordinator import Coordinator
 from snapshot.lineage import OperatorLineage
 from snapshot.operators import OperatorSpec, lacks_initial, operators_setting, takes_initial
@@ -25,7 +26,6 @@ from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
 from snapshot.running import resumed_time
 from snapshot.watermark import NextDue, next_due
-from statebackend import system
 from statebackend.errors import (
     JobRunningError,
     StateBackendError,
@@ -50,7 +50,6 @@ from statebackend.spark.context import ENDPOINT_PROPERTY
 from statebackend.spark.heartbeat import HeartbeatFile
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, base_policy, held_before, live_lineages
-from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.planshape import check_plan
 from statebackend.spark.savepoints import (
     begin_with,
@@ -58,12 +57,12 @@ from statebackend.spark.savepoints import (
     refuse_half_begun,
     warn_of_sources,
 )
-from statebackend.spark.services import Services
 from statebackend.spark.session import RunSession
 from statebackend.spark.sinklog import sink_log
-from statebackend.spark.sources import check_sink, sources_in
+from statebackend.spark.sources import sources_in
 from statebackend.spark.specs import Operator, log_changes, operator_specs
 from statebackend.spark.startpoint import StartPoint, refuse_hidden
+from statebackend.spark.surroundings import Surroundings
 from statebackend.spark.timeplan import check_event_time
 
 __all__ = ["Launch", "Operator"]
@@ -73,7 +72,12 @@ _ASYNC = "asyncprogresstrackingenabled", "_asyncprogresstrackingoverridesinksupp
 
 
 class Launch:
-    """One start of one job's query."""
+    """One start of one job's query.
+
+    Args:
+        around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
+        clean: deletes what nobody needs; see `Cleaner`.
+    """
 
     def __init__(
         self,
@@ -89,8 +93,11 @@ class Launch:
         local_dir: str = "",
         savepoint: str | Savepoint | None = None,
         go_back_to: int | None = None,
+        around: Surroundings | None = None,
+        clean: Callable[..., CleanReport] = clean,
     ) -> None:
         self._spark, self._job = spark, job
+        self._around = around or Surroundings(spark, settings)
         self._savepoint = savepoint
         self.location_path: str | None = None  # Spark's, once a query is bound
         self._query: StreamingQuery | None = None
@@ -106,13 +113,15 @@ class Launch:
             log=self._log,
             gate_timeout_s=settings.start_timeout_s,
             whole_limit_bytes=settings.base_whole_limit_bytes,
-            progress=ProgressBook(job.name),
+            progress=ProgressBook(job.name, job.system.threads),
             attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
             clean_every_epochs=settings.clean_every_epochs,
             clean_min_age_s=settings.clean_min_age_s,
             on_epoch_acked=self._beat if heartbeat else None,
+            system=job.system,
+            clean=clean,
         )
-        self._name = system.new_id()
+        self._name = job.system.new_id()
         self._point = StartPoint(
             job,
             self._log,
@@ -137,7 +146,7 @@ class Launch:
         self._refuse_running()
         self._check_plans()
         # What is wrong with its port is said before anything is claimed or taken back.
-        Services.get(self._spark, self._settings)
+        self._around.server()
         if self._heartbeat is not None:
             self._heartbeat.remove()  # what a former run of this backend said
         options = options_of(writer)
@@ -149,7 +158,7 @@ class Launch:
             )
         check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
         path = path or options.get("checkpointlocation") or self._configured_path(options)
-        location = CheckpointLocation(self._spark, path) if path else None
+        location = self._around.location(path) if path else None
         if location is None:
             self._point.check_without_location()
         if location is not None and writer is not None:
@@ -191,7 +200,7 @@ class Launch:
             return
         warn_of_partial_retries(self._spark)
         wanted = wanted_at_start(narrow=False, file_manager=None)
-        with Services.starting, set_for_a_start(self._sessions, wanted):
+        with self._around.starting, set_for_a_start(self._sessions, wanted):
             for operator, frame in made:
                 check_plan(frame, operator.uid, operator.parallelism)
 
@@ -235,7 +244,7 @@ class Launch:
         generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
         for uid, state in wanted.items():
             spec = self._specs[uid]
-            with retried_whole(state.frame.sparkSession, Services.starting):
+            with retried_whole(state.frame.sparkSession, self._around.starting):
                 parts = write_initial(
                     state,
                     uri=self._job.store_uri,
@@ -254,7 +263,7 @@ class Launch:
         return f"{folder}/{name}" if folder and name else None
 
     def _refuse_running(self) -> None:
-        known = Services.running.get(self._job.store.uri)
+        known = self._around.running.get(self._job.store.uri)
         if known is None:
             return
         server, name, query, session = known
@@ -301,9 +310,9 @@ class Launch:
     def armed(self, token: str) -> Iterator[None]:
         """While open, a query that is started finds this session and passes Spark's check."""
         context = self._spark.sparkContext
-        server = Services.get(self._spark, self._settings)
+        server = self._around.server()
         endpoint = server.add(self._name, token, self.session)
-        with Services.starting:  # the check is the session's: one start at a time
+        with self._around.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
             before = context.getLocalProperty(ENDPOINT_PROPERTY)
@@ -325,7 +334,7 @@ class Launch:
         """As :meth:`bind`, for the one query that a block started."""
         if not started:
             # It ended before the block did: it had no new data, or failed on its own.
-            Services.get(self._spark, self._settings).remove(self._name)
+            self._around.server().remove(self._name)
             _log.warning("no query was active at the end of starting(): nothing was bound")
             return
         if len(started) != 1:
@@ -352,7 +361,7 @@ class Launch:
             )
             self.session.refuse(refusal)
             query.stop()
-            Services.get(self._spark, self._settings).remove(self._name)
+            self._around.server().remove(self._name)
             raise
 
     def _bind(self, query: StreamingQuery) -> None:
@@ -365,10 +374,10 @@ class Launch:
                 "progress tracking.",
             )
         if self._settings.commit == "async":
-            check_sink(query, checked=self._checked)
+            self._around.check_sink(query, checked=self._checked)
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
-        place = CheckpointLocation(self._spark, self.location_path)
+        place = self._around.location(self.location_path)
         location = place.progress()
         refuse_hidden(place)
         manifests = self._log.manifests()
@@ -401,17 +410,17 @@ class Launch:
             lineages=lineages,
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=base_policy(self._settings),
-            now_s=system.monotonic_s,
-            new_id=system.new_id,
+            now_s=self._job.system.monotonic_s,
+            new_id=self._job.system.new_id,
             first_epoch=first_epoch,
             first_stamp_ms=self._point.first_stamp_ms,
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
-            stamps=Services.stamps_of(self._job.store.uri),
+            stamps=self._around.stamps_of(self._job.store.uri),
         )
-        server = Services.get(self._spark, self._settings)
+        server = self._around.server()
         self.session.open(coordinator, tenure)
-        Services.running[self._job.store.uri] = (server, self._name, query, self.session)
+        self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from recovery.keeper import Keeper
 from recovery.local import Clock, Incarnation, LocalSubtask
@@ -14,15 +15,16 @@ from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
-from statebackend import system
 from statebackend.keygroups import key_group_range
 from statebackend.spark.reporter import UploadClient, UploadReporter
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Endpoint
+from statebackend.system import SYSTEM, expanded
 
 __all__ = ["base_upload", "durable_store", "keeper_of", "local_subtask", "site_of"]
 
 _stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
+_turn: Final = SYSTEM.threads.semaphore(1)  # a worker uploads one base at a time
 
 
 def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
@@ -31,24 +33,24 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     store = _stores.get(key)
     if store is None:
         # A driver has written its claim to it.
-        store = _stores[key] = open_store(uri, new_id=system.new_id, options=options, there=True)
+        store = _stores[key] = open_store(uri, new_id=SYSTEM.new_id, options=options, there=True)
     return store
 
 
 def keeper_of(spec: TaskSpec, work: Workspace) -> Keeper:
     """This process's keeper."""
-    return Keeper.of_process(Clock(system.monotonic_s, system.sleep_s), spec.keeper, work.path)
+    return Keeper.of_process(Clock.of(SYSTEM), spec.keeper, work.path)
 
 
 def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask:
     """A subtask's copies on this host, by way of this process's keeper."""
     return LocalSubtask(
-        system.expanded(spec.local_dir),
+        expanded(spec.local_dir),
         job=spec.local_name,
         operator=spec.uid,
         key_groups=key_group_range(subtask, spec.parallelism, spec.max_parallelism),
-        new_id=system.new_id,
-        clock=Clock(system.monotonic_s, system.sleep_s),
+        new_id=SYSTEM.new_id,
+        clock=Clock.of(SYSTEM),
         keeper=keeper_of(spec, work),
         keeper_settings=spec.keeper,
     )
@@ -59,8 +61,8 @@ def site_of(spec: TaskSpec, subtask: int) -> Site:
     return Site(
         operator=spec.uid,
         subtask=subtask,
-        host=system.host_name(),
-        executor=system.executor_name(),
+        host=SYSTEM.host_name(),
+        executor=SYSTEM.executor_name(),
     )
 
 
@@ -97,7 +99,9 @@ def base_upload(
         store=counted,
         generation=generation,
         reporter=reporter,
-        now_s=system.monotonic_s,
+        now_s=SYSTEM.monotonic_s,
+        turn=_turn,
+        threads=SYSTEM.threads,
         bytes_per_s=spec.base_bytes_per_s,
         of=f"operator {spec.uid!r}, subtask {subtask}",
     )

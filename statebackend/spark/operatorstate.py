@@ -6,7 +6,6 @@ worker keeps the blobs that it has seen last, by digest, and says so: what it ha
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from statebackend.state.operator import (
     decode_maps,
     redistribute,
 )
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["OperatorStateIO", "StateParts"]
 
@@ -41,23 +41,26 @@ class _Kept:
     content: Mapping[str, Any]
 
 
-class _Cache:
-    """Blobs by whose they are and by digest; the oldest go first."""
+class KeptBlobs:
+    """What a process has: blobs by whose they are and by digest; the oldest go first."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, threads: Threads = THREADS) -> None:
+        self._lock = threads.lock()
         self._kept: OrderedDict[tuple[Owner, str], _Kept] = OrderedDict()
 
     def digests(self, owner: Owner) -> list[str]:
+        """Of what is here of one owner."""
         with self._lock:
             return [digest for one, digest in self._kept if one == owner]
 
     def get(self, owners: Iterable[Owner], digest: str) -> _Kept | None:
+        """One that any of these has."""
         with self._lock:
             found = (self._kept.get((owner, digest)) for owner in owners)
             return next((one for one in found if one is not None), None)
 
     def keep(self, owner: Owner, digest: str, kept: _Kept) -> None:
+        """Have it at hand for the next epoch."""
         with self._lock:
             self._kept[owner, digest] = kept
             self._kept.move_to_end((owner, digest))
@@ -71,7 +74,7 @@ class _Cache:
         return sum(len(one.blob) for one in self._kept.values())
 
 
-_cache = _Cache()
+_of_process = KeptBlobs()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class OperatorStateIO:
 
     Args:
         job, operator, subtask: whose they are. parallelism: now.
-        store: the durable one.
+        store: the durable one. cache: what the process that it is in has.
     """
 
     job: str
@@ -102,12 +105,13 @@ class OperatorStateIO:
     subtask: int
     parallelism: int
     store: ObjectStore
+    cache: KeptBlobs = field(default_factory=lambda: _of_process, repr=False)
     _bodies: list[bytes] = field(default_factory=list)
     _held: dict[str, _Kept] = field(default_factory=dict)
 
     def held(self) -> list[str]:
         """Digests of what this process has: for the ``begin``."""
-        return [*_cache.digests(self._own), *_cache.digests(self._shared)]
+        return [*self.cache.digests(self._own), *self.cache.digests(self._shared)]
 
     @property
     def _own(self) -> Owner:
@@ -134,7 +138,7 @@ class OperatorStateIO:
         for part in _parts(reply):
             if part.source == "held":
                 owners = ((*self._own[:2], part.subtask), self._own, self._shared)
-                found = _cache.get(owners, part.digest)
+                found = self.cache.get(owners, part.digest)
                 if found is not None:
                     self._held[part.digest] = found
         rescaled = reply.operator_parallelism not in (0, self.parallelism)
@@ -165,7 +169,7 @@ class OperatorStateIO:
                 raise _damaged(part, self.operator, "has another digest")
             kept = _Kept(blob, decode_maps(blob, what) if shared else decode_lists(blob, what))
         if keep:
-            _cache.keep(owner, part.digest, kept)
+            self.cache.keep(owner, part.digest, kept)
         return kept.content
 
     def _fetched(self, part: StatePart) -> bytes:
@@ -218,7 +222,7 @@ class OperatorStateIO:
 
     def _keep(self, owner: Owner, kept: _Kept) -> str:
         digest = blake3(kept.blob).hexdigest()
-        _cache.keep(owner, digest, kept)
+        self.cache.keep(owner, digest, kept)
         return digest
 
     def _part(

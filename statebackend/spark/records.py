@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 from blake3 import blake3
@@ -14,6 +13,7 @@ from snapshot.messages import SlicePart
 from snapshot.record import Record, SliceEntry, parse_record, record_name
 from snapshot.storage.base import ObjectStore
 from statebackend.errors import CorruptionError, FormatError
+from statebackend.threads import THREADS, Lock, Threads
 
 __all__ = ["DamagedSliceError", "Records"]
 
@@ -32,12 +32,12 @@ class DamagedSliceError(Exception):
 class Records:
     """Records for as long as the first epochs run; indexes for as long as they are asked for."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, threads: Threads = THREADS) -> None:
+        self._store, self._threads = store, threads
         self._records: dict[int, Record] = {}
         self._indexes: dict[str, bytes] = {}
-        self._reading: dict[int, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._reading: dict[int, Lock] = {}
+        self._lock = threads.lock()
 
     def seed(self, records: dict[int, Record]) -> None:
         """Take over what reading the manifests came by."""
@@ -52,7 +52,9 @@ class Records:
         """
         with self._lock:
             record = self._records.get(ref.sequence)
-            reading = self._reading.setdefault(ref.sequence, threading.Lock())
+            reading = self._reading.get(ref.sequence)
+            if reading is None:
+                reading = self._reading[ref.sequence] = self._threads.lock()
         with reading:  # one read of each record, and none while others wait for another
             try:
                 record = record or self._records.get(ref.sequence) or self._read(ref.sequence)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blake3 import blake3
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from recovery.rewind import LocationProgress
 from recovery.savepoint import (
@@ -41,8 +40,6 @@ from snapshot.log import CommitLog
 from snapshot.record import Manifest
 from snapshot.storage.base import ObjectStore
 from snapshot.storage.deadline import Deadline, DeadlineStore
-from snapshot.storage.open import S3_SCHEMES, open_store, probe
-from statebackend import system
 from statebackend.errors import (
     CheckpointLocationError,
     CorruptionError,
@@ -54,6 +51,7 @@ from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.newlocation import LocationFile, location_files
 from statebackend.spark.sinklog import SinkLog
 from statebackend.spark.sources import REPEATABLE_SOURCES, sources_of
+from statebackend.system import System
 
 if TYPE_CHECKING:
     from statebackend.spark.launch import Launch
@@ -109,16 +107,17 @@ class SparkLocation:
             yield piece
 
 
-def open_at(job: Job, uri: str) -> ObjectStore:
-    """A place for savepoints; on S3 it is reached as the job's own store is."""
-    on_s3 = uri.partition(":")[0] in S3_SCHEMES
-    return open_store(uri, new_id=system.new_id, options=job.options if on_s3 else None)
-
-
 def take(
-    spark: SparkSession, job: Job, launch: Launch | None, to: str | None, timeout_s: float
+    open_location: Callable[[str], CheckpointLocation],
+    job: Job,
+    launch: Launch | None,
+    to: str | None,
+    timeout_s: float,
 ) -> Savepoint:
     """A savepoint of the query that a launch started, whether it runs or has stopped.
+
+    Args:
+        open_location: a checkpoint location by its path.
 
     Raises:
         SettingError: nothing was started. Else as `create_savepoint`.
@@ -131,15 +130,15 @@ def take(
             "--checkpoint-location.",
         )
     deadline = deadline_of(job, timeout_s)
-    location = CheckpointLocation(spark, launch.location_path)
+    location = open_location(launch.location_path)
     making = making_of(job, deadline, to, location=SparkLocation(location, deadline))
     with deadline.telling():
-        return _taken(making, launch, deadline)
+        return _taken(making, launch, deadline, job.system)
 
 
 def deadline_of(job: Job, timeout_s: float) -> Deadline:
     """For a savepoint of a job."""
-    return Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=system.monotonic_s)
+    return Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=job.system.monotonic_s)
 
 
 def making_of(job: Job, deadline: Deadline, to: str | None, **more: Any) -> Making:
@@ -148,12 +147,12 @@ def making_of(job: Job, deadline: Deadline, to: str | None, **more: Any) -> Maki
     Args:
         to: its folder; None: one of its own. more: the other fields of `Making`.
     """
-    store = DeadlineStore(job.store, deadline)
+    store, system = DeadlineStore(job.store, deadline), job.system
 
     def open_target(savepoint_id: str) -> ObjectStore:
-        place = open_at(job, to or default_folder(job.uri, job.name, savepoint_id))
+        place = job.open_at(to or default_folder(job.uri, job.name, savepoint_id))
         target = DeadlineStore(place, deadline)
-        probe(target, new_id=system.new_id)
+        job.probe(target)
         return target
 
     given: dict[str, Any] = {
@@ -164,13 +163,14 @@ def making_of(job: Job, deadline: Deadline, to: str | None, **more: Any) -> Maki
         "new_id": system.new_id,
         "now_ms": system.wall_ms,
         "writer": system.process_name(),
+        "threads": system.threads,
         "cleaning": lambda: deadline.cleaning(_CLEANING_S),
         **more,
     }
     return Making(**given)
 
 
-def _taken(making: Making, launch: Launch, deadline: Deadline) -> Savepoint:
+def _taken(making: Making, launch: Launch, deadline: Deadline, system: System) -> Savepoint:
     running = launch.is_active()
     if not running:  # its last record may be on its way
         with deadline.doing("waiting for the last record of the query"):
@@ -194,8 +194,8 @@ def _taken(making: Making, launch: Launch, deadline: Deadline) -> Savepoint:
 def listed(job: Job) -> list[SavepointInfo]:
     """The job's savepoints in the place where they go if nobody says another."""
     folder = savepoints_folder(job.uri)
-    store = open_at(job, folder)
-    return list_savepoints(store, lambda name: open_at(job, below(folder, name)), job=job.name)
+    store = job.open_at(folder)
+    return list_savepoints(store, lambda name: job.open_at(below(folder, name)), job=job.name)
 
 
 # --- queries that begin with one -----------------------------------------------------------------
@@ -213,20 +213,26 @@ def saved_lineages(source: str | Savepoint, job: Job) -> dict[str, OperatorLinea
 
 def open_saved(source: str | Savepoint, job: Job) -> tuple[ObjectStore, Savepoint, StateAt]:
     """A savepoint's folder, what it says, and its state. Raises as `saved_lineages`."""
-    store = open_at(job, _uri(source))
+    store = job.open_at(_uri(source))
     savepoint = read_savepoint(store)
-    return store, savepoint, saved_state(store, savepoint, _log_of(store, savepoint))
+    return store, savepoint, saved_state(store, savepoint, _log_of(store, savepoint, job.system))
 
 
-def _log_of(store: ObjectStore, savepoint: Savepoint) -> CommitLog:
-    return CommitLog(store, job=savepoint.job, writer=system.process_name(), new_id=system.new_id)
+def _log_of(store: ObjectStore, savepoint: Savepoint, system: System) -> CommitLog:
+    return CommitLog(
+        store,
+        job=savepoint.job,
+        writer=system.process_name(),
+        new_id=system.new_id,
+        threads=system.threads,
+    )
 
 
 def has_begun(source: str | Savepoint, job: Job, location: CheckpointLocation | None) -> bool:
     """Whether the query goes on with what it took from a savepoint once; that may be gone since."""
     if location is None or location.progress().query_id is None:
         return False
-    return has_begun_with(job.log(), open_at(job, _uri(source)).uri)
+    return has_begun_with(job.log(), job.open_at(_uri(source)).uri)
 
 
 def _uri(source: str | Savepoint) -> str:
@@ -256,7 +262,7 @@ def begin_with(
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
         SettingError: it is a continuous job's, and how many sources there are is not known.
     """
-    store, log = open_at(job, _uri(source)), job.log()
+    store, log = job.open_at(_uri(source)), job.log()
     savepoint = read_savepoint(store)
     begun = standing(log, job.name, savepoint)
     if location is None:
@@ -296,7 +302,7 @@ def _begin_state(
     check: Callable[[list[Manifest]], Any],
 ) -> str:
     """The state goes into the job's folder; the id of the query that it is for."""
-    state = saved_state(store, savepoint, _log_of(store, savepoint))
+    state = saved_state(store, savepoint, _log_of(store, savepoint, job.system))
     if savepoint.continuous:
         _log.warning(
             "the savepoint %s is of a continuous job: the query's sources begin anew, and of %s "
@@ -306,7 +312,7 @@ def _begin_state(
         )
         state = state_for_query(state)
     check([kept.manifest for kept in state.records])
-    query_id = str(uuid.UUID(system.new_id()))
+    query_id = job.system.new_uuid()
     begin_job(
         state,
         savepoint,
@@ -315,7 +321,8 @@ def _begin_state(
         log,
         after=begun.last,
         query_id=query_id,
-        new_id=system.new_id,
+        new_id=job.system.new_id,
+        threads=job.system.threads,
     )
     return query_id
 

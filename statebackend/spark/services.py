@@ -8,7 +8,6 @@ from typing import ClassVar
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from snapshot.stamps import Stamps
 from statebackend.errors import SettingError
 from statebackend.settings import Settings
 from statebackend.spark.session import RunSession
@@ -25,12 +24,6 @@ class Services:
     starting: ClassVar[threading.RLock] = threading.RLock()
     servers: ClassVar[dict[bool, Server]] = {}  # by whether they speak TLS
     running: ClassVar[dict[str, tuple[Server, str, StreamingQuery, RunSession]]] = {}
-
-    @classmethod
-    def stamps_of(cls, uri: str) -> Stamps | None:
-        """The stamps that the last run of a job in this process saw; None: there was none."""
-        known = cls.running.get(uri)
-        return known[3].stamps if known else None
 
     @classmethod
     def get(cls, spark: SparkSession, settings: Settings) -> Server:

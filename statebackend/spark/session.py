@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from typing import Final
 
 import msgspec
 from blake3 import blake3
 
 from recovery.plan import RestorePlan, plan_restore
+from snapshot.cleaning import CleanReport, clean
 from snapshot.coordinator import Coordinator
 from snapshot.epoch import Acked
 from snapshot.lineage import SubtaskLineage
@@ -36,7 +35,6 @@ from snapshot.refusals import stale_attempt
 from snapshot.stamps import Stamps
 from snapshot.storage.base import ObjectStore
 from snapshot.watermark import NextDue
-from statebackend import system
 from statebackend.errors import (
     CommitUnknownError,
     CoordinatorUnreachableError,
@@ -57,6 +55,8 @@ from statebackend.spark.replies import (
     plan_steps,
     state_parts,
 )
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Future
 
 __all__ = ["RunSession"]
 
@@ -79,6 +79,7 @@ class RunSession:
             (with synchronous commits: and all of it is durable), once more if a later attempt
             changes that, and when the run begins. It is called in a request's thread, without a
             lock; it must not wait. What it raises is logged.
+        system: the driver's. clean: deletes what nobody needs; see `Cleaner`.
     """
 
     def __init__(
@@ -93,24 +94,27 @@ class RunSession:
         clean_every_epochs: int = 0,
         clean_min_age_s: float = 0.0,
         on_epoch_acked: Callable[[NextDue], None] | None = None,
+        system: System = SYSTEM,
+        clean: Callable[..., CleanReport] = clean,
     ) -> None:
         self._store, self._commit_log = store, log
+        self._system, threads = system, system.threads
         self._on_epoch_acked = on_epoch_acked
         self._told: NextDue | None = None
         self._gate_timeout_s = gate_timeout_s
         self._whole_limit_bytes = whole_limit_bytes
-        self.progress = progress or ProgressBook()
+        self.progress = progress or ProgressBook(threads=threads)
         self.attempts = attempts
-        self._gate = threading.Event()
+        self._gate = threads.event()
         self._refusal: StateBackendError | None = None
         self._coordinator: Coordinator | None = None
         self._tenure: Tenure | None = None
-        self._state_lock = threading.Lock()
-        self._commit_lock = threading.Lock()
-        self._tell_lock = threading.Lock()
-        self._records = Records(store)
+        self._state_lock = threads.lock()
+        self._commit_lock = threads.lock()
+        self._tell_lock = threads.lock()
+        self._records = Records(store, threads)
         self._damaged: set[str] = set()
-        self._writer = Background("statebackend-commit")
+        self._writer = Background("statebackend-commit", threads)
         self._in_flight: dict[str, Future[None]] = {}
         self._before: dict[str, Future[None]] = {}  # by operator: the record before that
         self._due_epochs: dict[str, int] = {}
@@ -121,6 +125,8 @@ class RunSession:
             self._state_lock,
             every_epochs=clean_every_epochs,
             min_age_ms=int(clean_min_age_s * 1000),
+            threads=threads,
+            clean=clean,
         )
         self.restores: list[RestoreReport] = []
 
@@ -203,7 +209,7 @@ class RunSession:
 
     def _settle(self) -> None:
         """Wait a while for all records but the newest: they may land in a moment."""
-        wait(list(self._before.values()), _SETTLE_S)
+        self._system.threads.wait(list(self._before.values()), _SETTLE_S)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -223,7 +229,7 @@ class RunSession:
                 request.subtask,
                 request.epoch,
                 request.attempt,
-                system.monotonic_s(),
+                self._system.monotonic_s(),
             )
         return answer
 
@@ -254,7 +260,7 @@ class RunSession:
                 coordinator.withdraw(request.operator, admitted.grant)  # given when it asks again
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
-        self.progress.begun(request, system.monotonic_s())
+        self.progress.begun(request, self._system.monotonic_s())
         plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
         layers: list[RestoreStep] = []
         if admitted.layer is not None and not plan.look_for:
@@ -341,7 +347,7 @@ class RunSession:
                 self.restores.append(request.restore)
             if outcome is Acked.COMPLETE and coordinator.asynchronous:
                 before = self._commit_behind(coordinator, tenure, request)
-        self.progress.acked(request, system.monotonic_s())
+        self.progress.acked(request, self._system.monotonic_s())
         if before is not None:
             before.result()
         if outcome is not Acked.COMPLETE:
@@ -385,7 +391,7 @@ class RunSession:
         # What is retained never grows backwards, whatever a new operator's lineage says.
         oldest = max(work.manifest.oldest_needed, tenure.oldest_needed)
         manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest)
-        started_s = system.monotonic_s()
+        started_s = self._system.monotonic_s()
         try:
             with self._state_lock:
                 coordinator.check_follows(work)
@@ -398,7 +404,7 @@ class RunSession:
                 coordinator.fail(failure or _interrupted(work, error))
             _log.error("%s", error)
             raise
-        self.progress.committed(work, sequence, started_s, system.monotonic_s())
+        self.progress.committed(work, sequence, started_s, self._system.monotonic_s())
         self.cleaner.after_commit(coordinator, tenure, work.epoch)
 
     # --- bases ---------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from recovery.savepoint_state import last_epochs
 from snapshot.lineage import OperatorLineage
 from snapshot.log import CommitLog
 from snapshot.record import Manifest
-from statebackend import system
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
@@ -143,7 +142,8 @@ class StartPoint:
         def look() -> list[Manifest]:
             return held_before(self._log, tenure, anew=True)
 
-        going = GoingBack(location, generation=tenure.generation, look=look, new_id=system.new_id)
+        new_id = self._job.system.new_id
+        going = GoingBack(location, generation=tenure.generation, look=look, new_id=new_id)
         stamps = _recorded_stamps(look())
         going.repair(stamps)
         # The location first here, too; and who was fenced himself takes nothing back.

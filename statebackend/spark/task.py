@@ -7,9 +7,8 @@ acked without the barrier, and nothing before the last output row was handed to 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +32,6 @@ from snapshot.messages import (
 )
 from snapshot.names import data_name
 from snapshot.storage.counting import CountingStore
-from statebackend import system
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.ops.broadcast import RuleRows
 from statebackend.ops.declared import EpochTimes
@@ -62,13 +60,13 @@ from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Credentials, client_for
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
+from statebackend.system import SYSTEM, System, expanded, keep_loaded
 
 __all__ = ["SubtaskTask"]
 
 _log = logging.getLogger("statebackend.task")
 
 
-_YOUNG_OBJECTS = 50_000
 _RECENT_BYTES = 16 << 20  # of an encoded delta whose rows are kept in memory for the next epoch
 _RULES_SHARE = 4  # of the input's budget, in parts: what rules may take
 _TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit when packed
@@ -78,11 +76,15 @@ _TRIED_TIMES = 4  # state that is so many times the budget on disk will not fit 
 class _Timings:
     """Milliseconds since the last mark, by name."""
 
-    last_s: float = field(default_factory=system.monotonic_s)
+    now_s: Callable[[], float]
+    last_s: float = field(init=False)
     marks_ms: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.last_s = self.now_s()
+
     def mark(self, name: str) -> None:
-        now_s = system.monotonic_s()
+        now_s = self.now_s()
         self.marks_ms[name] = round((now_s - self.last_s) * 1000, 3)
         self.last_s = now_s
 
@@ -101,7 +103,7 @@ class SubtaskTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask: here, or in the worker that has its store open."""
         context = EpochContext.current(self.spec.uid, self.credentials.value)
-        work = Workspace.of_process(system.expanded(self.spec.local_dir), system.new_id)
+        work = Workspace.of_process(expanded(self.spec.local_dir), SYSTEM.new_id)
         if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)
             return
@@ -124,7 +126,7 @@ class SubtaskTask:
     ) -> Iterator[pa.RecordBatch]:
         """Another worker's attempt, in this one."""
         context = request.context(self.credentials.value)
-        work = Workspace.of_process(system.expanded(self.spec.local_dir), system.new_id)
+        work = Workspace.of_process(expanded(self.spec.local_dir), SYSTEM.new_id)
         return self.epoch(context, batches, work)
 
     def epoch(
@@ -132,7 +134,7 @@ class SubtaskTask:
     ) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask, in this process."""
         spec = self.spec
-        timings = _Timings()
+        timings = _Timings(SYSTEM.monotonic_s)
         plan = spec.plan
         schema = arrow_schema(plan.input_schema)
         rules, budget_bytes = None, spec.input_budget_bytes
@@ -167,10 +169,17 @@ class SubtaskTask:
             stack.callback(spill.close)
             stack.callback(taken.close)
             worker = SubtaskEpoch(
-                self.spec, self.processor, context, taken, store=store, work=work, timings=timings
+                self.spec,
+                self.processor,
+                context,
+                taken,
+                store=store,
+                work=work,
+                timings=timings,
+                system=SYSTEM,
             )
             yield from worker.run(spill)
-        system.keep_loaded("task")
+        keep_loaded("task")
 
 
 class SubtaskEpoch:
@@ -186,10 +195,12 @@ class SubtaskEpoch:
         store: CountingStore,
         work: Workspace,
         timings: _Timings,
+        system: System,
     ) -> None:
         self._spec, self._processor = spec, processor
         self._context, self._taken = context, taken
         self._store, self._work, self._timings = store, work, timings
+        self._system = system
         self._client = client_for(context.endpoint)
         self._counted: dict[str, int] = {}
         self._operator_state = OperatorStateIO(
@@ -214,7 +225,7 @@ class SubtaskEpoch:
             table = StateTable(opened.store, spill=spill)
             for epoch, rows in opened.layers:
                 table.add_layer(epoch, rows)
-            with _unhurried_collector():
+            with self._system.unhurried_collector():
                 yield from self._process(table, opened.reply)
             timings.mark("process")
             request = self._snapshot(opened, table)
@@ -345,9 +356,10 @@ class SubtaskEpoch:
             site,
             ask=ask,
             store=self._store,
-            now_s=system.monotonic_s,
+            now_s=self._system.monotonic_s,
             lease_timeout_s=spec.lease_timeout_s,
             settings=spec.rocks,
+            threads=self._system.threads,
         )
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
@@ -370,7 +382,7 @@ class SubtaskEpoch:
         frozen = table.freeze(epoch)
         delta = encode_frozen(frozen, self._work.path)
         digest = delta.digest.hex()
-        name = data_name(reply.generation, epoch, system.new_id())
+        name = data_name(reply.generation, epoch, self._system.new_id())
         part = durable_slice(self._store, delta, reply.inline_budget_bytes, name)
         budget_bytes = reply.inline_budget_bytes - len(part.data)
         parts = self._operator_parts(reply, budget_bytes)
@@ -388,7 +400,7 @@ class SubtaskEpoch:
         base, live_bytes = None, opened.store.live_bytes()
         large_bytes = live_bytes if live_bytes > _TRIED_TIMES * reply.inline_budget_bytes else 0
         if reply.base_due and not large_bytes:
-            name = data_name(reply.generation, epoch, system.new_id())
+            name = data_name(reply.generation, epoch, self._system.new_id())
             limit_bytes = reply.inline_budget_bytes
             base, large_bytes = small_base(table, self._store, limit_bytes, budget_bytes, name)
             self._timings.mark("base")
@@ -420,7 +432,9 @@ class SubtaskEpoch:
     def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
         """States that belong to no key, as the ack carries them."""
         assert self._frozen is not None
-        names = [data_name(reply.generation, self._context.epoch, system.new_id()) for _ in "lm"]
+        names = [
+            data_name(reply.generation, self._context.epoch, self._system.new_id()) for _ in "lm"
+        ]
         return self._operator_state.write(self._frozen, reply, names, budget_bytes)
 
     def _figures(self, opened: OpenSubtask) -> dict[str, int]:
@@ -431,15 +445,3 @@ class SubtaskEpoch:
             "stored_bytes": opened.store.stored_bytes(),
             **self._counted,
         }
-
-
-@contextlib.contextmanager
-def _unhurried_collector() -> Iterator[None]:
-    """Look for cycles less often: rows come and go by the thousand, and hardly ever form one."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], _YOUNG_OBJECTS), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

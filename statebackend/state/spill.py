@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 
 from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, binary_array, disk_failed
 from statebackend.state.columns import EMPTY, bools_of, places_array
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["ArrowRows", "OverlaySpill", "Run", "count_merged", "merge"]
 
@@ -208,13 +208,15 @@ class OverlaySpill:
         folder: names a folder of our own; made when it is needed, removed by :meth:`close`.
     """
 
-    def __init__(self, *, limit_bytes: int, folder: Callable[[], Path]) -> None:
+    def __init__(
+        self, *, limit_bytes: int, folder: Callable[[], Path], threads: Threads = THREADS
+    ) -> None:
         self.limit_bytes = limit_bytes
         self._folder = folder
         self._made: Path | None = None
         self._numbers = count()
         self._cache: OrderedDict[tuple[int, int], SortedRows] = OrderedDict()
-        self._cache_lock = threading.Lock()  # a snapshot may be read while its owner goes on
+        self._cache_lock = threads.lock()  # a snapshot may be read while its owner goes on
 
     def path(self, name: str) -> Path:
         """A path for a new file in the folder."""

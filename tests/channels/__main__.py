@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any
 
 from tests.channels.branches import unreached
-from tests.channels.mutations import MUTATIONS
+from tests.channels.bugs import BUGS
 from tests.channels.world import simulate
 
 SEED = "STATEBACKEND_CHANNELS_SEED"
@@ -27,12 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.channels", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="from:to, the last one not included")
-    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS], help="a planted bug")
+    parser.add_argument("--planted", choices=[*BUGS], help="a planted bug")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--out", default="", help="a file for the summary")
     given = parser.parse_args(arguments)
     if os.environ.get(SEED):
-        return _replay(int(os.environ[SEED]), given.mutation)
+        return _replay(int(os.environ[SEED]), given)
     first, _, last = given.seeds.partition(":")
     summary = _all(range(int(first), int(last or int(first) + 1)), given)
     text = json.dumps(summary, indent=2)
@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if summary["violations"] else 0
 
 
-def _replay(seed: int, mutation: str) -> int:
-    result = simulate(seed, mutation=mutation, keep_trace=True)
+def _replay(seed: int, given: argparse.Namespace) -> int:
+    result = simulate(seed, bug=BUGS.get(given.planted), keep_trace=True)
     print("\n".join(result.trace))
     print(f"seed {seed}: {result.steps} steps, {result.cuts} cuts, digest {result.digest}")
     for checker, what in result.violations:
@@ -58,15 +58,15 @@ def _all(wanted: range, given: argparse.Namespace) -> dict[str, Any]:
     steps = cuts = seeds = 0
     violations = []
     for seed in wanted:
-        result = simulate(seed, mutation=given.mutation)
+        result = simulate(seed, bug=BUGS.get(given.planted))
         seeds += 1
         steps += result.steps
         cuts += result.cuts
         counts.update(result.counts)
         for checker, what in result.violations:
             replay = f"{SEED}={seed} python -m tests.channels"
-            if given.mutation:
-                replay += f" --mutation {given.mutation!r}"
+            if given.planted:
+                replay += f" --planted {given.planted!r}"
             violations.append({"seed": seed, "checker": checker, "what": what, "replay": replay})
             print(f"seed {seed}: {checker}: {what[:300]}\n  replay: {replay}", flush=True)
         if seeds % 1000 == 0:
@@ -81,7 +81,7 @@ def _all(wanted: range, given: argparse.Namespace) -> dict[str, Any]:
         "cuts": cuts,
         "wall_s": round(wall_s, 1),
         "steps_per_s": round(steps / max(wall_s, 1e-9)),
-        "mutation": given.mutation,
+        "planted": given.planted,
         "violations": violations,
         "unreached": unreached(counts),
         "noted": dict(sorted(counts.items())),

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from tests.support.faults import Fault
+
 __all__ = ["BRANCHES", "unreached"]
 
 BRANCHES: Final = (
     "a subtask has finished before the job",
-    "a task failed",
+    Fault.SLOT_FAILED,
     "aligned snapshot",
     "alignment given up: cancelled",
     "alignment given up: newer",
@@ -29,13 +31,13 @@ BRANCHES: Final = (
     "record not written",
     "rescale refused: rows in flight",
     "restored",
-    "restored at another parallelism",
+    Fault.RESCALED,
     "rows in flight put back",
     "rows kept",
     "rows overtaken",
     "savepoint durable",
     "stopped, and started again",
-    "the driver died",
+    Fault.DRIVER_KILLED,
     "too many checkpoints failed",
     "unaligned checkpoint durable",
     "unaligned snapshot",

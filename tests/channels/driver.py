@@ -24,6 +24,7 @@ from statebackend.errors import RescaleError
 from tests.channels.checkers.base import Violation
 from tests.channels.plan import Config
 from tests.channels.tasks import ChannelId, Part, Row, Saved, Task
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.channels.world import World
@@ -183,6 +184,7 @@ class Driver:
         commit, self.writing = self.writing[1], None
         if not durable:
             self.world.note("record not written")
+            self.world.note(Fault.REQUEST_LOST)
             self.do(self.checkpoints.not_committed(commit.checkpoint))
             return
         self.append(commit)
@@ -231,6 +233,7 @@ class Driver:
         world.done = all(part.ended for part in record.parts.values())
         if not world.done:
             world.note("stopped, and started again")
+            world.note(Fault.QUERY_STOPPED)
             world.tear_down()
             world.driver = Driver(world)
 
@@ -252,6 +255,7 @@ class Driver:
         """The process is killed; a record on its way may land all the same."""
         if self.writing is not None and self.world.random.random() < 0.5:
             self.append(self.writing[1])
+            self.world.note(Fault.LATE_WRITE)
             self.world.note("record landed after its driver's death")
         if self.uncommitted:
             self.world.note("driver died before the sinks were committed")
@@ -295,7 +299,7 @@ class Driver:
             world.note("rescale refused: rows in flight")
             return list(record.parallelism)
         if wanted != record.parallelism:
-            world.note("restored at another parallelism")
+            world.note(Fault.RESCALED)
         return wanted
 
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
 from snapshot.alignment import Mode
+from tests.support.faults import Fault
 
-__all__ = ["BROADCAST", "FORWARD", "KEY", "REBALANCE", "Config", "Edge", "Vertex", "draw", "mix"]
+__all__ = [
+    "ALWAYS",
+    "BROADCAST",
+    "FORWARD",
+    "KEY",
+    "REBALANCE",
+    "STRIKES",
+    "Config",
+    "Edge",
+    "Vertex",
+    "draw",
+    "mix",
+]
 
 KEY, FORWARD, BROADCAST, REBALANCE = "key", "forward", "broadcast", "rebalance"
 SPLIT = 1_000  # a row's number within its split is below it
@@ -81,6 +95,19 @@ class Config:
     patient: bool = True  # a run is hit only once it has a checkpoint
     rescale: float = 0.3
     steps: int = 1_500
+
+
+# Which faults a rate is of.
+STRIKES: Mapping[str, tuple[Fault, ...]] = {
+    "fails": (Fault.SLOT_FAILED,),
+    "driver_dies": (Fault.DRIVER_KILLED, Fault.LATE_WRITE),
+    "persist_fails": (Fault.REQUEST_LOST,),
+    "write_fails": (Fault.REQUEST_LOST,),
+    "messages_lost": (Fault.MESSAGE_LOST,),
+    "stops": (Fault.QUERY_STOPPED,),
+    "rescale": (Fault.RESCALED,),
+}
+ALWAYS = (Fault.MESSAGE_TWICE,)  # in each world
 
 
 def draw(random: Random) -> Config:

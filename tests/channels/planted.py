@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import snapshot.watermarks
@@ -14,10 +13,7 @@ from snapshot.watermarks import Watermarks
 from tests.channels.driver import Driver
 from tests.channels.tasks import Channel, Task
 from tests.channels.world import World
-
-__all__ = ["Patches"]
-
-Patches = Iterator[tuple[Any, str, Any]]
+from tests.planted.bug import Patches
 
 # --- alignment -----------------------------------------------------------------------------------
 

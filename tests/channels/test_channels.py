@@ -13,8 +13,9 @@ import pytest
 
 from tests.channels.__main__ import SEED, main
 from tests.channels.branches import unreached
-from tests.channels.plan import draw, truth
+from tests.channels.plan import ALWAYS, STRIKES, draw, truth
 from tests.channels.world import Result, simulate
+from tests.support.faults import struck
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(400)
@@ -40,6 +41,8 @@ def test_the_fixed_portion_finds_nothing(portion: list[Result]) -> None:
 def test_every_rare_branch_is_reached(portion: list[Result]) -> None:
     counts = sum((result.counts for result in portion), Counter[str]())
     assert not unreached(counts)
+    faults = {*ALWAYS, *(fault for kinds in STRIKES.values() for fault in kinds)}
+    assert struck(counts).keys() == faults
 
 
 @pytest.mark.parametrize("seed", [3, 8, 13])
@@ -89,7 +92,7 @@ def test_a_seed_is_replayed_by_the_environment(
 def test_the_runner_says_which_seed_failed_and_how_to_run_it_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--seeds", "0:4", "--mutation", "the first barrier triggers"]) == 1
+    assert main(["--seeds", "0:4", "--planted", "the first barrier triggers"]) == 1
     said = capsys.readouterr().out
     assert f"replay: {SEED}=0 python -m tests.channels" in said
     assert '"checker": "cut"' in said

@@ -10,7 +10,6 @@ from random import Random
 from snapshot.barrier import Barrier, EndOfInput
 from snapshot.checkpoints import Reason, Subtask
 from statebackend.errors import StateBackendError
-from tests.channels import mutations
 from tests.channels.checkers.base import Violation
 from tests.channels.checkers.cut import Cut
 from tests.channels.checkers.numbers import Numbers
@@ -19,6 +18,8 @@ from tests.channels.checkers.output import Output
 from tests.channels.driver import Driver, Record, saved_of
 from tests.channels.plan import FORWARD, Config, draw
 from tests.channels.tasks import Channel, Part, Saved, Task
+from tests.planted.bug import PlantedBug, adjust, planted
+from tests.support.faults import Fault
 
 __all__ = ["Result", "World", "simulate"]
 
@@ -82,6 +83,7 @@ class World:
     def send(self, task: Task, what: str, *about: object) -> None:
         """From the driver to a task; with several attempts at a time, in their order."""
         if self.config.messages_lost and self.random.random() < self.config.messages_lost:
+            self.note(Fault.MESSAGE_LOST)
             return
         due_s = self.now_s + 0.003 * self.random.random()
         self.messages.append((due_s, task, True, what, about))
@@ -90,16 +92,19 @@ class World:
         """From a task to the driver. That a task is at its end is said until it is heard."""
         lost = self.config.messages_lost
         if lost and what != "at end" and self.random.random() < lost:
+            self.note(Fault.MESSAGE_LOST)
             return
         due_s = self.now_s + 0.003 * self.random.random()
         self.messages.append((due_s, task, False, what, about))
         if self.random.random() < 0.05:
+            self.note(Fault.MESSAGE_TWICE)
             self.messages.append((due_s, task, False, what, about))
 
     def persist(self, task: Task, checkpoint: int, part: Part) -> None:
         """In the background; it may fail."""
         self.note("part whole")
         if self.random.random() < self.config.persist_fails:
+            self.note(Fault.REQUEST_LOST)
             self.post("decline", task, checkpoint, Reason.DECLINED)
         else:
             self.post("ack", task, checkpoint, part)
@@ -229,10 +234,10 @@ class World:
         drawn = random.random()
         if drawn < config.fails + config.driver_dies and (self.begun or not config.patient):
             if drawn < config.driver_dies:
-                self.note("the driver died")
+                self.note(Fault.DRIVER_KILLED)
                 self.driver.die()
             elif self.tasks:
-                self.note("a task failed")
+                self.note(Fault.SLOT_FAILED)
                 self.driver.fail()
 
     def play(self) -> None:
@@ -261,13 +266,17 @@ class World:
 
 
 def simulate(
-    seed: int, *, mutation: str = "", config: Config | None = None, keep_trace: bool = False
+    seed: int,
+    *,
+    bug: PlantedBug | None = None,
+    config: Config | None = None,
+    keep_trace: bool = False,
 ) -> Result:
     """Run one seed to its end."""
     config = config or draw(Random(f"config {seed}"))
-    mutations.adjust(mutation, config)
+    adjust(config, bug)
     violations: list[tuple[str, str]] = []
-    with mutations.applied(mutation):
+    with planted(bug):
         world = World(seed, config, keep_trace=keep_trace)
         try:
             world.play()

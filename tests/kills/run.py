@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.kills.jobs import JOBS
 from tests.kills.plan import Round, rounds
+from tests.kills.strikes import ALL
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ def _say(one: Outcome) -> None:
 
 def summary(found: list[Outcome]) -> str:
     """The kills that happened: a line for each kind of job."""
-    kinds = ["driver", "JVM", "executor", "worker", "driver and rescaled"]
-    lines = [f"{'job':22}" + "".join(f"{kind:>21}" for kind in kinds)]
+    kinds = [fault.name for fault in ALL]
+    lines = [f"{'job':22}" + "".join(f"  {kind}" for kind in kinds)]
     for job in dict.fromkeys(one.round.job for one in found):
         kills: Counter[str] = sum((o.kills for o in found if o.round.job == job), Counter())
-        lines.append(f"{job:22}" + "".join(f"{kills[kind]:>21}" for kind in kinds))
+        lines.append(f"{job:22}" + "".join(f"{kills[kind]:>{len(kind) + 2}}" for kind in kinds))
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from recovery.drill.catalogue.waits import until_or_end
 from recovery.drill.live import LiveStage
 from recovery.drill.scenario import DrillFault
 from recovery.drill.stage import CannotStrikeError, Stage
+from tests.support.faults import Fault
 
 WITHIN_S: Final = 1.5  # an epoch and some, so that every moment of one is hit
 _FOUND_WITHIN_S: Final = 120.0
@@ -71,18 +72,21 @@ def _rescaled(stage: Stage, rng: Random) -> str:
     return f"{killed}, and from {before} to {stage.parallelism} subtasks"
 
 
-def _fault(name: str, strike: Any, *, ends: bool = False) -> DrillFault:
+def _fault(fault: Fault, strike: Any, *, ends: bool = False) -> DrillFault:
     return DrillFault(
-        name=name,
-        summary="SIGKILL at a random moment.",
+        name=fault.value,
+        summary=f"{fault.sentence} By SIGKILL, at a random moment.",
         promise="Results are exact.",
         strike=strike,
         ends_driver=ends,
     )
 
 
-DRIVER: Final = _fault("driver", _driver, ends=True)
-JVM: Final = _fault("JVM", _jvm, ends=True)
-WORKER: Final = _fault("worker", _worker)
-EXECUTOR: Final = _fault("executor", _executor)
-RESCALED: Final = _fault("driver and rescaled", _rescaled, ends=True)
+DRIVER: Final = _fault(Fault.DRIVER_KILLED, _driver, ends=True)
+JVM: Final = _fault(Fault.JVM_KILLED, _jvm, ends=True)
+WORKER: Final = _fault(Fault.WORKER_KILLED, _worker)
+EXECUTOR: Final = _fault(Fault.EXECUTOR_LOST, _executor)
+# The driver is killed, and the next one has another number of subtasks.
+RESCALED: Final = _fault(Fault.RESCALED, _rescaled, ends=True)
+
+ALL: Final = (DRIVER, JVM, EXECUTOR, WORKER, RESCALED)

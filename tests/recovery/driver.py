@@ -40,6 +40,7 @@ from snapshot.storage.base import ObjectStore
 from snapshot.tenure import Patience
 from snapshot.watermark import NextDue
 from statebackend.spark.session import RunSession
+from statebackend.system import SYSTEM, System
 
 JOB, JOB_ID = "clicks", "job-0"
 MAX_PARALLELISM = 8
@@ -411,6 +412,7 @@ class Started:
         specs: Specs | None = None,
         initial: Mapping[str, Mapping[int, State]] | None = None,
         on_epoch_acked: Callable[[NextDue], None] | None = None,
+        system: System = SYSTEM,
     ) -> None:
         self.store = store
         self.parallelism = dict(parallelism)
@@ -451,6 +453,7 @@ class Started:
             whole_limit_bytes=whole_limit_bytes,
             clean_every_epochs=clean_every_epochs,
             on_epoch_acked=on_epoch_acked,
+            system=system,
         )
         self.session.open(self.coordinator, self.tenure)
 

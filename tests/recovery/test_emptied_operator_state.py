@@ -19,7 +19,7 @@ LOOK = [(1, 0)]
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has seen nothing."""
-    monkeypatch.setattr(operatorstate, "_cache", operatorstate._Cache())
+    monkeypatch.setattr(operatorstate, "_of_process", operatorstate.KeptBlobs())
 
 
 class Priced(BroadcastProcessor):

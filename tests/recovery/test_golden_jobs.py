@@ -286,7 +286,7 @@ def shared(job: InProcessJob, parallelism: int) -> dict[int, list[Any]]:
 @pytest.fixture
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has seen nothing of such a job."""
-    monkeypatch.setattr(operatorstate, "_cache", operatorstate._Cache())
+    monkeypatch.setattr(operatorstate, "_of_process", operatorstate.KeptBlobs())
 
 
 BEFORE, SINCE = range(RESCALED_FROM), range(RESCALED_FROM, EPOCHS)
@@ -318,7 +318,7 @@ def test_format_3_goes_on_with_another_schema_and_is_restored_again(tmp_path: Pa
     job.start(SharedChanged(), parallelism=3)
     job.run([], [("new", 5)])
     shutil.rmtree(tmp_path / "local")
-    operatorstate._cache = operatorstate._Cache()
+    operatorstate._of_process = operatorstate.KeptBlobs()
     job.start(SharedChanged(), parallelism=2)
     rules = [(("new",), (Decimal(5), "new"))]
     rules += [((f"w{e}",), (Decimal(e), "x")) for e in range(1, EPOCHS)]

@@ -35,7 +35,7 @@ SMALL = 60  # bytes: what is larger has an object of its own
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has seen nothing."""
-    monkeypatch.setattr(operatorstate, "_cache", operatorstate._Cache())
+    monkeypatch.setattr(operatorstate, "_of_process", operatorstate.KeptBlobs())
 
 
 class Worker:
@@ -102,7 +102,7 @@ def run(started: Started, epoch: int, *rules: tuple[int, int]) -> list[Worker]:
 
 
 def forget() -> None:
-    operatorstate._cache = operatorstate._Cache()
+    operatorstate._of_process = operatorstate.KeptBlobs()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -25,7 +25,7 @@ KEYS = range(20)
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has seen nothing."""
-    monkeypatch.setattr(operatorstate, "_cache", operatorstate._Cache())
+    monkeypatch.setattr(operatorstate, "_of_process", operatorstate.KeptBlobs())
 
 
 class Hoard(KeyedProcessor):
@@ -84,7 +84,7 @@ def test_a_small_base_is_written_whenever_it_is_due_whatever_the_lists_take(
     assert {one.object is not None for one in bases} == {base_apart}
     assert all(0 < one.size_bytes <= BUDGET for one in bases)
     shutil.rmtree(tmp_path / "local")
-    operatorstate._cache = operatorstate._Cache()
+    operatorstate._of_process = operatorstate.KeptBlobs()
     assert verify(open_store(str(tmp_path / "store"), new_id=system.new_id), "job").ok
     job.start(Hoard(list_bytes))
     expected = repr(((sum(range(EPOCHS)),), [(EPOCHS - 1, list_bytes)]))

@@ -42,6 +42,7 @@ from statebackend.errors import (
 )
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
+from statebackend.rocks.parted import Opener, open_database
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.state.table import StateTable
 from tests.recovery.driver import (
@@ -111,6 +112,7 @@ class Job:
         self.uploads: list[Uploaded] = []
         self.store = store or MemoryStore()
         self.keeper = keeper
+        self.opener: Opener = open_database
         self.durable = CountingStore(self.store)
         self.budget, self.every = budget, every
         self.epoch = 0
@@ -143,6 +145,7 @@ class Job:
             new_id=new_id,
             clock=Clock(ticks, ticks.sleep),
             keeper=self.keeper,
+            opener=self.opener,
         )
 
     def incarnation(self, host: str) -> Path:
@@ -312,7 +315,7 @@ def test_no_opening_waits_for_a_merge_however_often_it_was_called_off(job: Job) 
     store.close()
     with pytest.MonkeyPatch.context() as patch:
         # With so little, RocksDB would be quick enough: here no merge ever comes to its end.
-        patch.setattr(RocksStore, "open", partial(RocksStore.open, compacting=False))
+        job.opener = partial(RocksStore.open, compacting=False)
         patch.setattr("statebackend.rocks.store.Rdict", Unmerged)
         for _ in range(6):
             job.restart()
@@ -320,6 +323,7 @@ def test_no_opening_waits_for_a_merge_however_often_it_was_called_off(job: Job) 
             assert opened.store.level0_files() >= 16
             assert dict(opened.store.scan()) == job.truth[opened.reply.durable_epoch]
             opened.incarnation.release()
+    job.opener = open_database
     job.restart()
     opened = job.open()
     tick = threading.Event()  # it is merged beside the rows, once there is time

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery import upload as upload_module
 from recovery.keeper import Keeper
 from recovery.local import Incarnation
 from recovery.restore import OpenSubtask
@@ -376,6 +375,7 @@ def test_an_upload_whose_local_copy_is_gone_says_so_and_what_that_means(
 ) -> None:
     held, voice = opened(tmp_path), Voice()
     wrote(held, 0)
+    turn = threading.Semaphore(1)
     one = BaseUpload(
         held,
         grant_of(0),
@@ -383,6 +383,7 @@ def test_an_upload_whose_local_copy_is_gone_says_so_and_what_that_means(
         generation=1,
         reporter=voice,
         now_s=Clock(),
+        turn=turn,
         of="operator 'counts', subtask 3",
     )
     if gone == "lease":  # somebody sweeps between two calls
@@ -399,7 +400,7 @@ def test_an_upload_whose_local_copy_is_gone_says_so_and_what_that_means(
         shutil.rmtree(held.path)
         one.run()
     else:
-        with upload_module._turn:  # another one is being sent
+        with turn:  # another one is being sent
             one.start()
             held.settle()  # the files are linked
             shutil.rmtree(held.path / "work" if gone == "files" else held.path)

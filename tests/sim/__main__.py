@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.sim.branches import reached
-from tests.sim.mutations import MUTATIONS
+from tests.sim.bugs import BUGS
 from tests.sim.world import Result, simulate, simulate_task
 
 SEED = "STATEBACKEND_SIM_SEED"
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="from:to, the last one not included")
     parser.add_argument("--events", type=int, default=20_000, help="of each seed, before its calm")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS], help="a planted bug")
+    parser.add_argument("--planted", choices=[*BUGS], help="a planted bug")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--out", default="", help="a file for the summary")
     given = parser.parse_args(arguments)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _replay(seed: int, given: argparse.Namespace) -> int:
-    result = simulate(seed, events=given.events, mutation=given.mutation, keep_trace=True)
+    result = simulate(seed, events=given.events, bug=BUGS.get(given.planted), keep_trace=True)
     print("\n".join(result.trace))
     print(f"seed {seed}: {result.events} events, {result.epochs} epochs, digest {result.digest}")
     for checker, what in result.violations:
@@ -57,7 +57,7 @@ def _replay(seed: int, given: argparse.Namespace) -> int:
 
 
 def _results(wanted: range, given: argparse.Namespace) -> Iterator[Result]:
-    tasks = ((seed, given.events, given.mutation) for seed in wanted)
+    tasks = ((seed, given.events, BUGS.get(given.planted)) for seed in wanted)
     until_s = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
     if given.jobs == 1:
         for task in tasks:
@@ -88,8 +88,8 @@ def _all(wanted: range, given: argparse.Namespace) -> dict[str, Any]:
         counts.update(result.counts)
         for checker, what in result.violations:
             replay = f"{SEED}={result.seed} python -m tests.sim --events {given.events}"
-            if given.mutation:
-                replay += f" --mutation {given.mutation!r}"
+            if given.planted:
+                replay += f" --planted {given.planted!r}"
             found = {"seed": result.seed, "checker": checker, "what": what, "replay": replay}
             violations.append(found)
             print(f"seed {result.seed}: {checker}: {what[:300]}\n  replay: {replay}", flush=True)
@@ -105,7 +105,7 @@ def _all(wanted: range, given: argparse.Namespace) -> dict[str, Any]:
         "wall_s": round(wall_s, 1),
         "events_per_s": round(events / max(wall_s, 1e-9)),
         "jobs": given.jobs,
-        "mutation": given.mutation,
+        "planted": given.planted,
         "violations": violations,
         "branches": dict(reached(counts)),
         "noted": dict(sorted(counts.items())),

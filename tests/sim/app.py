@@ -9,25 +9,39 @@ every subtask has ended well and the sink has taken the output, ``commits/n`` is
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
 from snapshot.log import RecordCache
+from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.settings import Settings
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job
 from statebackend.spark.launch import Launch, Operator
+from statebackend.spark.surroundings import Surroundings
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Executor, Host, Worker, later
 from tests.sim.kernel import Process
-from tests.sim.location import GROUPS, Committed, Plan, State, after, plan_of, rows_of
+from tests.sim.location import (
+    GROUPS,
+    Committed,
+    Plan,
+    SimLocation,
+    State,
+    after,
+    plan_of,
+    rows_of,
+)
+from tests.sim.places import FolderStore
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
-from tests.sim.threads import Event
+from tests.sim.threads import Event, SimSystem
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -37,6 +51,8 @@ __all__ = ["App", "QueryFailed"]
 _DEFAULTS = Settings.resolve({}, lambda _: None)
 _KEY = StructType()
 PARALLELISM_MAX = 5
+_WAY_OUT = re.compile(r"(?:can give up what came after epoch|it can go back to) (\d+(?:, \d+)*)")
+_AGAIN = "before, and has gone on since"
 
 
 class QueryFailed(Exception):
@@ -44,14 +60,44 @@ class QueryFailed(Exception):
 
 
 class SimJob(Job):
-    """A job whose store is the bucket."""
+    """A job whose store is the bucket, as one driver has it."""
 
-    def __init__(self, store: SimStore, patience: StorePatience) -> None:
+    def __init__(self, app: App, store: SimStore, patience: StorePatience) -> None:
         self.uri, self.name, self.store_uri = "sim://", "job", "sim://job"
-        self.local_name = "job"
-        self._patience = patience
+        self.local_name, self.system = "job", app.system
+        self._app, self._patience = app, patience
         self._store = CountingStore(store)
-        self._cache = RecordCache()
+        self._cache = RecordCache(app.system.threads)
+
+    def open_at(self, uri: str) -> FolderStore:
+        """A savepoint's folder. `take` asks for it with its cleaner held."""
+        saves, prefix = self._app.world.saves, uri.removeprefix("sim://") + "/"
+        saves.holding.append((prefix, saves.launches[prefix]))
+        return FolderStore(self._app.world, self._app.process, prefix)
+
+    def probe(self, store: ObjectStore) -> None:
+        """The bucket does what is asked of it."""
+
+
+class SimSurroundings(Surroundings):
+    """What a driver's process has, and the location that all drivers share."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._running: dict[str, Any] = {}
+
+    @property
+    def running(self) -> dict[str, Any]:
+        return self._running
+
+    def server(self) -> Any:
+        return SimpleNamespace(remove=self._app.remove_session)
+
+    def location(self, path: str) -> SimLocation:
+        return SimLocation(self._app.shared, self._app.world.sched)
+
+    def check_sink(self, query: Any, *, checked: bool) -> None:
+        """Any will do."""
 
 
 class Query:
@@ -84,11 +130,13 @@ class App:
         self.process = Process(f"app{number}")
         self.process.at_death.append(self._gone)
         sched, config = world.sched, world.config
+        self.system = SimSystem(sched, self.process)
         store = SimStore(world.bucket, self.process, config)
         patience = StorePatience(
-            config.commit_timeout_s, now_s=lambda: sched.now_s, sleep_s=sched.pause
+            config.commit_timeout_s, now_s=self.system.monotonic_s, sleep_s=self.system.sleep_s
         )
-        self.job = SimJob(store, patience)
+        self.job = SimJob(self, store, patience)
+        self.around = SimSurroundings(self)
         self.sessions: dict[str, Any] = {}
         self.query: Query | None = None
         self.stage: Stage | None = None
@@ -127,17 +175,31 @@ class App:
                 code = error.code if isinstance(error, StateBackendError) else str(error)
                 sched.note(f"query failed {code}", str(self.process))
                 self.world.query_failed(self, error)
+                self._take_way_out(error)
                 # Whoever was fenced by another driver stops for good; the job is in good hands.
                 self.fenced = isinstance(error, FencedError) and self.world.newest is not self
             sched.pause(0.1 + 0.3 * sched.random.random())
         sched.note("driver gave up", str(self.process))
         self.world.kill_app(self)
 
+    def _take_way_out(self, error: Exception) -> None:
+        """Do what the error says, as whoever reads it would: the newest epoch that it names."""
+        shared = self.shared
+        if not self.world.config.takes_way_out:
+            return
+        if shared.go_back_to is not None and _AGAIN in str(error):
+            shared.went_back_to.add(shared.go_back_to)  # that one cannot be named a second time
+        named = _WAY_OUT.search(str(error))
+        epochs = [int(one) for one in named[1].split(", ")] if named else []
+        shared.go_back_to = next((n for n in epochs if n not in shared.went_back_to), None)
+        if shared.go_back_to is not None:
+            self.world.sched.note("goes back as an error said")
+
     def _run_query(self) -> None:
         sched, shared = self.world.sched, self.shared
         if sched.chance(self.world.config.rescale):
             shared.parallelism = sched.random.randint(1, PARALLELISM_MAX)
-            sched.note("started at another parallelism", str(shared.parallelism))
+            sched.note(Fault.RESCALED, str(shared.parallelism))
         self.parallelism = shared.parallelism
         launch = Launch(
             self,  # type: ignore[arg-type]
@@ -149,6 +211,9 @@ class App:
             settings=self.settings,
             allow_dropped_state=False,
             checked=self.world.config.checked,
+            go_back_to=shared.go_back_to,
+            around=self.around,
+            clean=self.world.clean,
         )
         self.launch = launch
         launch.prepare(None, "/location")
@@ -163,6 +228,7 @@ class App:
             launch.bind(query)  # type: ignore[arg-type]
             sched.note("query started", f"{self.process}")
             self.world.bound(self, launch)
+            shared.go_back_to = None
             query.stopped.wait()
             del running
         finally:
@@ -208,6 +274,10 @@ class App:
         plan = shared.offsets.get(batch)
         if plan is None:
             plan = shared.offsets[batch] = plan_of(shared, batch, config, sched.random)
+            last = shared.offsets.get(batch - 1, plan)
+            if plan.stamp_ms < last.stamp_ms:
+                sched.note(Fault.CLOCK_STEPPED, str(batch))
+            shared.purge(batch)
         else:
             sched.note("batch repeated", str(batch))
         before = shared.commits.get(batch - 1)
@@ -227,7 +297,7 @@ class App:
         world, shared = self.world, self.shared
         sched, config = world.sched, world.config
         if sched.chance(config.sink_fails):
-            sched.note("sink failed")
+            sched.note(Fault.SINK_FAILED)
             raise QueryFailed("the sink failed")
         sched.pause(0.004)
         if not query.isActive:
@@ -242,12 +312,11 @@ class App:
             raise QueryFailed("the batch before is not there")
         state, model = after(stage.state, rows)
         output: State | None = {k: v for p in sorted(done) for k, v in done[p].output.items()}
-        if len(done) < stage.parallelism:
-            sched.note("batch read in part")
+        if len({attempt.subtask for attempt in done.values()}) < stage.parallelism:
+            sched.note(Fault.READ_IN_PART)
             output = None
         committed = Committed(plan, stage.salt, state, output)
         shared.commits[plan.batch] = committed
-        shared.trim()
         world.committed(self, session, committed, model)
 
     # --- what happens to it --------------------------------------------------------------------
@@ -286,7 +355,7 @@ class App:
         """A worker for an attempt: where the subtask's anchor is, if there is one to be had."""
         sched = self.world.sched
         if sched.chance(self.world.config.moved):
-            sched.note("subtask moved")
+            sched.note(Fault.SUBTASK_MOVED)
             self.places[subtask] = sched.random.randrange(len(self.executors))
         place = self.places[subtask]
         for turn in range(len(self.executors)):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from tests.support.faults import Fault
+
 __all__ = ["BRANCHES", "reached", "unreached"]
 
 # name: the beginnings of notes that show it, any of them
@@ -19,30 +21,30 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a create lands after its client gave up": ("late create: created",),
     "a create is delivered twice": ("late create: exists",),
     "a create finds its slot taken": ("create: exists",),
-    "the answer to a request is lost": ("store: answer lost",),
-    "the store is down for a while": ("store outage",),
-    "two drivers run at once": ("second driver",),
+    "the answer to a request is lost": (Fault.ANSWER_LOST,),
+    "the store is down for a while": (Fault.STORE_UNREACHABLE,),
+    "two drivers run at once": (Fault.SECOND_DRIVER,),
     "a frozen driver thaws after its successor began": ("driver thawed as a zombie",),
     # batches
     "a batch is repeated from its offsets": ("batch repeated",),
     "a commit of Spark's is taken back": ("commits taken back",),
     "a plan of Spark's is taken back": ("offsets taken back",),
     "a plan or commit of Spark's is put back": ("offsets put back", "commits put back"),
-    "a start is frozen while it goes back": ("start frozen",),
-    "a batch is read in part": ("batch read in part",),
+    "a start is frozen while it goes back": (Fault.START_FROZEN,),
+    "a batch is read in part": (Fault.READ_IN_PART,),
     "an epoch is found unfinished": ("query failed SB5001",),
-    "the sink fails after the epoch was durable": ("sink failed",),
+    "the sink fails after the epoch was durable": (Fault.SINK_FAILED,),
     "two drivers meet in Spark's location": ("concurrent update of the location",),
     "a record supersedes another of its epoch": ("record supersedes",),
     # tasks
     "an input ends without its barrier": ("task failed: SB5003",),
     "the processor raises": ("task failed: SB1014",),
     "an ack comes too late": ("ack: SB5005",),
-    "another action looks": ("part of a batch evaluated again by another action",),
+    "another action looks": (Fault.EVALUATED_AGAIN,),
     "a begin comes too late": ("begin: SB5005",),
-    "a twin is started": ("speculative twin",),
-    "a stage is run again with other rows": ("stage run again with other rows",),
-    "an output is lost and made again": ("result lost", "stage run again"),
+    "a twin is started": (Fault.SPECULATIVE_TWIN,),
+    "a stage is run again with other rows": (Fault.OTHER_ROWS,),
+    "an output is lost and made again": (Fault.RESULT_LOST, Fault.STAGE_AGAIN),
     "a task's driver does not answer": ("rpc:",),
     "a session is not known any more": ("begin: SB5006", "ack: SB5006"),
     # local copies
@@ -56,14 +58,14 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
         "reason: the local copy ",
         "reason: the local copy",
     ),
-    "the disk is full": ("disk full",),
+    "the disk is full": (Fault.DISK_FULL,),
     "a restore from local deltas alone": ("restored local",),
     "a restore from the durable copy": ("restored durable",),
     "a restore from a mixture": ("restored mixed",),
     "a restore with a layer on top": ("restored with a layer",),
-    "a host is lost": ("host lost",),
+    "a host is lost": (Fault.HOST_LOST,),
     # another parallelism
-    "a query is started at another parallelism": ("started at another parallelism",),
+    "a query is started at another parallelism": (Fault.RESCALED,),
     "a child is made of several local parents": ("child from several local parents",),
     "a child is made of local and durable parents": ("child from parents: mixed",),
     "a child is made of durable parents alone": ("child from parents: durable",),
@@ -80,7 +82,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     ),
     "a stranger takes a savepoint": ("savepoint taken by a stranger",),
     "a driver takes a savepoint": ("savepoint taken by the driver",),
-    "a savepoint is cut": ("savepoint cut",),
+    "a savepoint is cut": (Fault.SAVEPOINT_CUT,),
     "a savepoint is deleted": ("savepoint: deleted",),
     "what is left of a savepoint is deleted": ("savepoint: incomplete one deleted",),
     "a job begins with a savepoint": ("job begun with a savepoint",),
@@ -93,8 +95,8 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a grant lapses": ("base_done: SB5005", "base_renewed: SB5005"),
     "a driver cleans": ("driver cleaned",),
     "a stranger cleans": ("cleaned by a stranger",),
-    "a deletion is done in part": ("delete in part",),
-    "an answer is damaged on its way": ("answer damaged",),
+    "a deletion is done in part": (Fault.TORN_DELETE,),
+    "an answer is damaged on its way": (Fault.READ_DAMAGED,),
 }
 
 

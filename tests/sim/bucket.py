@@ -24,6 +24,7 @@ from snapshot.storage.base import (
 from statebackend.errors import ObjectNotFoundError, StoreUnreachableError
 from tests.sim.config import Config
 from tests.sim.kernel import Process, Scheduler, TimedOutError, current
+from tests.support.faults import Fault
 
 __all__ = ["Bucket", "SimStore", "Watcher"]
 
@@ -135,7 +136,7 @@ class SimStore(ObjectStore):
         wanted = list(names)
         if self._sched.chance(self._config.torn_delete) and len(wanted) > 1:
             # A bulk deletion of which a part was done when the connection went.
-            self._sched.note("delete in part")
+            self._sched.note(Fault.TORN_DELETE)
             half = wanted[: self._sched.random.randrange(1, len(wanted))]
             self._request("delete", wanted[0], lambda: self._bucket.delete(half))
             raise self._lost("delete", wanted[0])
@@ -145,7 +146,7 @@ class SimStore(ObjectStore):
         """Now and then an answer is damaged on its way; the object is not."""
         config, is_base = self._config, parse_base_name(name) is not None
         if data and self._sched.chance(config.flipped_base if is_base else config.flipped_read):
-            self._sched.note("answer damaged", name)
+            self._sched.note(Fault.READ_DAMAGED, name)
             at = self._sched.random.randrange(len(data))
             return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         return data
@@ -159,12 +160,12 @@ class SimStore(ObjectStore):
             raise GreenletExit
         random = sched.random.random
         go_s, back_s = config.store_s * (0.5 + random()), config.store_s * (0.5 + random())
-        fate = "" if random() >= config.store_faults else self._fate(verb)
-        if fate in ("lost", "late"):
-            if fate == "late":
+        fate = None if random() >= config.store_faults else self._fate(verb)
+        if fate in (Fault.REQUEST_LOST, Fault.LATE_WRITE):
+            if fate is Fault.LATE_WRITE:
                 late_s = config.store_timeout_s * (0.2 + 3 * random())
                 sched.call(lambda: self._arrive_late(verb, name, do), late_s)
-            sched.note(f"store: {fate}", f"{verb} {name}")
+            sched.note(fate, f"{verb} {name}")
             sched.pause(config.store_timeout_s)
             raise self._lost(verb, name)
         actor = current()
@@ -177,28 +178,30 @@ class SimStore(ObjectStore):
                 value, error = do(), None
             except ObjectNotFoundError as found:
                 value, error = None, found
-            if fate != "answer lost":
+            if fate is not Fault.ANSWER_LOST:
                 sched.wake(actor, waiting, (value, error), back_s)
 
         sched.call(arrive, go_s)
-        if fate == "twice":
-            sched.note("store: twice", f"{verb} {name}")
+        if fate is Fault.WRITTEN_TWICE:
+            sched.note(fate, f"{verb} {name}")
             sched.call(
                 lambda: self._arrive_late(verb, name, do), go_s + 5 * config.store_s * random()
             )
         try:
             value, error = sched.park(config.store_timeout_s)
         except TimedOutError:
-            sched.note(f"store: {fate or 'down'}", f"{verb} {name}")
+            # What was to come twice was said to be so when it was sent.
+            lost = fate is Fault.ANSWER_LOST
+            sched.note(Fault.ANSWER_LOST if lost else "store: down", f"{verb} {name}")
             raise self._lost(verb, name) from None
         if error is not None:
             raise error
         return value
 
-    def _fate(self, verb: str) -> str:
-        kinds = ["lost", "answer lost"]
+    def _fate(self, verb: str) -> Fault:
+        kinds = [Fault.REQUEST_LOST, Fault.ANSWER_LOST]
         if verb in ("create", "put"):
-            kinds += ["late", "twice"]
+            kinds += [Fault.LATE_WRITE, Fault.WRITTEN_TWICE]
         return self._sched.random.choice(kinds)
 
     def _arrive_late(self, verb: str, name: str, do: Callable[[], Any]) -> None:

@@ -14,6 +14,8 @@ from tests.sim.bucket import SimStore
 from tests.sim.cluster import Worker
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process
+from tests.sim.threads import SimThreads
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App
@@ -63,17 +65,19 @@ def _kill_worker(world: World, random: Random) -> None:
     if busy and random.random() < 0.8:
         workers = busy
     if workers:
+        world.sched.note(Fault.WORKER_KILLED)
         random.choice(workers).kill("chaos")
 
 
 def _kill_executor(world: World, random: Random) -> None:
     if world.apps:
+        world.sched.note(Fault.EXECUTOR_LOST)
         random.choice(random.choice(world.apps).executors).kill("executor lost")
 
 
 def _lose_host(world: World, random: Random) -> None:
     host = random.choice(world.hosts)
-    world.sched.note("host lost", host.name)
+    world.sched.note(Fault.HOST_LOST, host.name)
     for app in world.apps:
         for executor in app.executors:
             if executor.host is host:
@@ -91,21 +95,21 @@ def _freeze_worker(world: World, random: Random) -> None:
     busy = [worker for worker in workers if worker.attempt is not None]
     if workers:
         process = random.choice(busy or workers).process
-        world.sched.note("worker frozen", process.name)
+        world.sched.note(Fault.WORKER_FROZEN, process.name)
         process.frozen_until = world.sched.now_s + 0.1 + 4.0 * random.random() ** 2
 
 
 def _kill_driver(world: World, random: Random) -> None:
     if world.apps:
         app = random.choice(world.apps)
-        world.sched.note("driver killed", app.process.name)
+        world.sched.note(Fault.DRIVER_KILLED, app.process.name)
         world.kill_app(app)
 
 
 def _freeze_driver(world: World, random: Random) -> None:
     if world.apps:
         app = random.choice(world.apps)
-        world.sched.note("driver frozen", app.process.name)
+        world.sched.note(Fault.DRIVER_FROZEN, app.process.name)
         app.process.frozen_until = world.sched.now_s + 0.1 + 6.0 * random.random() ** 2
         world.sched.call(lambda: _thawed(world, app), app.process.frozen_until - world.sched.now_s)
         if world.config.zombies and random.random() < 0.7:
@@ -121,28 +125,31 @@ def _stop_query(world: World, random: Random) -> None:
     if world.apps:
         query = random.choice(world.apps).query
         if query is not None and query.isActive:
-            world.sched.note("query stopped")
+            world.sched.note(Fault.QUERY_STOPPED)
             query.stop()
 
 
 def _second_driver(world: World, random: Random) -> None:
     if world.config.zombies and len(world.apps) == 1:
-        world.sched.note("second driver")
+        world.sched.note(Fault.SECOND_DRIVER)
         world.start_app()
 
 
 def _outage(world: World, random: Random) -> None:
-    world.sched.note("store outage")
+    world.sched.note(Fault.STORE_UNREACHABLE)
     world.bucket.down_until_s = world.sched.now_s + 0.1 + 5.0 * random.random() ** 2
 
 
 def _outside_clean(world: World, random: Random) -> None:
     """A stranger runs gc."""
+    world.sched.note(Fault.STRANGER_CLEANS)
     process = Process(f"gc{world.sched.new_id()}")
 
     def run() -> None:
         store = SimStore(world.bucket, process, world.config)
-        log = CommitLog(store, job="job", writer="gc", new_id=world.sched.new_id)
+        threads = SimThreads(world.sched, process)
+        new_id = world.sched.new_id
+        log = CommitLog(store, job="job", writer="gc", new_id=new_id, threads=threads)
         min_age_ms = int(world.config.clean_min_age_s * 1000)
         try:
             report = clean(
@@ -173,10 +180,10 @@ def _damage_local(world: World, random: Random) -> None:
         return
     path = random.choice(files)
     if random.random() < 0.4:
-        world.sched.note("local file gone", path.parent.name)
+        world.sched.note(Fault.LOCAL_FILE_GONE, path.parent.name)
         path.unlink(missing_ok=True)
     else:
-        world.sched.note("local file cut", path.parent.name)
+        world.sched.note(Fault.LOCAL_FILE_DAMAGED, path.parent.name)
         data = path.read_bytes()
         path.unlink()  # another inode: a hard link of it is not cut
         path.write_bytes(data[: len(data) // 2])
@@ -184,7 +191,22 @@ def _damage_local(world: World, random: Random) -> None:
 
 def _rebalance(world: World, random: Random) -> None:
     if world.apps:
+        world.sched.note(Fault.REBALANCED)
         random.choice(world.apps).rebalance("asked for")
+
+
+def _cut_power(world: World, random: Random) -> None:
+    """What nobody had synced of the location is gone: up to three batches, plan and commit."""
+    shared = world.shared
+    if len(shared.commits) < 6:  # what is left of the cut before was synced by then
+        return
+    world.sched.note(Fault.POWER_CUT)
+    for app in list(world.apps):
+        world.kill_app(app)
+    left = max(shared.offsets, default=-1) - random.randrange(1, 4)
+    for files in (shared.offsets, shared.commits):
+        for batch in [n for n in files if n > left]:
+            del files[batch]
 
 
 _KINDS: dict[str, Callable[[World, Random], None]] = {
@@ -201,4 +223,5 @@ _KINDS: dict[str, Callable[[World, Random], None]] = {
     "local_damage_every_s": _damage_local,
     "rebalance_every_s": _rebalance,
     "savepoint_every_s": savepoints.strike,
+    "power_cut_every_s": _cut_power,
 }

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from recovery.keeper import KeeperSettings
+from recovery.local import Clock
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
+from statebackend.spark.operatorstate import KeptBlobs
 from tests.sim.bucket import SimStore
 from tests.sim.disk import SimIncarnation, SimKeeper
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, TimedOutError, current
-from tests.sim.task import Attempt, SimEpoch, clock_of
+from tests.sim.task import Attempt, SimEpoch
+from tests.sim.threads import SimSystem
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App
@@ -96,6 +100,8 @@ class Client:
         random = sched.random.random
         lost = sched.chance(config.hop_faults)
         fate = "" if not lost else sched.random.choice(["lost", "answer lost", "slow"])
+        if fate:
+            sched.note(Fault.MESSAGE_LATE if fate == "slow" else Fault.MESSAGE_LOST, verb)
 
         def answer() -> None:
             session = app.sessions.get(endpoint.session)
@@ -140,7 +146,10 @@ class Worker:
             idle_close_s=3.0,
             unflushed_epochs=config.unflushed_epochs,
         )
-        self.keeper = SimKeeper(clock_of(world.sched), settings, self.process, world.doors)
+        self.system = SimSystem(world.sched, self.process)
+        self.blobs = KeptBlobs(self.system.threads)
+        self.turn = self.system.threads.semaphore(1)  # a worker uploads one base at a time
+        self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
         self.spec = SimpleNamespace(
             uid="op",
             job="job",

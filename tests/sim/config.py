@@ -6,10 +6,13 @@ drawn too. A world with everything at once hides as much as one without faults.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from random import Random
 
-__all__ = ["Config", "calm", "draw"]
+from tests.support.faults import Fault
+
+__all__ = ["ALWAYS", "IN_SOME_PLANTED_WORLDS", "STRIKES", "Config", "calm", "draw"]
 
 
 @dataclass
@@ -25,6 +28,9 @@ class Config:
         arrow: deltas in their real format; else in a quicker one, under the same digests.
         indeterminate: an upstream stage that is run again gives other rows.
         zombies: a second driver may start while the first still runs.
+        batches_kept: Spark removes what is older once it has planned a batch; see
+            spark.sql.streaming.minBatchesToRetain.
+        takes_way_out: whoever starts the job does what an error says that can be done.
     """
 
     parallelism: int = 3
@@ -37,6 +43,8 @@ class Config:
     checked: bool = True
     indeterminate: bool = False
     zombies: bool = False
+    batches_kept: int = 10
+    takes_way_out: bool = False
     retain_epochs: int = 1
     clean_every_epochs: int = 1
     clean_min_age_s: float = 0.0
@@ -70,6 +78,7 @@ class Config:
     reruns: float = 0.0
     partial: float = 0.0
     looks: float = 0.0  # after the batch was evaluated, another action looks at a part of it
+    joined: float = 0.0  # the batch's output with itself: two tasks for each subtask, side by side
     lost_results: float = 0.0
     sink_fails: float = 0.0
     # processes and disks
@@ -81,6 +90,7 @@ class Config:
     driver_frozen_every_s: float = 0.0
     query_stopped_every_s: float = 0.0
     rescale: float = 0.0
+    power_cut_every_s: float = 0.0  # only where no second driver is
     second_driver_every_s: float = 0.0
     outside_clean_every_s: float = 0.0
     local_damage_every_s: float = 0.0
@@ -97,7 +107,7 @@ class Config:
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
         for name, _, _ in (*_RATES, *_TIMES, *_LATER):
             setattr(quiet, name, 0.0)
-        quiet.rescale = quiet.flipped_base = 0.0
+        quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
         return quiet
 
 
@@ -139,6 +149,49 @@ _LATER = (
     ("looks", 0.02, 0.3),
     ("start_frozen", 0.1, 0.8),
 )
+
+# Which faults a rate is of.
+STRIKES: Mapping[str, tuple[Fault, ...]] = {
+    "store_faults": (
+        Fault.REQUEST_LOST,
+        Fault.ANSWER_LOST,
+        Fault.LATE_WRITE,
+        Fault.WRITTEN_TWICE,
+    ),
+    "torn_delete": (Fault.TORN_DELETE,),
+    "flipped_read": (Fault.READ_DAMAGED,),
+    "flipped_base": (Fault.READ_DAMAGED,),
+    "hop_faults": (Fault.MESSAGE_LOST, Fault.MESSAGE_LATE),
+    "truncated": (Fault.INPUT_TRUNCATED,),
+    "processor_fails": (Fault.PROCESSOR_RAISES,),
+    "twins": (Fault.SPECULATIVE_TWIN,),
+    "reruns": (Fault.STAGE_AGAIN, Fault.OTHER_ROWS),
+    "partial": (Fault.READ_IN_PART,),
+    "lost_results": (Fault.RESULT_LOST,),
+    "sink_fails": (Fault.SINK_FAILED,),
+    "moved": (Fault.SUBTASK_MOVED,),
+    "disk_full": (Fault.DISK_FULL,),
+    "outage_every_s": (Fault.STORE_UNREACHABLE,),
+    "worker_killed_every_s": (Fault.WORKER_KILLED,),
+    "executor_killed_every_s": (Fault.EXECUTOR_LOST,),
+    "host_lost_every_s": (Fault.HOST_LOST,),
+    "worker_frozen_every_s": (Fault.WORKER_FROZEN,),
+    "driver_killed_every_s": (Fault.DRIVER_KILLED,),
+    "driver_frozen_every_s": (Fault.DRIVER_FROZEN,),
+    "query_stopped_every_s": (Fault.QUERY_STOPPED,),
+    "second_driver_every_s": (Fault.SECOND_DRIVER,),
+    "outside_clean_every_s": (Fault.STRANGER_CLEANS,),
+    "local_damage_every_s": (Fault.LOCAL_FILE_GONE, Fault.LOCAL_FILE_DAMAGED),
+    "rebalance_every_s": (Fault.REBALANCED,),
+    "savepoint_every_s": (Fault.SAVEPOINT_FROZEN, Fault.SAVEPOINT_CUT),
+    "looks": (Fault.EVALUATED_AGAIN,),
+    "start_frozen": (Fault.START_FROZEN,),
+    "rescale": (Fault.RESCALED,),
+}
+IN_SOME_PLANTED_WORLDS: Mapping[str, tuple[Fault, ...]] = {
+    "power_cut_every_s": (Fault.POWER_CUT,),
+}
+ALWAYS = (Fault.CLOCK_STEPPED,)  # in each world
 
 
 def draw(random: Random) -> Config:

@@ -22,11 +22,13 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange
 from statebackend.rocks.layout import LAYOUT_FILE, decode_layout
+from statebackend.rocks.parted import Opener
 from statebackend.rocks.store import Marker, RocksStore
 from tests.sim.config import Config
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, Scheduler, current
-from tests.sim.threads import Threading
+from tests.sim.threads import SimSystem
+from tests.support.faults import Fault
 
 __all__ = ["ModelStore", "Opened", "SimKeeper", "SimSubtask", "ask_for", "files_state"]
 
@@ -280,7 +282,8 @@ class SimIncarnation(Incarnation):
     """One whose lease the kernel takes back, and whose disk may be full."""
 
     def __init__(self, path: Any, lease: int, subtask: SimSubtask) -> None:
-        super().__init__(path, lease)
+        threads = subtask._clock.threads
+        super().__init__(path, lease, threads=threads, opener=subtask._opener)
         self._subtask = subtask
 
     def open_store(self, settings: Any) -> Any:
@@ -296,7 +299,7 @@ class SimIncarnation(Incarnation):
 
     def write_delta(self, epoch: int, digest: str, data: bytes) -> None:
         if current().sched.chance(self._subtask.config.disk_full):
-            current().sched.note("disk full")
+            current().sched.note(Fault.DISK_FULL)
             raise unusable(str(self.path), OSError(28, "No space left on device"))
         super().write_delta(epoch, digest, data)
 
@@ -315,12 +318,14 @@ class SimSubtask(LocalSubtask):
         local_dir: str,
         *,
         key_groups: KeyGroupRange,
-        sched: Scheduler,
+        system: SimSystem,
         process: Process,
         opened: Opened,
         config: Config,
         keeper: SimKeeper,
         held: list[SimIncarnation],
+        doors: dict[str, SimKeeper],
+        opener: Opener,
     ) -> None:
         self.process, self.opened, self.config = process, opened, config
         self._held = held
@@ -329,10 +334,12 @@ class SimSubtask(LocalSubtask):
             job="job",
             operator="op",
             key_groups=key_groups,
-            new_id=sched.new_id,
-            clock=Clock(lambda: sched.now_s, sched.pause),
+            new_id=system.new_id,
+            clock=Clock.of(system),
             keeper=keeper,
             keeper_settings=keeper._settings,
+            ask=lambda path, timeout_s: ask_for(doors, path, timeout_s),
+            opener=opener,
         )
 
     def _lease(self, path: Any) -> Incarnation | None:
@@ -362,8 +369,7 @@ class SimKeeper(Keeper):
         self._clock, self._settings, self.process = clock, settings, process
         self._kept = {}
         self.swept = {}
-        self._lock = Threading.Lock()  # type: ignore[assignment]
-        self._closed = Threading.Event()  # type: ignore[assignment]
+        self._lock, self._closed = clock.threads.lock(), clock.threads.event()
         self.door = process.name
         doors[self.door] = self
 
@@ -375,7 +381,7 @@ class SimKeeper(Keeper):
 
 
 def ask_for(doors: dict[str, SimKeeper], path: MemPath, timeout_s: float) -> bool:
-    """In the place of `recovery.keeper.ask_for`: a message to the holder, and its answer."""
+    """As `recovery.keeper.ask_for`: a message to the holder, and its answer."""
     sched = current().sched
     try:
         keeper = doors[(path / HOLDER).read_text()]

@@ -18,6 +18,7 @@ from statebackend.keygroups import subtask_of
 from statebackend.spark.location import CheckpointLocation
 from tests.sim.config import Config
 from tests.sim.kernel import Scheduler
+from tests.support.faults import Fault
 
 __all__ = [
     "GROUPS",
@@ -75,23 +76,26 @@ class Shared:
     offsets: dict[int, Plan] = field(default_factory=dict)
     commits: dict[int, Committed] = field(default_factory=dict)
     plans: int = 0
+    go_back_to: int | None = None  # what the next start is told
+    went_back_to: set[int] = field(default_factory=set)
     in_part: int = -2  # the last batch that was read in part
     hidden: dict[str, Plan | Committed] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
     at_freeze: Callable[[], None] = int  # does nothing
+    at_taken: Callable[[str, int], object] = lambda folder, batch: None
 
     def change_s(self, sched: Scheduler) -> float:
         """How long a change of a file takes; whoever makes it may be frozen right before."""
         if not sched.chance(self.config.start_frozen):
             return _IO_S
-        sched.note("start frozen")
+        sched.note(Fault.START_FROZEN)
         self.at_freeze()
         return 0.3 + 5.0 * sched.random.random() ** 2
 
-    def trim(self) -> None:
-        """Spark keeps the last hundred batches; fewer do."""
+    def purge(self, planned: int) -> None:
+        """What Spark removes once it has planned a batch."""
         for files in (self.offsets, self.commits):
-            for batch in sorted(files)[:-10]:
+            for batch in [n for n in files if n < planned - self.config.batches_kept]:
                 del files[batch]
 
 
@@ -143,6 +147,7 @@ class SimLocation(CheckpointLocation):
             files[int(batch)] = hidden.pop(source)
         elif "/." not in source and int(batch) in files:
             self._sched.note(f"{folder} taken back", batch)
+            self._shared.at_taken(folder, int(batch))
             hidden[target] = files.pop(int(batch))
         else:
             return False

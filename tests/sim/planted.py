@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 import recovery.local
 import recovery.plan
 import recovery.restore
+import recovery.rewind
 import recovery.upload
 import snapshot.log
 import snapshot.retention
@@ -25,21 +25,19 @@ from snapshot.lineage import SubtaskLineage
 from snapshot.log import CommitLog
 from snapshot.retention import Fate
 from snapshot.running import RunningOperator
+from snapshot.stamps import Stamps
 from snapshot.tenure import Verdict
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.spark import goingback, session
+from statebackend.spark import atstart, goingback, session
 from statebackend.spark.goingback import GoingBack
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.session import RunSession
 from statebackend.spark.startpoint import StartPoint
+from tests.planted.bug import Patches
 from tests.sim.kernel import current
 from tests.sim.seams import decoded
 from tests.sim.task import SimEpoch
-
-__all__ = ["Patches"]
-
-Patches = Iterator[tuple[Any, str, Any]]
 
 
 def first_attempt_wins() -> Patches:
@@ -395,3 +393,55 @@ def marker_first() -> Patches:
 
     yield RocksStore, "apply", apply
     yield RocksStore, "apply_batches", apply_batches
+
+
+# --- breaks of issue 18, as they were --------------------------------------------------------
+
+
+def time_is_the_stamp() -> Patches:
+    """Also those of the log's epochs, and whatever this process saw is not asked."""
+    really = Coordinator._first_epoch
+
+    def first_epoch(self: Coordinator, request: Any) -> None:
+        epochs = [one.epochs.items() for one in self._lineages.values()]
+        times = {one.stamp_ms for known in epochs for n, one in known if n < request.epoch}
+        self.stamps.current, self.stamps.__dict__["times"] = None, times
+        really(self, request)
+
+    def bind(self: Stamps, stamp_ms: int, *of: str | int) -> bool:
+        times = self.__dict__["times"]
+        if stamp_ms in times or stamp_ms == self.current:
+            return False
+        if self.current is not None:
+            times.add(self.current)
+        self.current = stamp_ms
+        return True
+
+    yield Coordinator, "_first_epoch", first_epoch
+    yield Stamps, "bind", bind
+    yield Stamps, "admit", lambda self, stamp_ms, *of: stamp_ms == self.current
+
+
+def location_not_looked_at() -> Patches:
+    yield recovery.rewind, "_require_files", lambda location, decision: None
+
+
+def retried_in_part() -> Patches:
+    always = {k: v for k, v in atstart._ALWAYS.items() if k not in atstart._RETRIED_WHOLE}
+    yield atstart, "_ALWAYS", always
+
+
+def newest_of_any_task() -> Patches:
+    really = EpochState.take
+
+    def take(self: EpochState, ack: Any) -> Acked:
+        known = self._latest.get(ack.subtask)
+        if known is not None and ack.attempt < known.attempt:
+            return Acked.STALE
+        return really(self, ack)
+
+    yield EpochState, "take", take
+
+
+def no_way_out() -> Patches:
+    yield StartPoint, "_with_ways_out", lambda self, error, location, manifests: error

@@ -14,7 +14,7 @@ from recovery.savepoint_start import Beginning, Standing
 from recovery.savepoint_state import last_epochs
 from statebackend.errors import CheckpointLocationError, NotRestorableError
 from statebackend.spark.housekeeping import Cleaner
-from tests.sim.planted import Patches
+from tests.planted.bug import Patches
 
 __all__ = ["cleaner_not_held", "cut_is_begun", "json_first", "tip_of_the_log"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statebackend.errors import StateBackendError
+from statebackend.errors import StaleRequestError, StateBackendError
+from statebackend.spark import atstart
 from tests.sim.kernel import TimedOutError, current
 from tests.sim.location import Plan, State
 from tests.sim.task import Attempt
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App, Query
@@ -16,6 +18,11 @@ __all__ = ["Stage"]
 
 _FAILURES_MAX = 4  # of a task, then the query fails: spark.task.maxFailures
 _LOOK_S = 0.25
+# With these, a stage whose rows differ from its first run's is run again whole; else in part.
+_RETRIED_WHOLE = (
+    "spark.sql.shuffle.orderIndependentChecksum.enabled",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
+)
 
 
 class Stage:
@@ -37,7 +44,9 @@ class Stage:
             world.salts += 1
             self.salt = world.salts
         self.parallelism = app.parallelism
-        self._wanted = list(range(self.parallelism))
+        # By task: as many as subtasks, or twice as many.
+        tasks = self.parallelism * (2 if self._sched.chance(self._config.joined) else 1)
+        self._wanted = list(range(tasks))
         self._inbox: list[tuple[Attempt, StateBackendError | None]] = []
         self._waiting: tuple[object, int] | None = None
         self._running: dict[int, list[Attempt]] = {}
@@ -45,6 +54,8 @@ class Stage:
         self._done: dict[int, Attempt] = {}
         self._abandoned = False
         self.attempts: set[Attempt] = set()
+        asked = atstart.wanted_at_start(narrow=False, file_manager=None)
+        self._retried_whole = all(asked.get(name) == "true" for name in _RETRIED_WHOLE)
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -111,7 +122,7 @@ class Stage:
     def _look(self) -> None:
         """Another action wants a part of the output, which may be of other rows: nothing counts."""
         sched = self._sched
-        sched.note("part of a batch evaluated again by another action")
+        sched.note(Fault.EVALUATED_AGAIN)
         self.execution, self.number = self.execution + 1, self.number + 1
         if self._config.indeterminate:
             self._app.world.salts += 1
@@ -136,8 +147,8 @@ class Stage:
             if subtask not in self._done and not self._running.get(subtask):
                 self._start(subtask)
 
-    def _start(self, subtask: int) -> bool:
-        app = self._app
+    def _start(self, task: int) -> bool:
+        app, subtask = self._app, task % self.parallelism
         worker = app.idle_worker(subtask)
         if worker is None:
             return False
@@ -154,9 +165,9 @@ class Stage:
             self.state,
         )
         self.attempts.add(attempt)
-        attempt.execution = self.execution
+        attempt.execution, attempt.task = self.execution, task
         attempt.worker, attempt.started_s = worker, self._sched.now_s
-        self._running.setdefault(subtask, []).append(attempt)
+        self._running.setdefault(task, []).append(attempt)
         worker.run(attempt)
         return True
 
@@ -166,25 +177,26 @@ class Stage:
             late = len(attempts) == 1 and self._sched.now_s - attempts[0].started_s > _LOOK_S
             wanted = late and subtask not in self._done and self._sched.chance(self._config.twins)
             if wanted and self._start(subtask):
-                self._sched.note("speculative twin", str(attempts[0]))
+                self._sched.note(Fault.SPECULATIVE_TWIN, str(attempts[0]))
 
     def _ended(self, attempt: Attempt, failure: StateBackendError | None) -> None:
         if attempt.over:
             return
         attempt.over = True
-        running = self._running.get(attempt.subtask, [])
+        running = self._running.get(attempt.task, [])
         if attempt not in running:
             return  # of an evaluation, or a batch, that is over
         running.remove(attempt)
-        subtask = attempt.subtask
-        if subtask in self._done:
+        task = attempt.task
+        if task in self._done:
             return
+        self._check_needed(attempt, failure)
         if failure is None:
             if self._sched.chance(self._config.lost_results):
                 # Its executor is lost with the output before anybody has fetched it.
-                self._sched.note("result lost", str(attempt))
+                self._sched.note(Fault.RESULT_LOST, str(attempt))
                 return
-            self._done[subtask] = attempt
+            self._done[task] = attempt
             for twin in running:
                 self._kill(twin)
             if self._config.indeterminate and self._sched.chance(self._config.reruns / 3):
@@ -192,9 +204,21 @@ class Stage:
             return
         if running:
             return  # its twin goes on
-        self._failures[subtask] = self._failures.get(subtask, 0) + 1
-        if self._failures[subtask] >= _FAILURES_MAX:
+        self._failures[task] = self._failures.get(task, 0) + 1
+        if self._failures[task] >= _FAILURES_MAX:
             raise failure
+
+    def _check_needed(self, attempt: Attempt, failure: StateBackendError | None) -> None:
+        """Nobody is told that he is late whose output is still waited for, and no newer one's is.
+
+        With `local[n]` a task is not tried again: this would be the end of the query.
+        """
+        world, same = self._app.world, (attempt.stage, attempt.execution, attempt.task)
+        if not isinstance(failure, StaleRequestError) or world.newest is not self._app:
+            return
+        others = [one for one in self.attempts if (one.stage, one.execution, one.task) == same]
+        if max(one.number for one in others) == attempt.number:
+            world.violated("needed", f"{attempt} is the newest of its task, and refused: {failure}")
 
     def _again(self) -> bool:
         """Whether outputs are lost and what was done is done again; by all, if rows may differ."""
@@ -210,11 +234,13 @@ class Stage:
         if config.indeterminate:
             self._app.world.salts += 1
             self.salt = self._app.world.salts
-            sched.note("stage run again with other rows")
+            sched.note(Fault.OTHER_ROWS)
+        else:
+            sched.note(Fault.STAGE_AGAIN)
+        if config.indeterminate and self._retried_whole:
             self._done.clear()
             self._running.clear()  # they go on, and are not listened to
         else:
-            sched.note("stage run again")
             for subtask in sorted(self._done):
                 if sched.random.random() < 0.5:
                     del self._done[subtask]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from recovery.local import Clock, LocalSubtask
+from recovery.local import LocalSubtask
 from recovery.restore import OpenSubtask
 from recovery.upload import BaseUpload
 from snapshot.messages import BaseGrant, BeginReply, Use
@@ -20,6 +20,7 @@ from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
 from tests.sim.location import GROUPS, Plan, State, clipped, rows_of
+from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.app import App, Worker
@@ -33,6 +34,7 @@ class Attempt:
     Attributes:
         number: Spark's task attempt id, growing. stage: which run of the batch's stage.
         execution: which action on the batch's output.
+        task: of its stage; two of them may be for one subtask.
         expected: the state of its key groups after the batch before, by the model.
     """
 
@@ -51,7 +53,7 @@ class Attempt:
         self.app, self.session, self.plan = app, session, plan
         self.subtask, self.number = subtask, number
         self.stage, self.salt = stage, salt
-        self.execution = 0
+        self.execution, self.task = 0, subtask
         self.parallelism = parallelism
         groups = key_group_range(subtask, parallelism, GROUPS)
         self.key_groups = range(groups.start, groups.end + 1)
@@ -84,7 +86,7 @@ class SimEpoch(SubtaskEpoch):
             epoch=attempt.plan.batch,
             query_id=app.shared.query_id,
             attempt=attempt.number,
-            use=Use(attempt.stage, attempt.subtask, attempt.execution),
+            use=Use(attempt.stage, attempt.task, attempt.execution),
             endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
         self._taken: Any = SimpleNamespace(
@@ -98,11 +100,12 @@ class SimEpoch(SubtaskEpoch):
         )
         self._store = CountingStore(worker.store)
         self._work: Any = SimpleNamespace(path=None)
-        self._timings = _Timings()
+        self._system: Any = worker.system
+        self._timings = _Timings(worker.system.monotonic_s)
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", "op", attempt.subtask, attempt.parallelism, self._store
+            "job", "op", attempt.subtask, attempt.parallelism, self._store, worker.blobs
         )
         self._next_timer_ms = None
 
@@ -121,7 +124,7 @@ class SimEpoch(SubtaskEpoch):
                 break
             sched.pause(config.row_s)
         if cut is not None:
-            sched.note("input truncated", str(self._attempt))
+            sched.note(Fault.INPUT_TRUNCATED, str(self._attempt))
             self._rows = self._rows[:cut]
             if self.wants_barrier:
                 raise BarrierMissingError("The input ended without its barrier.")
@@ -137,6 +140,7 @@ class SimEpoch(SubtaskEpoch):
         pause_s = config.row_s * (0.5 + sched.random.random())
         for place, (key, amount) in enumerate(self._rows):
             if place == fails_at:
+                sched.note(Fault.PROCESSOR_RAISES, str(self._attempt))
                 raise ProcessorError("The processor raised.")
             if amount == 0:
                 table.put(key, None)
@@ -156,12 +160,14 @@ class SimEpoch(SubtaskEpoch):
         return SimSubtask(
             worker.host.folder,
             key_groups=key_group_range(self._attempt.subtask, self._attempt.parallelism, GROUPS),
-            sched=self._sched,
+            system=worker.system,
             process=worker.process,
             opened=world.opened,
             config=self._config,
             keeper=worker.keeper,
             held=worker.held,
+            doors=world.doors,
+            opener=world.open_store,
         )
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
@@ -184,10 +190,7 @@ class SimEpoch(SubtaskEpoch):
             store=counted,
             generation=opened.reply.generation,
             reporter=reporter,
-            now_s=lambda: self._sched.now_s,
+            now_s=self._system.monotonic_s,
+            turn=self._worker.turn,
+            threads=self._system.threads,
         ).start()
-
-
-def clock_of(sched: Any) -> Clock:
-    """The virtual one, as `recovery.local` wants it."""
-    return Clock(lambda: sched.now_s, sched.pause)

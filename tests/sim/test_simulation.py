@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import subprocess
 import sys
+import threading
+import time
+import uuid
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.sim.__main__ import SEED, main
 from tests.sim.branches import BRANCHES, unreached
-from tests.sim.config import calm
+from tests.sim.config import ALWAYS, STRIKES, calm
 from tests.sim.world import Result, simulate
+from tests.support.faults import struck
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(48)
@@ -42,6 +49,8 @@ def test_every_rare_branch_is_reached(portion: list[Result]) -> None:
     assert len(BRANCHES) >= 25
     counts = sum((result.counts for result in portion), Counter[str]())
     assert not unreached(counts)
+    faults = {*ALWAYS, *(fault for kinds in STRIKES.values() for fault in kinds)}
+    assert struck(counts).keys() == faults
 
 
 def test_a_world_without_faults_is_quick_and_exact() -> None:
@@ -89,7 +98,29 @@ def test_the_runner_says_which_seed_failed_and_how_to_run_it_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--seeds", "0:1", "--events", "2000", "--jobs", "1"]
-    assert main([*given, "--mutation", "generation not raised"]) == 1
+    assert main([*given, "--planted", "generation not raised"]) == 1
     said = capsys.readouterr().out
     assert f"replay: {SEED}=0 python -m tests.sim" in said
     assert '"checker": "single writer"' in said
+
+
+def test_a_world_asks_the_machine_for_no_time_no_ids_and_no_threads() -> None:
+    def guarded(really: Any) -> Any:
+        def asked(*args: Any, **named: Any) -> Any:
+            if threading.get_ident() == own:
+                raise AssertionError("the machine was asked")
+            return really(*args, **named)  # threads that other tests left behind
+
+        return asked
+
+    own = threading.get_ident()
+    real = [(time, name) for name in ("monotonic", "time", "time_ns", "perf_counter", "sleep")]
+    real += [(uuid, "uuid4"), (os, "urandom"), (random, "random"), (secrets, "token_urlsafe")]
+    # A store counts its requests under a real lock, which nobody keeps while time goes by.
+    real += [(threading, name) for name in ("Event", "Condition", "Semaphore")]
+    for seed in (3, 100, 113):
+        with pytest.MonkeyPatch.context() as patched:
+            for module, name in real:
+                patched.setattr(module, name, guarded(getattr(module, name)))
+            patched.setattr(threading.Thread, "start", guarded(threading.Thread.start))
+            assert simulate(seed, events=4_000).violations == []

@@ -1,21 +1,27 @@
-"""What real code takes for threads, locks and futures: actors, and waits of the scheduler.
+"""A process of the simulation, as what real code stands on: `statebackend.system.System`.
 
-`Threading` stands in for the module ``threading`` and `Future` and `wait` for those of
-``concurrent.futures`` in the modules that `seams` names. A lock is free at once or the actor parks.
+Threads are actors, waits are the scheduler's, time is virtual, ids are drawn in order. A lock is
+free at once or the actor parks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from queue import Empty
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
+from uuid import UUID
 
 from greenlet import getcurrent
 
 from statebackend.errors import StateBackendError
-from tests.sim.kernel import Actor, TimedOutError, current
+from tests.sim.kernel import Actor, Process, Scheduler, TimedOutError, current
 
-__all__ = ["Future", "Pool", "Threading", "wait"]
+__all__ = ["Event", "Future", "SimSystem", "SimThreads"]
+
+_JOIN_S = 0.05
 
 
 class _Waiters:
@@ -91,6 +97,9 @@ class Event:
         self._set = True
         self._waiters.wake()
 
+    def clear(self) -> None:
+        self._set = False
+
     def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
             self._waiters.park(timeout)
@@ -117,12 +126,12 @@ class Condition:
         finally:
             self._lock.acquire()
 
-    def wait_for(self, is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         """Each wait has the whole of the time: nobody here is woken in vain."""
-        while not is_so():
+        while not (found := predicate()):
             if not self.wait(timeout):
-                return is_so()
-        return True
+                return predicate()
+        return found
 
     def notify(self) -> None:
         self._waiters.wake()
@@ -137,8 +146,10 @@ class Semaphore:
         self._value = value
         self._waiters = _Waiters()
 
-    def acquire(self, timeout: float | None = None) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         while not self._value:
+            if not blocking:
+                return False
             if not self._waiters.park(timeout):
                 return False
         self._value -= 1
@@ -149,27 +160,6 @@ class Semaphore:
         self._waiters.wake()
 
 
-class Thread:
-    """As ``threading.Thread``: an actor of the process that starts it."""
-
-    def __init__(self, target: Callable[[], Any], name: str = "", daemon: bool = True) -> None:
-        self._target = target
-
-    def start(self) -> None:
-        actor = current()
-        actor.sched.spawn(actor.process, self._target)
-
-
-class Threading:
-    """In the place of the module ``threading``."""
-
-    Lock = RLock = Lock
-    Event = Event
-    Condition = Condition
-    Semaphore = Semaphore
-    Thread = Thread
-
-
 class Future:
     """As ``concurrent.futures.Future``, as far as it is used."""
 
@@ -177,6 +167,7 @@ class Future:
         self._done = False
         self._error: BaseException | None = None
         self._value: Any = None
+        self._calls: list[Callable[[Future], object]] = []
         self._waiters = _Waiters()
 
     def done(self) -> bool:
@@ -185,13 +176,33 @@ class Future:
     def cancel(self) -> bool:
         return False
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            self.result(timeout)
+        except BaseException:
+            if not self._done:
+                raise
+        return self._error
+
+    def add_done_callback(self, call: Callable[[Future], object]) -> None:
+        if self._done:
+            call(self)
+        else:
+            self._calls.append(call)
+
     def set_result(self, value: Any) -> None:
         self._done, self._value = True, value
-        self._waiters.wake()
+        self._ended()
 
     def set_exception(self, error: BaseException) -> None:
         self._done, self._error = True, error
+        self._ended()
+
+    def _ended(self) -> None:
         self._waiters.wake()
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self)
 
     def result(self, timeout: float | None = None) -> Any:
         while not self._done:
@@ -202,22 +213,41 @@ class Future:
         return self._value
 
 
-class _Waited(NamedTuple):
-    done: set[Future]
-    not_done: set[Future]
-
-
-def wait(futures: Iterable[Future], timeout: float | None = None) -> _Waited:
-    """As ``concurrent.futures.wait``."""
+def _all_done(futures: Iterable[Future], timeout_s: float | None) -> bool:
+    """As ``concurrent.futures.wait``: whether all came to their end in time."""
     known = list(futures)
     for future in known:
         if not future.done():
             now_s = current().sched.now_s
-            if not future._waiters.park(timeout):
+            if not future._waiters.park(timeout_s):
                 break
-            if timeout is not None:
-                timeout = max(0.0, timeout - (current().sched.now_s - now_s))
-    return _Waited({f for f in known if f.done()}, {f for f in known if not f.done()})
+            if timeout_s is not None:
+                timeout_s = max(0.0, timeout_s - (current().sched.now_s - now_s))
+    return all(future.done() for future in known)
+
+
+class Queue:
+    """As ``queue.SimpleQueue``."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiters = _Waiters()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._waiters.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while not self._items:
+            if not block or not self._waiters.park(timeout):
+                raise Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+    def qsize(self) -> int:
+        return len(self._items)
 
 
 class Pool:
@@ -242,3 +272,77 @@ class Pool:
 
     def map(self, call: Callable[[Any], Any], wanted: Collection[Any]) -> Iterator[Any]:
         return iter([call(one) for one in wanted])
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        return None
+
+
+class Thread:
+    """An actor of the process that started it."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._sched = actor.sched
+
+    def is_alive(self) -> bool:
+        return not self._actor.ended
+
+    def join(self, timeout: float | None = None) -> None:
+        until_s = None if timeout is None else self._sched.now_s + timeout
+        while self.is_alive() and (until_s is None or self._sched.now_s < until_s):
+            self._sched.pause(_JOIN_S)
+
+
+class SimThreads:
+    """The threads of one process: `statebackend.threads.Threads`."""
+
+    lock, event, condition, semaphore = Lock, Event, Condition, Semaphore
+    future, queue, pool = Future, Queue, Pool
+
+    def __init__(self, sched: Scheduler, process: Process) -> None:
+        self._sched, self._process = sched, process
+
+    def start(self, run: Callable[[], Any], name: str) -> Thread:
+        return Thread(self._sched.spawn(self._process, run))
+
+    def wait(self, futures: Iterable[Future], timeout_s: float | None = None) -> bool:
+        return _all_done(futures, timeout_s)
+
+    def drain_at_exit(self, one: Any) -> None:
+        """Processes of the simulation end as by SIGKILL."""
+
+
+class SimSystem:
+    """One process: `statebackend.system.System`."""
+
+    def __init__(self, sched: Scheduler, process: Process) -> None:
+        self._sched, self._process = sched, process
+        self.threads = SimThreads(sched, process)
+        self.new_id = sched.new_id
+        self.sleep_s = sched.pause
+
+    def monotonic_s(self) -> float:
+        return self._sched.now_s
+
+    def wall_ms(self) -> int:
+        return int(self._sched.now_s * 1000)
+
+    def new_uuid(self) -> str:
+        return str(UUID(self._sched.new_id().rjust(32, "0")))
+
+    def new_secret(self) -> str:
+        return f"secret {self._sched.new_id()}"
+
+    def draw(self) -> float:
+        return self._sched.random.random()
+
+    def process_name(self) -> str:
+        return self._process.name
+
+    def host_name(self) -> str:
+        return self._process.name.partition(".")[0]
+
+    executor_name = process_name
+
+    def unhurried_collector(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from recovery.rewind import COMMITS, OFFSETS
 from snapshot.cleaning import CleanReport, clean
 from snapshot.messages import BeginReply
-from statebackend.errors import StateBackendError
+from statebackend.errors import RewindError, StateBackendError
 from statebackend.spark.launch import Launch
 from statebackend.state.table import StateTable
-from tests.sim import chaos, mutations
+from tests.planted.bug import PlantedBug, adjust, planted
+from tests.sim import chaos
 from tests.sim.app import App
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
@@ -31,6 +33,7 @@ from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.location import Committed, Shared, State
 from tests.sim.seams import installed
 from tests.sim.task import Attempt
+from tests.support.faults import Fault
 
 __all__ = ["Result", "World", "simulate", "simulate_task"]
 
@@ -61,6 +64,7 @@ class World:
         self.sched = Scheduler(seed, keep_trace=keep_trace)
         self.bucket = Bucket(self.sched)
         self.shared = Shared(config.parallelism, config=config, at_freeze=self._rival)
+        self.shared.at_taken = self._taken
         self.disk = Disk()
         root = self.disk.root()
         self.opened = Opened()
@@ -69,7 +73,7 @@ class World:
         self.apps: list[App] = []
         self.newest: App | None = None
         self.workers = self.attempts = self.salts = self.made = self.epochs = 0
-        self.is_calm = False
+        self.is_calm = self.refused = False
         self.cleaned = 0  # by drivers, since it is calm
         self.cleans_each_epoch = config.clean_every_epochs == 1 and not config.clean_min_age_s
         self.violations: list[tuple[str, str]] = []
@@ -96,7 +100,7 @@ class World:
     def open_store(
         self, path: str, settings: object, *, compacting: bool = True, make: bool = True
     ) -> ModelStore:
-        """In the place of `RocksStore.open`."""
+        """What a worker opens its databases with."""
         return ModelStore.open_in(path, current().process, self.opened, self.config, make=make)
 
     def start_app(self) -> App:
@@ -109,8 +113,21 @@ class World:
     def _rival(self) -> None:
         """While one driver is frozen, another one starts the job."""
         if self.config.zombies and len(self.apps) == 1 and self.sched.random.random() < 0.8:
-            self.sched.note("second driver")
+            self.sched.note(Fault.SECOND_DRIVER)
             self.sched.call(self.start_app, 0.01)
+
+    def _taken(self, folder: str, batch: int) -> None:
+        """A start takes a commit back: what must be there to go on from the batch before is."""
+        config = self.config
+        # Another start may be at it, too; and who goes back by many takes later plans first.
+        if folder != COMMITS or config.zombies or config.takes_way_out:
+            return
+        offsets, commits = self.shared.offsets, self.shared.commits
+        needed = [(OFFSETS, batch, offsets), (OFFSETS, batch - 1, offsets)]
+        needed.append((COMMITS, batch - 1, commits))
+        lacks = [f"{name}/{n}" for name, n, files in needed if n >= 0 and n not in files]
+        if lacks:
+            self.violated("location", f"commit {batch} goes, and there is no {', '.join(lacks)}")
 
     def kill_app(self, app: App) -> None:
         self.apps = [one for one in self.apps if one is not app]
@@ -140,6 +157,8 @@ class World:
 
     def query_failed(self, app: App, error: Exception) -> None:
         """A query, or its start, has failed."""
+        # Whoever has Spark keep one batch is told that it cannot go back; nothing was taken.
+        self.refused |= isinstance(error, RewindError) and self.config.batches_kept < 2
         self.references.query_failed(app, error)
 
     # --- running -------------------------------------------------------------------------------
@@ -183,13 +202,15 @@ class World:
             or sched.now_s < start_s + _CALM_MIN_S
             or (self.cleans_each_epoch and self.cleaned < 2)
         ):
+            if self.refused:
+                return
             if sched.now_s > start_s + _CALM_S:
                 self.violations.append(("liveness", "no progress although nothing goes wrong"))
                 return
             self._until(until_s=sched.now_s + 1.0)
 
     def clean(self, *arguments: Any, **settings: Any) -> CleanReport:
-        """In the place of `clean` where a driver calls it: counted."""
+        """What a driver cleans with: counted."""
         since_calm = self.is_calm
         process = current().process
         launch = next((app.launch for app in self.apps if app.process is process), None)
@@ -224,20 +245,20 @@ def simulate(
     seed: int,
     *,
     events: int = 20_000,
-    mutation: str = "",
+    bug: PlantedBug | None = None,
     config: Config | None = None,
     keep_trace: bool = False,
 ) -> Result:
     """Run one seed: so many events with its faults, and then until all is calm and checked."""
     config = config or draw(Random(f"config {seed}"))
+    adjust(config, bug)
     if config.asynchronous:
         config.checked = True  # as the product demands
-    mutations.adjust(mutation, config)
     world = World(seed, config, keep_trace=keep_trace)
     failure: BaseException | None = None
     with (
-        installed(world.sched, world.doors, world.disk, world, arrow=config.arrow),
-        mutations.applied(mutation),
+        installed(world.disk, small_bytes=config.small_bytes, arrow=config.arrow),
+        planted(bug),
     ):
         try:
             world.run(events)
@@ -264,10 +285,10 @@ def simulate(
     )
 
 
-def simulate_task(task: tuple[int, int, str]) -> Result:
-    """`simulate` for a pool of processes: seed, events, mutation."""
-    seed, events, mutation = task
-    return simulate(seed, events=events, mutation=mutation)
+def simulate_task(task: tuple[int, int, PlantedBug | None]) -> Result:
+    """`simulate` for a pool of processes: seed, events, planted bug."""
+    seed, events, bug = task
+    return simulate(seed, events=events, bug=bug)
 
 
 def _end(world: World) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
+
 from py4j.protocol import Py4JError
 
 from snapshot.storage.memory import MemoryStore
 from statebackend.spark.attempts import Attempts, look
+from statebackend.threads import THREADS
 from tests.recovery.driver import Started, ack_of, begin_of, part_of
 
 
@@ -116,10 +119,10 @@ def test_what_acks_while_it_could_not_be_killed_is_let_be() -> None:
     assert killed(attempts, 600.0) == []
 
 
-def test_a_session_tells_of_begins_and_acks(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(MemoryStore(), {"op": 2})
+def test_a_session_tells_of_begins_and_acks() -> None:
+    system: Any = SimpleNamespace(monotonic_s=lambda: 100.0, threads=THREADS)
+    started = Started(MemoryStore(), {"op": 2}, system=system)
     attempts = started.session.attempts = Attempts(60.0)
-    monkeypatch.setattr("statebackend.system.monotonic_s", lambda: 100.0)
     replies = [started.session.begin(begin_of(0, n, attempt=7 + n))[0] for n in range(2)]
     started.session.ack(ack_of(replies[0].chain, part_of({b"k": b"v"}), 0, 0, attempt=7))
     assert killed(attempts, 161.0) == [8]

@@ -16,6 +16,7 @@ from statebackend.continuous.options import RunOptions
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.slot import Slot
 from statebackend.errors import ConnectorError, PeerLostError, ProcessorError, StateBackendError
+from statebackend.system import SYSTEM
 from tests.continuous.runtime import jobs
 from tests.continuous.runtime.jobs import (
     OUTPUT,
@@ -136,7 +137,7 @@ def test_a_slot_that_dies_while_it_closes_fails_the_job(
 def test_what_is_said_right_after_the_end_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies in the queue behind the message with which the job has ended."""
     run: Any = JobRun.__new__(JobRun)
-    run._options = RunOptions()
+    run._options, run._system = RunOptions(), SYSTEM
     run._ended, run._stopping, run._said = False, False, queue.SimpleQueue()
     run._said.put("savepoint")
     run._said.put(StageEnded(MemoryError("drawn")))

@@ -28,7 +28,7 @@ from statebackend.errors import (
     StateMismatchError,
     StoreUnreachableError,
 )
-from statebackend.spark.savepoints import listed, open_at
+from statebackend.spark.savepoints import listed
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,
@@ -76,7 +76,7 @@ def some_epochs(query: ContinuousQuery, count: int = 1) -> None:
 
 
 def checked(world: World, savepoint: Savepoint) -> VerifyReport:
-    report = check_savepoint(open_at(world.backend._job, savepoint.uri))
+    report = check_savepoint(world.backend._job.open_at(savepoint.uri))
     assert report.ok, report.findings
     return report
 
@@ -188,7 +188,7 @@ def test_a_clone_goes_on_with_savepoint_given_although_that_is_gone(world: World
     clone = world.start(2)
     some_epochs(clone, made.epoch + 1)
     assert clone.stop()
-    delete_savepoint(open_at(world.backend._job, made.uri))
+    delete_savepoint(world.backend._job.open_at(made.uri))
     world.renew(job="clone", savepoint=made.uri)
     sink = counting(world, per_s=None)
     assert world.start(1).await_termination(60.0)
@@ -475,7 +475,7 @@ def test_what_savepoint_json_says_reads_back(world: World) -> None:
     query = world.start(2)
     some_epochs(query)
     made = query.savepoint(f"file://{world.folder}/apart")
-    assert read_savepoint(open_at(world.backend._job, made.uri)) == made
+    assert read_savepoint(world.backend._job.open_at(made.uri)) == made
     with pytest.raises(SettingError, match="lies there already"):
         query.savepoint(f"file://{world.folder}/apart")
     assert query.is_active

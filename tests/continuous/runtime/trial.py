@@ -12,6 +12,8 @@ import shutil
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +36,9 @@ from statebackend.schema.types import arrow_schema
 from statebackend.spark.session import RunSession
 from statebackend.spark.wire import Credentials
 from tests.continuous.runtime.world import ThreadCluster, World
+from tests.support.faults import Fault
 
-__all__ = ["Shown", "Trial"]
+__all__ = ["STRIKES", "Result", "Shown", "Trial", "TrialConfig", "lived"]
 
 Shown = Literal["", "rows", "error", "stuck"]
 
@@ -44,7 +47,8 @@ STEP, STEP_S = 5, 0.012
 PER_CHECKPOINT = 2  # splits: rows last as long as checkpoints do, on however slow a machine
 LIMIT_S = 60.0
 SLOTS, DRIVER, STORE = "slots", "driver", "store"
-BUDGET = {SLOTS: 7, DRIVER: 4, STORE: 8}
+BUDGET = {SLOTS: 7, DRIVER: 4, STORE: 8}  # of requests, by who makes them
+STRIKES = (Fault.SLOT_FAILED, Fault.REQUEST_LOST, Fault.ANSWER_LOST, Fault.LOCAL_FILE_GONE)
 
 
 class Slices(Source):
@@ -119,6 +123,7 @@ class _LossyCluster(ThreadCluster):
     def stage(self, run: Run, credentials: Credentials) -> Stage:
         if self._trial.drawn.random() < 0.5:
             shutil.rmtree(self._local, ignore_errors=True)
+            self._trial.counts[Fault.LOCAL_FILE_GONE] += 1
         self._trial.runs += 1
         return super().stage(run, credentials)
 
@@ -127,7 +132,7 @@ class Trial:
     """One job, failed as a seed says, as far as threads go by a seed.
 
     Attributes:
-        runs: how often it was started. made: faults so far, by kind.
+        runs: how often it was started. made: faults so far, by where. counts: by what they are.
         settled: checkpoints that are over, complete or not.
         most: so many were under way at once.
     """
@@ -139,6 +144,7 @@ class Trial:
         self.runs = self.settled = self.most = 0
         self._concurrent = concurrent
         self.made = dict.fromkeys(BUDGET, 0)
+        self.counts: Counter[str] = Counter()
         self.out = folder / "out"
         self._lock = threading.Lock()
         self._world = World(folder)
@@ -170,7 +176,7 @@ class Trial:
                 if run != self.runs or not query.is_running:
                     run, more = self.runs, self.drawn.randint(1, 4 * self._concurrent)
                     fail_at = self.settled + more
-                elif self.settled >= fail_at and self._may_fail(SLOTS):
+                elif self.settled >= fail_at and self._may_fail(SLOTS, Fault.SLOT_FAILED):
                     system.sleep_s(self.drawn.uniform(0.0, 0.03))
                     slot = self.drawn.choice(self._world.cluster.slots[-2:])
                     slot._link.broken("drawn", 0, RuntimeError("drawn"))
@@ -200,11 +206,12 @@ class Trial:
 
     # --- what fails ------------------------------------------------------------------------------
 
-    def _may_fail(self, kind: str, chance: float = 1.0) -> bool:
+    def _may_fail(self, kind: str, fault: Fault, chance: float = 1.0) -> bool:
         with self._lock:
             if self.made[kind] >= BUDGET[kind] or self.drawn.random() >= chance:
                 return False
             self.made[kind] += 1
+            self.counts[fault] += 1
             return True
 
     def _fail_at_random(self, patch: pytest.MonkeyPatch) -> None:
@@ -220,10 +227,10 @@ class Trial:
         """A request that is lost, or whose answer is."""
 
         def call(*args: Any) -> Any:
-            if self._may_fail(kind, chance):
+            if self._may_fail(kind, Fault.REQUEST_LOST, chance):
                 raise StoreUnreachableError("drawn, before")
             found = really(*args)
-            if self._may_fail(kind, chance):
+            if self._may_fail(kind, Fault.ANSWER_LOST, chance):
                 raise StoreUnreachableError("drawn, after")
             return found
 
@@ -245,3 +252,32 @@ class Trial:
         if not (missing or twice or gaps):
             return ""
         return f"missing {missing[:5]}, more than once {twice[:5]}, keys with gaps {gaps}"
+
+
+@dataclass
+class TrialConfig:
+    """What a trial is like. ``concurrent``: checkpoints under way at once, at most."""
+
+    concurrent: int = 1
+
+
+@dataclass
+class Result:
+    """What became of one trial, and the faults that struck it."""
+
+    counts: Counter[str]
+    violations: list[tuple[str, str]] = field(default_factory=list)
+
+
+def lived(
+    folder: Path,
+    seed: int,
+    config: TrialConfig,
+    planted: Callable[[], AbstractContextManager[None]],
+) -> Result:
+    """One trial to its end, with something planted in the job while it runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        trial = Trial(folder, seed, patch, concurrent=config.concurrent)
+        with planted():  # over the faults: what it puts in a function's place may still fail
+            shown, what = trial.run()
+    return Result(trial.counts, [(shown, what)] if shown else [])

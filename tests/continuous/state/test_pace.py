@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend import system
 from statebackend.continuous.pace import Pace
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class Rests(threading.Event):
         super().__init__()
         self.now_s, self.rests_s = 100.0, list[float]()
         self.waited: Callable[[], None] = lambda: None
+        self.system: Any = SimpleNamespace(monotonic_s=lambda: self.now_s)
 
     def wait(self, timeout: float | None = None) -> bool:
         if self.is_set() or timeout is None:
@@ -30,15 +31,13 @@ class Rests(threading.Event):
 
 
 @pytest.fixture
-def rests(monkeypatch: pytest.MonkeyPatch) -> Rests:
-    made = Rests()
-    monkeypatch.setattr(system, "monotonic_s", lambda: made.now_s)
-    return made
+def rests() -> Rests:
+    return Rests()
 
 
 def work(rests: Rests, count: int, piece_s: float) -> list[int]:
     done = []
-    for piece in Pace(rests).of(range(count)):
+    for piece in Pace(rests.system, rests).of(range(count)):
         rests.now_s += piece_s
         done.append(piece)
     return done

@@ -14,6 +14,7 @@ from tests.sim.bucket import SimStore
 from tests.sim.checkers.ledger import Checker
 from tests.sim.location import State, clipped, difference
 from tests.sim.savepoints import CLONES, SAVEPOINTS
+from tests.sim.threads import SimThreads
 
 __all__ = ["Garbage"]
 
@@ -46,7 +47,8 @@ class Garbage(Checker):
 
         def settle() -> None:
             store = SimStore(world.bucket, world.outside, world.config)
-            log = CommitLog(store, job="job", writer="janitor", new_id=world.sched.new_id)
+            threads, new_id = SimThreads(world.sched, world.outside), world.sched.new_id
+            log = CommitLog(store, job="job", writer="janitor", new_id=new_id, threads=threads)
             log.claim()
             for _ in range(2):
                 clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)

@@ -19,7 +19,8 @@ from tests.sim.checkers.ledger import Checker
 from tests.sim.disk import files_state
 from tests.sim.kernel import Process
 from tests.sim.location import Committed, State, clipped, difference
-from tests.sim.savepoints import SAVEPOINTS, InstantStore, plan_file
+from tests.sim.places import InstantStore, plan_file
+from tests.sim.savepoints import SAVEPOINTS
 from tests.sim.seams import decoded
 
 if TYPE_CHECKING:
