@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from py4j.protocol import Py4JError
 
 from snapshot.storage.memory import MemoryStore
