@@ -36,6 +36,7 @@ __all__ = [
 _log = logging.getLogger("statebackend.recovery")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_TO_BE_LOOKED_AT: Final = stat.S_IRWXU | _OTHERS_WRITE  # who may not enter cannot write either
 _SMALL_BYTES: Final = 4096
 
 
@@ -152,11 +153,15 @@ def own_folder(path: Path) -> Path:
         found = os.fstat(handle)
         if found.st_uid != os.geteuid():
             _refuse_owner(path, found.st_uid)
+        if found.st_mode & _OTHERS_WRITE:
+            # Nobody else can enter it from here on, so its content is looked at once. It is marked
+            # as open until that is done: if this process is killed, or finds something, the next
+            # start looks again.
+            os.fchmod(handle, _TO_BE_LOOKED_AT)
+            _refuse_foreign_content(path)
         os.fchmod(handle, stat.S_IRWXU)
     finally:
         os.close(handle)
-    if found.st_mode & _OTHERS_WRITE:
-        _refuse_foreign_content(path)
     return path
 
 
@@ -172,8 +177,6 @@ def _refuse_foreign_content(folder: Path) -> None:
             path = Path(above, name)
             with contextlib.suppress(FileNotFoundError):  # swept meanwhile
                 if (uid := path.lstat().st_uid) != os.geteuid():
-                    # Marked as open again, so that the next start looks at its content, too.
-                    folder.chmod(stat.S_IRWXU | _OTHERS_WRITE)
                     _refuse_owner(path, uid)
 
 

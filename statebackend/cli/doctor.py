@@ -201,7 +201,7 @@ def _local_dir(folder: Path) -> Iterator[Check]:
 
 def _owner(folder: Path) -> Check:
     """Checks who owns the local directory, by the rules of `recovery.folders.home_of`."""
-    name = "local dir owner"
+    name, of_users = "local dir owner", folder.name == system.user_folder_name()
     above = open_above(folder)
     renamed = above and Check(
         name,
@@ -210,17 +210,30 @@ def _owner(folder: Path) -> Check:
         "Set its sticky bit (chmod +t), or give local_dir= a directory elsewhere.",
     )
     try:
-        found = folder.stat()
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            if of_users or found.st_uid not in (0, os.geteuid()) or not folder.exists():
+                todo = "Have it removed, or give local_dir= the directory itself."
+                what = f"a symbolic link (of uid {found.st_uid}) that is not followed"
+                return Check(name, "fail", f"{folder} is {what}", todo)
+            found = folder.stat()
     except OSError:
         return renamed or Check(name, "ok", f"{folder}: to be made, for this user alone")
     own = found.st_uid == os.geteuid()
+    if not stat.S_ISDIR(found.st_mode):
+        todo = "Move what is there, or give another local_dir=."
+        return Check(name, "fail", f"{folder} is not a directory", todo)
     open_to_all = found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX
-    if folder.name == system.user_folder_name() and not own:
+    if of_users and not own:
         todo = "Have it removed, or give local_dir= another directory."
         return Check(name, "fail", f"{folder} is another user's (uid {found.st_uid})", todo)
-    if open_to_all and not own:
-        todo = "Set its sticky bit (chmod +t), or give local_dir= a directory of this user's."
-        return Check(name, "warn", f"other users can rename what lies in {folder}", todo)
+    if not own:
+        below = _owner(folder / system.user_folder_name())
+        if below.status == "fail":
+            return below
+        if open_to_all:
+            todo = "Set its sticky bit (chmod +t), or give local_dir= a directory of this user's."
+            return Check(name, "warn", f"other users can rename what lies in {folder}", todo)
     if renamed:
         return renamed
     if own:

@@ -258,7 +258,9 @@ class JobRun:
                         _log.error("%s/%d failed:\n%s", failed.vertex, failed.subtask, failed.trace)
                         if failed.closing:  # the others came before the end
                             raise failed.error()
-                case StageEnded():
+                case StageEnded(error=error):
+                    if error is not None:  # a slot died before it had closed, or said why not
+                        raise _stage_error(error)
                     return
                 case Stopped():
                     return
@@ -274,6 +276,8 @@ class JobRun:
                 return
             timeout_s = 0.0
             self._do(self._heard(said))
+            if self._ended:
+                return  # what comes from here on is for `closed`
 
     def _heard(self, said: Any) -> list[Out]:
         machine, now_s = self._machine, self._system.monotonic_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 
 from statebackend.errors import SparkLostError
@@ -23,7 +23,7 @@ def calls() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (_unanswered(error) or _stopped()):
+        if not (isinstance(error, Py4JNetworkError | ConnectionError) or _stopped()):
             raise
         raise SparkLostError(
             f"Spark is gone from this driver: its JVM has ended, or its SparkContext was stopped "
@@ -33,19 +33,12 @@ def calls() -> Iterator[None]:
         ) from error
 
 
-def _unanswered(error: BaseException) -> bool:
-    """Whether the JVM did not answer, or could not be reached."""
-    if isinstance(error, Py4JNetworkError | ConnectionError):
-        return True
-    # If the JVM ends during a call, the error has neither a Java exception nor its trace.
-    return (
-        isinstance(error, Py4JError)
-        and not isinstance(error, Py4JJavaError)
-        and "Trace:" not in str(error)
-    )
-
-
 def _stopped() -> bool:
+    """Whether there is no SparkContext any more, or no JVM that answers for it.
+
+    An error alone does not say so: that of a call during which the JVM ended looks like that of a
+    call for something which is not there.
+    """
     context = SparkContext._active_spark_context
     if context is None or context._jsc is None:
         return True

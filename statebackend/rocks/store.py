@@ -280,8 +280,9 @@ class RocksStore(RocksReads):
             return
         with self._triggers:
             self._beside_merges_now += 1
-            hold_up_writes(self._db, _NEVER, _NEVER)
         try:
+            with self._triggers:  # what fails here may hold all the same
+                hold_up_writes(self._db, _NEVER, _NEVER)
             yield
         finally:
             with self._triggers:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from statebackend import system
@@ -63,24 +62,24 @@ class Attempts:
                 del self._killed[place]
 
     def over(self, operator: str, subtask: int, attempt: int) -> None:
-        """It came to its ack: from there on it waits for the driver."""
+        """It came to its ack, from where on it waits for the driver; or it has ended."""
         with self._lock:
             self._running.pop((operator, subtask, attempt), None)
 
     def overdue(self, now_s: float) -> list[Overdue]:
-        """Those that have had their time; each is named once."""
+        """Those that have had their time, until they are over or killed."""
         with self._lock:
             found = []
-            for key, one in list(self._running.items()):
+            for key, one in self._running.items():
                 _, times = self._killed.get(key[:2], (one.epoch, 0))
                 if now_s - one.since_s >= self.timeout_s * 2**times:
-                    del self._running[key]
                     found.append(one)
             return found
 
     def killed(self, one: Overdue) -> None:
         """It was killed: the next of its subtask has more time."""
         place = one.operator, one.subtask
+        self.over(*place, one.attempt)
         with self._lock:
             _, times = self._killed.get(place, (one.epoch, 0))
             self._killed[place] = one.epoch, times + 1
@@ -108,7 +107,7 @@ def _watch(
     while _is_active(active):
         try:
             look(attempts, kill, system.monotonic_s())
-        except Exception:  # the next look finds only what becomes overdue later
+        except Exception:
             _log.exception("a look for attempts that take too long failed")
         system.sleep_s(every_s)
 
@@ -130,8 +129,9 @@ def look(attempts: Attempts, kill: Callable[[int, str], object], now_s: float) -
     for one in attempts.overdue(now_s):
         try:
             if not kill(one.attempt, "no ack within spark.statebackend.attemptTimeoutSeconds"):
+                attempts.over(one.operator, one.subtask, one.attempt)
                 continue
-        except Py4JError as error:
+        except Exception as error:  # the next look tries again; the others are killed now
             _log.warning("task attempt %d could not be killed (%s)", one.attempt, error)
             continue
         attempts.killed(one)

@@ -130,6 +130,7 @@ class Frames:
         if not self._sending.acquire(blocking=False):
             return  # something is being sent
         try:
+            # A Unix socket takes so few bytes whole or not at all.
             self._connection.send(_HEAD.pack(_ALIVE, 0), socket.MSG_DONTWAIT)
         except OSError:  # the other side takes nothing just now, or is gone
             pass

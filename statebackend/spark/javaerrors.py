@@ -21,9 +21,18 @@ class ShortJavaError(Py4JJavaError):  # type: ignore[misc]
 
     def __init__(self, error: Py4JJavaError) -> None:
         super().__init__(error.errmsg, error.java_exception)
-        said = [line for line in str(error).splitlines() if not line.startswith("\t")]
+        lines = _text_of(error).splitlines()
+        said = "\n".join(line for line in lines if not line.startswith("\t"))
         # Begins with the type as Python prints it: Spark looks for that.
-        self._text = "\n".join([f"py4j.protocol.Py4JJavaError: {said[0]}", *said[1:]])[:_SHOWN]
+        self._text = f"py4j.protocol.Py4JJavaError: {said}"[:_SHOWN]
 
     def __str__(self) -> str:
         return self._text
+
+
+def _text_of(error: Py4JJavaError) -> str:
+    """What the JVM says of it, or Python alone where the JVM is gone."""
+    try:
+        return str(error)
+    except Exception:  # it is asked only now
+        return str(error.errmsg)

@@ -124,7 +124,12 @@ class Launch:
         )
         self._name = job.system.new_id()
         self._point = StartPoint(
-            job, self._log, self._operators, run=self._name, go_back_to=go_back_to
+            job,
+            self._log,
+            self._operators,
+            run=self._name,
+            go_back_to=go_back_to,
+            check=self._check_initial,
         )
         self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
@@ -156,6 +161,8 @@ class Launch:
         check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
         path = path or options.get("checkpointlocation") or self._configured_path(options)
         location = self._around.location(path) if path else None
+        if location is None:
+            self._point.check_without_location()
         if location is not None and writer is not None:
             self._file_manager = location.file_manager(options.get("path"))
         if writer is not None:
@@ -177,15 +184,14 @@ class Launch:
         refuse_half_begun(self._job.name, manifests)
         self._specs = self._check_operators(manifests)
         if location is None or progress is None:
-            self._point.without_location()
             self._write_initial(0)
             return
         manifests = self._point.find(location, progress, hidden, manifests)
         epoch = self._point.first_epoch
         assert epoch is not None
-        self._check_initial(manifests, epoch)
         self._write_initial(epoch)
         lineages = live_lineages(manifests)
+        self._point.forget_given_up(lineages.values())
         # Before Spark asks: an availableNow query with nothing new asks once, and ends.
         self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
 

@@ -76,9 +76,9 @@ def misplanned(plan: str, parallelism: int) -> str | None:
 
 def _partitions(nodes: list[_Node], side: int) -> int | None:
     """How many partitions a join's side is shuffled to; None: it is not, or it is not known."""
-    for node in nodes[side:]:
-        if node.name == _ANCHOR or node.depth < nodes[side].depth:
-            return None
+    for n, node in enumerate(nodes[side:]):
+        if node.name == _ANCHOR or (n and node.depth <= nodes[side].depth):
+            return None  # the side is over, or lies as it was cached
         if node.name == "Exchange":
             found = _EXCHANGED.match(node.text)
             return int(found[1] or 1) if found else None

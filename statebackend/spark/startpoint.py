@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from recovery.rewind import (
@@ -48,6 +48,8 @@ class StartPoint:
     Args:
         log: of this start alone. run: its name.
         go_back_to: the epoch after which the query may go on where it could not go on at all.
+        check: told of the records and the batch that was decided on, before anything is taken back;
+            whatever it raises refuses the start.
 
     Attributes:
         first_epoch: that batch, once `find` has found it.
@@ -62,25 +64,26 @@ class StartPoint:
         *,
         run: str,
         go_back_to: int | None = None,
+        check: Callable[[list[Manifest], int], None] = lambda manifests, batch: None,
     ) -> None:
         self._job, self._log, self._operators = job, log, operators
-        self._run, self._go_back_to = run, go_back_to
+        self._run, self._go_back_to, self._check = run, go_back_to, check
         self._given_up: int | None = None  # the newest epoch that the user gives up
         self.first_epoch: int | None = None
         self.first_stamp_ms: int | None = None
 
-    def without_location(self) -> None:
-        """Leave the start to Spark, where it is not known which location it will use.
+    def check_without_location(self) -> None:
+        """Refuse to go back where it is not known in which checkpoint location.
 
         Raises:
-            SettingError: an epoch to go back to was named.
+            SettingError: the user named an epoch.
         """
         if self._go_back_to is not None:
             raise SettingError(
-                f"go_back_to= is {self._go_back_to}, and it is not known to which checkpoint "
-                f"location that applies.",
-                todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or the "
-                "writer's option checkpointLocation.",
+                f"go_back_to={self._go_back_to} is given, but no checkpoint location is known "
+                f"before the query starts.",
+                todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or "
+                "backend.start(writer, go_back_to=...) with the option checkpointLocation.",
             )
 
     def find(
@@ -99,6 +102,7 @@ class StartPoint:
         Raises:
             CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
             anything back by then, the next start puts that back.
+            StateBackendError: what ``check`` raised.
             FencedError: another driver started the job meanwhile; nothing is missing.
         """
         decision = None
@@ -109,7 +113,10 @@ class StartPoint:
                 decision = self._decide(progress, manifests)
             except (RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
-                self._as_told(error, progress, manifests)
+                told = self._as_told(error, progress, manifests)
+                self._check(manifests, told.batch)
+            else:
+                self._check(manifests, decision.batch)
         if decision is None or decision.verdict is not Verdict.START:
             as_told = decision is None and not hidden
             decision, manifests = self._go_back(location, as_told=as_told)
@@ -150,6 +157,7 @@ class StartPoint:
         if self._given_up is not None and not as_told:
             # What was put back shows it only now. The log says so before anything is taken.
             return self._go_back(location, as_told=True)
+        self._check(manifests, decision.batch)
         if decision.verdict is not Verdict.START:
             self._require(manifests, decision.batch - 1)
             going.back_to(decision.batch, progress.last_commit, stamps)
@@ -287,10 +295,11 @@ class StartPoint:
         ]
 
     def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
+        ids = {m.sequence: m.states for m in manifests}
         try:
             return all(
                 lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
-                and _has_same_states(lineage, epoch)
+                and _has_same_states(lineage, epoch, ids, self._operators[uid].states)
                 for uid, lineage in live_lineages(manifests).items()
                 if uid in self._operators
             )
@@ -328,10 +337,25 @@ def refuse_hidden(location: CheckpointLocation) -> None:
         )
 
 
-def _has_same_states(lineage: OperatorLineage, epoch: int) -> bool:
-    """Whether no state was deleted after an epoch: its name may stand for another one now."""
+def _has_same_states(
+    lineage: OperatorLineage,
+    epoch: int,
+    ids: Mapping[int, Mapping[str, int]],
+    declared: Collection[str],
+) -> bool:
+    """Whether no state was deleted after an epoch, and none that is declared was left out.
+
+    Its name would stand for another state now, which is empty.
+
+    Args:
+        ids: of states, by name, as the records say, by sequence. declared: names, in this start.
+    """
     entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
-    return entry is None or last is None or entry.dropped_ids == last.dropped_ids
+    if entry is None or last is None:
+        return True
+    then, now = ids[entry.sequence], ids[last.sequence]
+    same = all(now.get(name) == number for name, number in then.items() if name in declared)
+    return same and entry.dropped_ids == last.dropped_ids
 
 
 def _ways_out(possible: list[int]) -> str:

@@ -30,6 +30,7 @@ from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
+from statebackend.ops.told import code_first
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.initial import InitialState
@@ -150,6 +151,7 @@ class StaticTask:
     def __init__(self, spec: StaticSpec, processor: ShippedProcessor) -> None:
         self.spec, self.processor = spec, processor
 
+    @code_first
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows of some keys, through the processor."""
         spec, plan = self.spec, self.spec.plan

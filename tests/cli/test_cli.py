@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from recovery.folders import home_of
 from recovery.jobs import job_folder
 from snapshot.record import record_name
 from snapshot.storage import LocalStore
@@ -19,6 +20,7 @@ from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.cli import doctor
 from statebackend.cli.app import app
+from statebackend.errors import LocalDirError
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +281,11 @@ def test_doctor_says_whose_the_local_dir_is(
     uid = os.geteuid()
     monkeypatch.setattr(system, "user_folder_name", lambda: own.name)
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    assert (doctor._owner(tmp_path).status, doctor._owner(own).status) == ("ok", "fail")
+    # The copies would go below, to what is another user's.
+    assert doctor._owner(tmp_path) == doctor._owner(own)
+    assert doctor._owner(own).status == "fail"
+    own.rmdir()
+    assert doctor._owner(tmp_path).status == "ok"
     assert doctor._owner(tmp_path).detail == f"copies go to {own}"
     tmp_path.chmod(0o777)
     assert doctor._owner(tmp_path).status == "warn"
@@ -289,6 +295,35 @@ def test_doctor_says_whose_the_local_dir_is(
         )
     tmp_path.chmod(0o1777)
     assert doctor._owner(tmp_path).status == doctor._owner(tmp_path / "missing").status == "ok"
+
+
+def test_doctor_follows_the_links_that_a_job_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    link, own = tmp_path / "link", tmp_path / system.user_folder_name()
+    for one in (link, own):
+        one.symlink_to(disk)
+    gone, file = tmp_path / "gone", tmp_path / "file"
+    gone.symlink_to(tmp_path / "not there")
+    file.touch()
+
+    def agree() -> dict[str, str]:
+        found = {one.name: doctor._owner(one).status for one in (link, own, gone, file)}
+        for name, status in found.items():
+            try:
+                home_of(str(tmp_path / name))
+            except LocalDirError:
+                assert status == "fail", name
+            else:
+                assert status == "ok", name
+        return found
+
+    assert agree() == {"link": "ok", own.name: "fail", "gone": "fail", "file": "fail"}
+    if os.geteuid() == 0:
+        os.chown(link, 65534, 65534, follow_symlinks=False)
+        assert agree()["link"] == "fail"
 
 
 def test_a_package_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from tests.recovery.driver import Run
 DELETED = {"op": {"dropped": {"s\0" + "1": 1}}}
 
 
-def point_of() -> StartPoint:
-    operators = cast("Any", {"op": SimpleNamespace(parallelism=1)})
+def point_of(*declared: str) -> StartPoint:
+    operators = cast("Any", {"op": SimpleNamespace(parallelism=1, states=declared)})
     return StartPoint(cast("Any", None), cast("Any", None), operators, run="run")
 
 
-def possible(records: list[Manifest]) -> list[int]:
-    point = point_of()
+def possible(records: list[Manifest], *declared: str) -> list[int]:
+    point = point_of(*declared)
     last = max(record.epoch for record in records)
     return [epoch for epoch in range(last + 1) if point._has_state(records, epoch)]
 
@@ -49,3 +49,22 @@ def test_a_deletion_that_was_given_up_did_not_happen(monkeypatch: pytest.MonkeyP
         back.finish(epoch)
     assert back.records[-1].dropped_ids == []
     assert possible(back.records) == [0, 1, 2, 3]
+
+
+def test_an_epoch_before_a_state_was_left_out_is_none_for_a_start_that_declares_it() -> None:
+    """Its entries are there, under the id that it had; the name has another one now, or none."""
+    run = Run(1, specs={"op": {"states": {"kept": 1, "gone": 2}}})
+    for epoch in range(2):
+        run.finish(epoch)
+    without = {"op": {"states": {"kept": 1, "gone\0" + "2": 2}}}
+    later = run.again(specs=without)
+    for epoch in (2, 3):
+        later.finish(epoch)
+    assert possible(run.records, "kept", "gone") == [2, 3]
+    assert possible(run.records, "kept", "another") == [0, 1, 2, 3]
+    again = {"op": {"states": {**without["op"]["states"], "gone": 3}}}
+    last = later.again(specs=again)
+    for epoch in (4, 5):
+        last.finish(epoch)
+    assert possible(run.records, "kept", "gone") == [2, 3, 4, 5]
+    assert possible(run.records, "kept") == [0, 1, 2, 3, 4, 5]

@@ -154,8 +154,8 @@ def test_an_epoch_without_a_location_is_refused(world: _World) -> None:
     log: Any = world.log
     told = StartPoint(world.job, log, operators, run=new_id(), go_back_to=3)
     with pytest.raises(SettingError, match="checkpoint location"):
-        told.without_location()
-    StartPoint(world.job, log, operators, run=new_id()).without_location()
+        told.check_without_location()
+    StartPoint(world.job, log, operators, run=new_id()).check_without_location()
 
 
 @pytest.mark.parametrize("epoch", [4, 99])

@@ -8,11 +8,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from recovery import peers
-from recovery.folders import home_of, own_file_text
+from recovery.folders import home_of, own_file_text, own_folder
 from recovery.incarnation import HOLDER
 from recovery.keeper import Keeper, KeeperSettings, ask_for
 from recovery.local import copies_seen
@@ -243,6 +244,54 @@ def test_what_a_stranger_put_into_a_folder_that_was_open_to_all_is_refused_each_
     planted.unlink()
     subtask(tmp_path)
     assert mode(tmp_path / "job") == 0o700
+
+
+@as_root
+def test_a_start_that_is_killed_while_it_looks_leaves_that_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o777)
+    planted = folder / "planted"
+    planted.touch()
+    os.chown(planted, STRANGER, STRANGER)
+    seen: list[int] = []
+
+    def killed(path: str) -> NoReturn:
+        seen.append(mode(Path(path)))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "walk", killed)
+        with pytest.raises(KeyboardInterrupt):
+            own_folder(folder)
+    assert not seen[0] & 0o011, "closed to others before it is looked at"
+    for _ in range(2):
+        with pytest.raises(LocalDirError, match="planted"):
+            own_folder(folder)
+    planted.unlink()
+    own_folder(folder)
+    assert mode(folder) == 0o700
+
+
+@as_root
+def test_nobody_else_gets_into_a_folder_that_is_looked_at() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        folder = Path(made, "job")
+        folder.mkdir()
+        for marked, gets_in in ((0o777, True), (0o722, False)):
+            folder.chmod(marked)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.setgid(STRANGER)
+                    os.setuid(STRANGER)
+                    (folder / f"of-{marked:o}").touch()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert (os.waitpid(pid, 0)[1] == 0) is gets_in
 
 
 @as_root

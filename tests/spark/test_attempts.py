@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from py4j.protocol import Py4JError
 
 from snapshot.storage.memory import MemoryStore
@@ -88,13 +89,34 @@ def test_a_task_that_is_only_slow_gets_to_its_end() -> None:
     assert killed(attempts, 5060.0) == [9], "the next epoch's as at first"
 
 
-def test_what_spark_does_not_kill_does_not_end_the_watch() -> None:
-    def gone(attempt: int, why: str) -> None:
-        raise Py4JError("it has ended")
+@pytest.mark.parametrize("error", [Py4JError("not now"), ConnectionError("not now")])
+def test_what_could_not_be_killed_is_tried_again_and_keeps_no_other(error: Exception) -> None:
+    def gone(attempt: int, why: str) -> bool:
+        asked.append(attempt)
+        if attempt == 17:
+            raise error
+        return True
+
+    asked: list[int] = []
+    attempts = Attempts(60.0)
+    for subtask in range(3):
+        attempts.begun("op", subtask, 3, 17 + subtask, 0.0)
+    look(attempts, gone, 60.0)
+    assert asked == [17, 18, 19]
+    look(attempts, gone, 65.0)
+    assert asked == [17, 18, 19, 17]
+    assert killed(attempts, 70.0) == [17]
+    assert killed(attempts, 600.0) == []
+
+
+def test_what_acks_while_it_could_not_be_killed_is_let_be() -> None:
+    def gone(attempt: int, why: str) -> bool:
+        raise Py4JError("not now")
 
     attempts = Attempts(60.0)
     attempts.begun("op", 0, 3, 17, 0.0)
     look(attempts, gone, 60.0)
+    attempts.over("op", 0, 17)
     assert killed(attempts, 600.0) == []
 
 

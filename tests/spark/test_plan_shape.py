@@ -58,6 +58,15 @@ def test_what_is_wrong_is_said(plan: str, wrong: str) -> None:
     assert re.search(wrong, found), found
 
 
+def test_a_side_that_is_not_shuffled_is_not_blamed_for_the_other() -> None:
+    scanned = """      :- *(1) Project [c0#1]
+      :  +- Scan [c0#1]
+"""
+    found = misplanned(TOP + JOIN + scanned + SHUFFLED, 3)
+    assert found is not None
+    assert "shuffles its anchor to 200 partition(s) instead of 3" in found
+
+
 @pytest.mark.parametrize(
     "plan",
     [

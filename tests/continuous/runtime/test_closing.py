@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import traceback
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from recovery.restarting import FixedDelay
+from statebackend.continuous.job import JobRun, StageEnded
+from statebackend.continuous.options import RunOptions
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.errors import ConnectorError, ProcessorError, StateBackendError
+from statebackend.continuous.slot import Slot
+from statebackend.errors import ConnectorError, PeerLostError, ProcessorError, StateBackendError
+from statebackend.system import SYSTEM
 from tests.continuous.runtime import jobs
 from tests.continuous.runtime.jobs import (
     OUTPUT,
@@ -122,6 +128,40 @@ def test_a_sink_that_cannot_be_closed_fails_it_too(world: World) -> None:
     assert isinstance(error, ConnectorError)
     assert "The place is not let go" in error.what
     check_counts(sink.rows(), truth(ROWS))
+
+
+def test_a_slot_that_dies_while_it_closes_fails_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Slot._end
+
+    def dies(slot: Slot) -> None:
+        end(slot)
+        if slot._job_ended and slot._slot == 1:
+            raise MemoryError("drawn")
+
+    monkeypatch.setattr(Slot, "_end", dies)
+    query, sink = started(world, Counting())
+    error = failed(query)
+    assert isinstance(error, PeerLostError)
+    assert "drawn" in error.what
+    assert query.restarts == 0
+    check_counts(sink.rows(), truth(ROWS))
+
+
+def test_what_is_said_right_after_the_end_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies in the queue behind the message with which the job has ended."""
+    run: Any = JobRun.__new__(JobRun)
+    run._options, run._system = RunOptions(), SYSTEM
+    run._ended, run._stopping, run._said = False, False, queue.SimpleQueue()
+    run._said.put("savepoint")
+    run._said.put(StageEnded(MemoryError("drawn")))
+    run._machine = SimpleNamespace(failed=lambda error: [])
+    monkeypatch.setattr(JobRun, "_do", lambda self, outs: setattr(self, "_ended", True))
+    monkeypatch.setattr(run._machine, "requested", lambda *asked: None, raising=False)
+    run._take_in()
+    with pytest.raises(PeerLostError, match="drawn"):
+        run.closed()
 
 
 def test_a_job_that_is_stopped_does_not_fail_by_it(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.errors import ProtocolError, RewindError
@@ -94,6 +95,43 @@ def test_the_heartbeat_is_not_told_of_epochs_that_were_given_up(
     assert [epoch for epoch, _ in told] == sorted(epoch for epoch, _ in told)
 
 
+def test_a_watermark_of_an_epoch_that_was_given_up_is_none_of_this_run_s(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated epoch keeps its watermark although a delay was changed: this is no such epoch."""
+    told: list[tuple[int, bool]] = []
+    say = HeartbeatFile.say
+
+    def heard(file: HeartbeatFile, epoch: int, **due: Any) -> None:
+        told.append((epoch, due["watermark_moves"]))
+        say(file, epoch, **due)
+
+    monkeypatch.setattr(HeartbeatFile, "say", heard)
+    for start, delay in enumerate(["0 seconds", "1 hour"]):
+        backend = world.backend()
+        frame = backend.transform_with_state(
+            world.input.stream(world.spark).withColumn("at", F.timestamp_seconds("id")),
+            keys="k",
+            processor=EarlierAndEarlier(),
+            output_schema="k string",
+            uid="earlier",
+            time_mode="event",
+            event_time="at",
+            watermark_delay=delay,
+        )
+        if start == 0:
+            for _ in range(4):
+                world.input.add_keys("a")  # at 1 to 4 seconds
+            world.run(backend, frame)
+            last = max(epoch for epoch, _ in told)
+            _lose(world, *range(2, last + 1))
+            told.clear()
+        else:
+            _go_back(world, backend, frame, 1)
+    before_the_first = set(told[: [epoch for epoch, _ in told].index(2)])
+    assert before_the_first == {(1, False)}
+
+
 # --- states that were deleted --------------------------------------------------------------------
 
 
@@ -147,6 +185,36 @@ def test_no_epoch_before_a_deletion_can_be_gone_back_to(world: World) -> None:
     # The deletion is no part of what was given up: what is there again began after it.
     last = {row["state"]: row["n"] for row in world.sink.batches()[world.committed()[-1]]}
     assert last == {"kept": 5, "gone": 2}
+
+
+def test_no_epoch_before_a_state_was_left_out_can_be_gone_back_to_with_it(world: World) -> None:
+    """Declared again it would begin empty. Left out still, nothing is missing."""
+
+    def counting(*names: str) -> tuple[StateBackend, Any]:
+        backend = world.backend(allow_dropped_state=True)
+        return backend, backend.transform_with_state(
+            world.input.stream(world.spark),
+            keys="k",
+            processor=Counts(*names),
+            output_schema="k string, state string, n bigint",
+            uid="counts",
+        )
+
+    def last() -> dict[str, int]:
+        return {row["state"]: row["n"] for row in world.sink.batches()[world.committed()[-1]]}
+
+    for _ in range(2):
+        world.input.add_keys("a")
+    world.run(*counting("kept", "gone"))
+    for _ in range(3):
+        world.input.add_keys("a")
+    world.run(*counting("kept"))
+    _lose(world, 3, 4)
+    backend, frame = counting("kept", "gone")
+    with pytest.raises(RewindError, match=r"cannot go back to epoch 1.* can go back to 2[.]"):
+        _go_back(world, backend, frame, 1)
+    _go_back(world, *counting("kept"), 1)
+    assert last() == {"kept": 5}
 
 
 # --- runs that never opened ----------------------------------------------------------------------

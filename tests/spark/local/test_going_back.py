@@ -238,3 +238,18 @@ def test_an_argument_that_was_left_in_a_script_does_not_go_back_again(world: Wor
     with pytest.raises(RewindError, match="told to go back to epoch 3 before"):
         backend.start(world.writer(world.ledger(backend)), go_back_to=3)
     assert _files(world.location) == before
+
+
+def test_an_epoch_to_go_back_to_without_a_location_is_refused(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.run_ledger()
+    before = checkpoints(backend)
+    backend = world.backend()
+    frame = world.ledger(backend)
+    with (
+        pytest.raises(SettingError, match="go_back_to=0 is given, but no checkpoint location"),
+        backend.starting(go_back_to=0),
+    ):
+        world.writer(frame).start()
+    assert not world.spark.streams.active
+    assert checkpoints(backend) == before

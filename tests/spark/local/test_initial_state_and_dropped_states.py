@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 from statebackend import KeyedProcessor
 from statebackend.errors import StateMismatchError
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
-from tests.spark.local.world import checkpoints, durable_state
+from tests.spark.local.world import checkpoints, durable_state, manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +135,29 @@ def test_a_first_epoch_that_spark_did_not_commit_is_repeated_with_its_initial_st
     backend = world.backend()
     world.run(backend, _opened(world, backend, changed))
     _check(world, backend, changed)
+
+
+def test_a_start_that_lacks_the_initial_state_takes_nothing_back_and_fences_nobody(
+    world: World,
+) -> None:
+    def forgets(frame: DataFrame, batch: int) -> None:
+        if batch:
+            world.sink(frame, batch)
+
+    world.input.add_keys("a", "b")
+    world.input.add_keys("a")
+    backend = world.backend()
+    assert "SB5001" in world.fail(backend, _opened(world, backend, INITIAL), forgets)
+    assert world.committed() == [0], "Spark has committed a batch that was not computed"
+    before = manifests(backend)
+    backend = world.backend()
+    with pytest.raises(StateMismatchError, match="Give initial_state= as before"):
+        world.run(backend, world.ledger(backend, processor=Opened()))
+    assert (world.committed(), world.hidden()) == ([0], [])
+    assert manifests(backend) == before
+    backend = world.backend()
+    world.run(backend, _opened(world, backend, INITIAL))
+    _check(world, backend, INITIAL)
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])

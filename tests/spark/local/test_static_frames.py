@@ -169,7 +169,9 @@ def test_mistakes_are_said_where_the_frame_is_made(world: World) -> None:
         ours(backend, frame, Batched("event", early=True), "none", None, "rows")
     with pytest.raises(SchemaError, match="not a streaming frame"):
         backend.aggregate(frame, keys="k", aggregations={"n": "count"}, uid="n")
-    with pytest.raises(PythonException, match="SB1004"):
+    with pytest.raises(PythonException, match="SB1004") as caught:
         backend.transform_with_state(
             frame, keys="k", processor=Batched("none"), output_schema=OUT, uid="null"
         ).collect()
+    text = str(caught.value)
+    assert "staticframes.py" not in text[: text.index("SB1004")], "the sentence comes first"
