@@ -484,7 +484,7 @@ def test_a_file_that_is_gone_when_a_store_opens_it_is_told_of_as_any_other(tmp_p
     except LocalCopyError as error:
         upload(held, grant_of(0), BrokenStore(error), voice).run()
     (why,) = voice.why
-    assert "000235.sst is gone. Nothing to do where the subtask has moved" in why
+    assert "000235.sst is gone. Nothing to do if the subtask has moved" in why
     held.release()
 
 

@@ -39,7 +39,8 @@ def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) 
     log = LogProgress("ledger", "file:///jobs", "q", {"ledger": 3})
     with pytest.raises(RewindError) as caught:
         decide_start(purged, log)
-    told = point._with_ways_out(caught.value, purged, [])
-    assert isinstance(told, RewindError)
+    with pytest.raises(RewindError) as raised:
+        point._as_told(caught.value, purged, [])
+    told = raised.value
     assert told.todo.count("savepoint") == 1
     assert told.todo.endswith("begin a new job with the newest savepoint: see docs/operations.md.")
