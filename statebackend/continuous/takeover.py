@@ -28,7 +28,7 @@ from statebackend.errors import SettingError, StateMismatchError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import StateDeclaration
 from statebackend.settings import Settings
-from statebackend.spark.building import key_schema_of
+from statebackend.spark.inputs import key_schema_of
 from statebackend.spark.job import Job, base_policy, held_before, live_lineages
 from statebackend.spark.savepoints import refuse_half_begun
 from statebackend.spark.session import RunSession

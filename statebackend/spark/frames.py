@@ -18,7 +18,8 @@ from statebackend.errors import SettingError
 from statebackend.ops.tws import record_states
 from statebackend.spark.aggregating import aggregated
 from statebackend.spark.atstart import keeps_avro
-from statebackend.spark.building import FrameBuilder, key_names, united_sides
+from statebackend.spark.building import FrameBuilder
+from statebackend.spark.inputs import key_names, united_sides
 from statebackend.spark.multiplied import check_rules
 
 if TYPE_CHECKING:

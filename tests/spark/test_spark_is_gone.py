@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.errors import PySparkValueError
 
 from statebackend.errors import SettingError, SparkLostError
 from statebackend.spark.backend import StateBackend
+from statebackend.spark.inputs import key_names
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import DataFrame
 
 
 def session(error: Exception) -> Any:
@@ -49,3 +53,13 @@ def test_another_error_of_the_configuration_is_itself(
     monkeypatch.setattr(SparkContext, "_active_spark_context", running)
     with pytest.raises(SettingError, match="no such key"):
         StateBackend(session(SettingError("no such key")), uri=tmp_path.as_uri())
+
+
+def test_a_frame_that_is_made_when_the_jvm_has_ended_says_so() -> None:
+    class Gone:
+        @property
+        def columns(self) -> list[str]:
+            raise PySparkValueError("Unable to parse datatype. [Errno 111] Connection refused")
+
+    with pytest.raises(SparkLostError, match="SB5012"):
+        key_names(cast("DataFrame", Gone()), "k")
