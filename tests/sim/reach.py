@@ -1,0 +1,267 @@
+"""Measures which lines and branches of the protocol the simulations reach.
+
+    python -m tests.sim.reach --seeds 0:100 --events 20000 --jobs 2 --out bench/results/reach.md
+
+Every line or branch that no seed reached is listed under its function. `unreached.toml` gives the
+reason for each, by file and function. With ``--check`` a hole without a reason, and a reason
+without a hole, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import multiprocessing
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import coverage
+
+__all__ = ["Hole", "Reach", "holes_of", "main"]
+
+ROOT = Path(__file__).parents[2]
+REASONS = Path(__file__).with_name("unreached.toml")
+# The protocol, and the drivers of both modes. What is left out has a reason in `unreached.toml`.
+PROTOCOL = (
+    "snapshot/*.py",
+    "recovery/*.py",
+    "statebackend/spark/{goingback,housekeeping,job,launch,records,replies,savepoints}.py",
+    "statebackend/spark/{session,slices,startpoint,task}.py",
+    "statebackend/continuous/*.py",
+)
+
+
+@dataclass(frozen=True, order=True)
+class Hole:
+    """A line, or a way from one line to another, that was never taken.
+
+    Attributes:
+        file: from the root. function: its qualified name, "" for the module itself.
+        line: the first number. text: the source there, and where the way would lead.
+    """
+
+    file: str
+    function: str
+    line: int
+    text: str
+
+
+@dataclass
+class Reach:
+    """Figures of one file, and its holes."""
+
+    lines: int = 0
+    lines_reached: int = 0
+    branches: int = 0
+    branches_reached: int = 0
+    holes: list[Hole] = field(default_factory=list)
+
+
+def _files() -> list[Path]:
+    found: set[Path] = set()
+    for pattern in PROTOCOL:
+        head, brace, rest = pattern.partition("{")
+        names, _, tail = rest.partition("}")
+        for name in names.split(",") if brace else [""]:
+            found.update(ROOT.glob(head + name + tail))
+    return sorted(found)
+
+
+def _run(task: tuple[int, int], *, folder: str) -> int:
+    """Run one seed in this process under coverage."""
+    seed, events = task
+    measured = coverage.Coverage(
+        data_file=f"{folder}/coverage",
+        data_suffix=f"{seed}",
+        branch=True,
+        concurrency="greenlet",
+        include=[str(path) for path in _files()],
+        config_file=False,
+    )
+    measured.start()
+    from tests.sim.world import simulate  # after the start: modules are measured as they load
+
+    try:
+        result = simulate(seed, events=events)
+    finally:
+        measured.stop()
+        measured.save()
+    if result.violations:
+        print(f"seed {seed}: {result.violations}", file=sys.stderr)
+    return result.events
+
+
+def measure(seeds: Iterable[int], events: int, jobs: int) -> tuple[dict[str, Any], int]:
+    """Run seeds, each in a process of its own.
+
+    Returns:
+        coverage's report, as its JSON has it; how many events there were.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(jobs, maxtasksperchild=1) as pool:
+            run = partial(_run, folder=folder)
+            total = sum(pool.imap_unordered(run, [(seed, events) for seed in seeds]))
+        whole = coverage.Coverage(
+            data_file=f"{folder}/coverage",
+            branch=True,
+            include=[str(path) for path in _files()],
+            config_file=False,
+        )
+        whole.config.exclude_list += [
+            r"if TYPE_CHECKING:",
+            r"^\s*\.\.\.$",
+            r"raise NotImplementedError",
+            r"class .*\(Protocol",
+        ]
+        whole.combine([folder])
+        out = f"{folder}/report.json"
+        whole.json_report(outfile=out)
+        return json.loads(Path(out).read_text(encoding="utf-8")), total
+
+
+def _functions(source: str) -> dict[int, str]:
+    """By line the qualified name of the function that it is in."""
+    found: dict[int, str] = {}
+
+    def walk(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own = f"{name}.{child.name}" if name else child.name
+                if not isinstance(child, ast.ClassDef):
+                    for line in range(child.lineno, (child.end_lineno or child.lineno) + 1):
+                        found[line] = own
+                walk(child, own)
+            else:
+                walk(child, name)
+
+    walk(ast.parse(source), "")
+    return found
+
+
+def holes_of(file: str, source: str, known: Mapping[str, Any]) -> list[Hole]:
+    """What one file's part of the report says was not reached.
+
+    Args:
+        known: ``missing_lines`` and ``missing_branches`` (pairs of lines; a target below 0 is the
+            end of the function).
+    """
+    lines, functions = source.splitlines(), _functions(source)
+    missing = set(known["missing_lines"])
+
+    def text(line: int) -> str:
+        return lines[line - 1].strip() if 0 < line <= len(lines) else "its end"
+
+    holes = [Hole(file, functions.get(n, ""), n, text(n)) for n in sorted(missing)]
+    for start, end in known["missing_branches"]:
+        if start in missing:
+            continue
+        if end not in missing:  # else the line that it leads to says it
+            holes.append(
+                Hole(file, functions.get(start, ""), start, f"{text(start)} -> {text(end)}")
+            )
+    return sorted(holes)
+
+
+def reach_of(report: Mapping[str, Any]) -> dict[str, Reach]:
+    """By file what was reached, of coverage's report."""
+    found = {}
+    for path, known in sorted(report["files"].items()):
+        name = str(Path(path).resolve().relative_to(ROOT)) if Path(path).is_absolute() else path
+        figures = known["summary"]
+        found[name] = Reach(
+            lines=figures["num_statements"],
+            lines_reached=figures["covered_lines"],
+            branches=figures["num_branches"],
+            branches_reached=figures["covered_branches"],
+            holes=holes_of(name, (ROOT / name).read_text(encoding="utf-8"), known),
+        )
+    return found
+
+
+def reasons() -> dict[tuple[str, str], str]:
+    """Why something is not reached, by file and function; "*" stands for the whole file."""
+    if not REASONS.exists():
+        return {}
+    tables = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    return {(file, name): why for file, table in tables.items() for name, why in table.items()}
+
+
+def _why(hole: Hole, known: Mapping[tuple[str, str], str]) -> str:
+    return known.get((hole.file, hole.function)) or known.get((hole.file, "*")) or ""
+
+
+def _markdown(found: Mapping[str, Reach], known: Mapping[tuple[str, str], str]) -> Iterable[str]:
+    yield "| file | lines | reached | branches | reached | holes with a reason | without |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, one in found.items():
+        without = [hole for hole in one.holes if not _why(hole, known)]
+        yield (
+            f"| `{name}` | {one.lines} | {_percent(one.lines_reached, one.lines)} "
+            f"| {one.branches} | {_percent(one.branches_reached, one.branches)} "
+            f"| {len(one.holes) - len(without)} | {len(without)} |"
+        )
+    whole = [one for name, one in found.items() if (name, "*") not in known]
+    lines, branches = sum(one.lines for one in whole), sum(one.branches for one in whole)
+    yield (
+        f"| all that is simulated | {lines} "
+        f"| {_percent(sum(one.lines_reached for one in whole), lines)} "
+        f"| {branches} | {_percent(sum(one.branches_reached for one in whole), branches)} | | |"
+    )
+    yield ""
+    yield "Not reached, and why:"
+    yield ""
+    for name, one in found.items():
+        for function in dict.fromkeys(hole.function for hole in one.holes):
+            holes = [hole for hole in one.holes if hole.function == function]
+            if (name, "*") in known and (name, function) not in known:
+                continue
+            shown = "; ".join(f"{hole.line} `{hole.text}`" for hole in holes)
+            why = _why(holes[0], known) or "**no reason**"
+            yield f"- `{name}` `{function or 'module'}`: {shown}: {why}"
+    for (name, function), why in known.items():
+        if function == "*":
+            yield f"- `{name}`, whole: {why}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.reach", description=__doc__)
+    parser.add_argument("--seeds", default="0:48", help="from:to, the last one not included")
+    parser.add_argument("--events", type=int, default=6_000, help="of each seed, before its calm")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", default="", help="a file for the tables, as Markdown")
+    parser.add_argument("--check", action="store_true", help="fail where reason and holes differ")
+    given = parser.parse_args(arguments)
+    first, _, last = given.seeds.partition(":")
+    report, events = measure(range(int(first), int(last)), given.events, given.jobs)
+    found, known = reach_of(report), reasons()
+    command = f"python -m tests.sim.reach --seeds {given.seeds} --events {given.events}"
+    text = "\n".join([f"`{command}`: {events} events.", "", *_markdown(found, known)])
+    if given.out:
+        Path(given.out).write_text(text + "\n", encoding="utf-8")
+    else:
+        print(text)
+    holes = [hole for one in found.values() for hole in one.holes]
+    there = {(hole.file, hole.function) for hole in holes} | {(hole.file, "*") for hole in holes}
+    without = sum(not _why(hole, known) for hole in holes)
+    stale = [f"{file} {name}" for file, name in known if (file, name) not in there]
+    print(f"{len(holes)} holes, {without} of them without a reason; {len(stale)} reasons too many")
+    for one in stale:
+        print(f"no hole for the reason of {one}")
+    return 1 if given.check and (without or stale) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
