@@ -41,7 +41,7 @@ def answering(
 def test_a_jvm_that_is_gone_is_no_mistake_in_the_schema(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    answering(monkeypatch, error)
+    answering(monkeypatch, error, is_stopped=True)
     with pytest.raises(SparkLostError, match=r"\[SB5012\] Spark is gone from this driver"):
         parse_schema("n BIGINT", "splits")
 

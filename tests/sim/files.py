@@ -48,6 +48,7 @@ class Disk:
             fstat=lambda fd: self._stat(self._open[fd]),
             getpid=lambda: 1,
             PathLike=os.PathLike,
+            fsdecode=os.fsdecode,
         )
         self.fcntl = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=self._flock)
         self.os.mkdir = lambda path: MemPath(path).mkdir()

@@ -55,7 +55,12 @@ def test_another_error_of_the_configuration_is_itself(
         StateBackend(session(SettingError("no such key")), uri=tmp_path.as_uri())
 
 
-def test_a_frame_that_is_made_when_the_jvm_has_ended_says_so() -> None:
+def test_a_frame_that_is_made_when_the_jvm_has_ended_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: Any = SimpleNamespace(_jsc=None)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", ended)
+
     class Gone:
         @property
         def columns(self) -> list[str]:

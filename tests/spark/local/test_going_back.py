@@ -153,7 +153,7 @@ def test_an_epoch_is_refused_where_no_location_is_known_or_it_is_none(world: Wor
     world.input.add_batches(1)
     backend = world.backend()
     frame = world.ledger(backend)
-    with pytest.raises(SettingError, match="which checkpoint location"):
+    with pytest.raises(SettingError, match="no checkpoint location is known"):
         backend.starting(go_back_to=0).__enter__()
     with pytest.raises(SettingError, match="is no epoch"):
         backend.start(world.writer(frame), go_back_to=True)
