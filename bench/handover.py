@@ -24,8 +24,8 @@ import numpy as np
 
 from bench.machine import ROOT
 from recovery import local as local_module
-from recovery.keeper import Keeper, KeeperSettings
-from recovery.local import Clock, LocalSubtask
+from recovery.keeper import Clock, Keeper, KeeperSettings
+from recovery.local import LocalSubtask
 from statebackend import system
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore

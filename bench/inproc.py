@@ -30,7 +30,7 @@ from snapshot.storage.options import StoreOptions
 from statebackend import system
 from statebackend.hashing import key_groups
 from statebackend.ops.declared import StateDeclaration
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.settings import Settings
 from statebackend.spark import task as task_module

@@ -17,8 +17,9 @@ from pyspark.sql.types import Row
 
 from bench.inproc import INPUT, OUTPUT, STATE, UID
 from statebackend.ops.declared import EpochTimes, StateDeclaration
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec

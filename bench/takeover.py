@@ -27,7 +27,8 @@ from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from bench.inproc import MAX_PARALLELISM, UID
 from bench.trace import Tracer
-from recovery.local import Clock, LocalSubtask
+from recovery.keeper import Clock
+from recovery.local import LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from snapshot.delta import chain, chain_start, decode_delta, encode_delta
 from snapshot.messages import BeginReply, LocalCopy, RestoreStep

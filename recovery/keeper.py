@@ -25,24 +25,41 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from recovery.folders import own_file_text
 from recovery.incarnation import HOLDER, Incarnation
 from recovery.peers import of_this_user
 from statebackend.errors import LocalCopyError, StateBackendError
-from statebackend.threads import THREADS, Lock
+from statebackend.system import System
+from statebackend.threads import THREADS, Lock, Threads
 
-if TYPE_CHECKING:
-    from recovery.local import Clock
-
-__all__ = ["Keeper", "KeeperSettings", "ask_for", "socket_address"]
+__all__ = ["Clock", "Keeper", "KeeperSettings", "ask_for", "socket_address"]
 
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
 _SWITCH_S: Final = 0.001
 _LINE_BYTES: Final = 8192
 _ADDRESS_BYTES: Final = 104  # of a local socket, on every system
+
+
+class Clock:
+    """Time, and threads, as local stores and the keeper need them; tests pass their own."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float],
+        sleep_s: Callable[[float], None],
+        threads: Threads = THREADS,
+    ) -> None:
+        self.now_s = now_s
+        self.sleep_s = sleep_s
+        self.threads = threads
+
+    @classmethod
+    def of(cls, system: System) -> Clock:
+        """A process's."""
+        return cls(system.monotonic_s, system.sleep_s, system.threads)
 
 
 @dataclass(frozen=True)

@@ -33,39 +33,18 @@ from urllib.parse import quote
 
 from recovery.folders import home_of, own_file_text, own_folder, remove, unusable
 from recovery.incarnation import HOLDER, Incarnation, RecentDelta
-from recovery.keeper import Keeper, KeeperSettings, ask_for
+from recovery.keeper import Clock, Keeper, KeeperSettings, ask_for
 from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.rocks.parted import Opener, open_database
-from statebackend.system import System
-from statebackend.threads import THREADS, Threads
 
-__all__ = ["Clock", "Incarnation", "LocalSubtask", "RecentDelta", "copies_seen"]
+__all__ = ["Incarnation", "LocalSubtask", "RecentDelta", "copies_seen"]
 
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
 _POINTER: Final = ".current."  # and an incarnation's name: a pointer that is being written
 _MARKED_BAD: Final = "the local copy was marked bad"
 _NAME: Final = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
-
-
-class Clock:
-    """Time, and threads, as this module and the keeper need them; tests pass their own."""
-
-    def __init__(
-        self,
-        now_s: Callable[[], float],
-        sleep_s: Callable[[float], None],
-        threads: Threads = THREADS,
-    ) -> None:
-        self.now_s = now_s
-        self.sleep_s = sleep_s
-        self.threads = threads
-
-    @classmethod
-    def of(cls, system: System) -> Clock:
-        """A process's."""
-        return cls(system.monotonic_s, system.sleep_s, system.threads)
 
 
 class LocalSubtask:

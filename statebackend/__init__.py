@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recovery.drill.job import DrillJob as DrillJob
     from recovery.drill.outcome import DrillReport as DrillReport
     from recovery.drill.runner import run_drill as run_drill
-    from recovery.drill.scenario import DrillJob as DrillJob
     from recovery.restarting import ExponentialDelay as ExponentialDelay
     from recovery.restarting import FailureRate as FailureRate
     from recovery.restarting import FixedDelay as FixedDelay
@@ -75,7 +75,7 @@ _EXPORTS: dict[str, str] = {
     "ContinuousCheckpoint": "statebackend.continuous.query",
     "ContinuousQuery": "statebackend.continuous.query",
     "Discovery": "statebackend.continuous.sources.base",
-    "DrillJob": "recovery.drill.scenario",
+    "DrillJob": "recovery.drill.job",
     "DrillReport": "recovery.drill.outcome",
     "ExponentialDelay": "recovery.restarting",
     "FailureRate": "recovery.restarting",

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
+    from recovery.drill.job import DrillJob
     from recovery.drill.outcome import DrillReport
-    from recovery.drill.scenario import DrillJob
 
 __all__ = ["Drill", "drill"]
 

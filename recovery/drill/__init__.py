@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from recovery.drill.faults import Weather as Weather
     from recovery.drill.faults import draw as draw
     from recovery.drill.faults import stormy as stormy
+    from recovery.drill.job import DrillJob as DrillJob
     from recovery.drill.ledger import Count as Count
     from recovery.drill.ledger import RequestEntry as RequestEntry
     from recovery.drill.outcome import DrillReport as DrillReport
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from recovery.drill.s3 import Verb as Verb
     from recovery.drill.s3 import group_of as group_of
     from recovery.drill.scenario import DrillFault as DrillFault
-    from recovery.drill.scenario import DrillJob as DrillJob
     from recovery.drill.scenario import Strike as Strike
 
 # public name -> the module it lives in
@@ -43,7 +43,7 @@ _EXPORTS: dict[str, str] = {
     "Chance": "recovery.drill.faults",
     "Count": "recovery.drill.ledger",
     "DrillFault": "recovery.drill.scenario",
-    "DrillJob": "recovery.drill.scenario",
+    "DrillJob": "recovery.drill.job",
     "DrillReport": "recovery.drill.outcome",
     "Facts": "recovery.drill.faults",
     "Fault": "recovery.drill.faults",

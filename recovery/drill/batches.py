@@ -134,7 +134,7 @@ class _Watch:
 
 def _doubt(frame: DataFrame) -> str:
     """Why a clone need not read on exactly; empty if it must."""
-    from statebackend.spark.savepoints import EXACT_SOURCES
+    from statebackend.spark.from_savepoint import EXACT_SOURCES
     from statebackend.spark.sources import sources_of
 
     for source in sources_of(frame):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from recovery.drill.scenario import DrillJob
+from recovery.drill.job import DrillJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

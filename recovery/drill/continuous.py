@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recovery.drill.told import Event, Events, Told, function_at
 from recovery.restarting import FailureRate
-from statebackend.continuous.dataflow import ContinuousStream, Flow
+from statebackend.continuous.dataflow import ContinuousStream
+from statebackend.continuous.flow import Flow
 from statebackend.continuous.graph import SourceVertex
 from statebackend.continuous.sinks.files import FileSink
 from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader

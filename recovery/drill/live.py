@@ -12,11 +12,11 @@ import msgspec
 from recovery.drill.cluster import Cluster, DiskHost
 from recovery.drill.drivers import Driver
 from recovery.drill.feeding import Pace
+from recovery.drill.job import DrillJob
 from recovery.drill.outcome import EpochDone
 from recovery.drill.processes import LiveProcesses, until
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.saving import Savepoints
-from recovery.drill.scenario import DrillJob
 from recovery.drill.told import REBALANCE, Told
 from statebackend.errors import DrillError
 from statebackend.system import SYSTEM, System

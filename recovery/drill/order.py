@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from recovery.drill.job import DrillJob
 from recovery.drill.kinds import KINDS, Kind
-from recovery.drill.scenario import DrillFault, DrillJob, Strike
+from recovery.drill.scenario import DrillFault, Strike
 from recovery.drill.told import address_of
 from statebackend.errors import SettingError
 

@@ -8,14 +8,14 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recovery.drill.outcome import DrillReport
-from recovery.drill.report import (
+from recovery.drill.timeline import timeline
+from recovery.drill.wording import (
     count,
     duration,
     how_it_went,
     seconds,
     verdict_line,
 )
-from recovery.drill.timeline import timeline
 from statebackend.texts import size
 
 __all__ = ["page"]

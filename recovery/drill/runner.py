@@ -21,13 +21,14 @@ from recovery.drill.check import check
 from recovery.drill.clones import check_savepoints
 from recovery.drill.cluster import LOCAL_DIR, Cluster, open_cluster
 from recovery.drill.ending import TidyStack, end, failure_text
+from recovery.drill.job import DrillJob
 from recovery.drill.live import LiveStage, Setup
 from recovery.drill.order import FaultLike, Order, has_timers, named_faults, named_job
 from recovery.drill.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
 from recovery.drill.processes import TOKEN, guarded
 from recovery.drill.proxy import FaultProxy
 from recovery.drill.s3server import BUCKET, S3Server, credentials
-from recovery.drill.scenario import DrillJob, planned
+from recovery.drill.scenario import planned
 from recovery.drill.striking import START_S, Striker
 from recovery.drill.told import Told, address_of
 from statebackend.errors import SettingError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from recovery.drill.job import DrillJob
     from recovery.drill.proxy import FaultProxy
     from recovery.drill.saving import Savepoints
-    from recovery.drill.scenario import DrillJob
 
 __all__ = ["CannotStrikeError", "Host", "Processes", "Stage"]
 

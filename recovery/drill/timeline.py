@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from recovery.drill.outcome import DrillReport, DriverLife, Recovery, Struck
-from recovery.drill.report import after, how_it_went, seconds
+from recovery.drill.wording import after, how_it_went, seconds
 from statebackend.texts import size
 
 __all__ = ["Bar", "Lane", "Mark", "Row", "Timeline", "timeline"]

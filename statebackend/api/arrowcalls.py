@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
+from statebackend.api.calls import check_shape
 from statebackend.api.context import RecordingContext, Schema
 from statebackend.errors import UsageError, ValueMismatchError
 from statebackend.ops.declared import (
@@ -19,6 +20,7 @@ from statebackend.ops.declared import (
 )
 from statebackend.ops.failures import call_once, described
 from statebackend.ops.grouping import Groups
+from statebackend.ops.operatorplan import EpochFigures, OperatorPlan
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.state.ttl import TTL
@@ -28,9 +30,6 @@ from statebackend.vector.operator import Output, VectorOperator
 from statebackend.vector.states import ArrowListState, ArrowMapState, ArrowValueState, StateSite
 from statebackend.vector.timers import ArrowTimers
 from statebackend.vector.ttllist import ArrowTtlListState
-
-if TYPE_CHECKING:
-    from statebackend.ops.epoch import EpochFigures, OperatorPlan
 
 __all__ = ["ARROW_METHODS", "ArrowEpochCalls", "record_arrow_states"]
 
@@ -46,8 +45,6 @@ def record_arrow_states(processor: Any, uid: str, *, time_mode: str = "none") ->
         SchemaError, UnsupportedTypeError, StateMismatchError: a state's declaration.
         UsageError: no processor of this kind, or a use that can only fail later.
     """
-    from statebackend.api.calls import check_shape
-
     check_shape(
         processor,
         uid,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,8 @@ from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedPr
 from statebackend.errors import ProcessorError, UsageError, ValueMismatchError
 from statebackend.ops.declared import Declarations, EpochState
 from statebackend.ops.failures import call_once
+from statebackend.ops.operatorplan import Calls, OperatorPlan
 from statebackend.ops.rowconv import columns_to_python, make_rows, row_type
-
-if TYPE_CHECKING:
-    from statebackend.ops.epoch import Calls, OperatorPlan
 
 __all__ = [
     "SideReader",

@@ -28,9 +28,10 @@ from statebackend.errors import ProcessorError, StateBackendError, UsageError
 from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
 from statebackend.ops.copies import copied
 from statebackend.ops.declared import Declarations, EpochState, EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.redeclared import versions_of
 from statebackend.ops.sparkerrors import TesterUseError, UnknownStateError
 from statebackend.rocks.store import Marker, RocksStore

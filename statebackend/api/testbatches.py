@@ -19,9 +19,10 @@ from statebackend.errors import SettingError, UsageError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.declared import EpochTimes, parse_schema
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups, group_part
 from statebackend.ops.lateness import LateRows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import Part
 from statebackend.schema.keys import KeyCodec

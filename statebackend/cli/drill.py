@@ -198,7 +198,7 @@ def _refuse_impossible(
 def _job(job: str, truth: str) -> tuple[Any, Any, str]:
     """What `run_drill` takes as its job and its truth, and what to type for the job."""
     from recovery.drill.bundled import BUNDLED
-    from recovery.drill.scenario import DrillJob
+    from recovery.drill.job import DrillJob
 
     job = job or next(iter(BUNDLED))
     if ":" not in job:

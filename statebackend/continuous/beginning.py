@@ -19,8 +19,8 @@ from snapshot.log import CommitLog
 from snapshot.record import Manifest
 from statebackend.continuous.driverlists import sink_states
 from statebackend.errors import CheckpointLocationError
+from statebackend.spark.from_savepoint import open_saved
 from statebackend.spark.job import Job
-from statebackend.spark.savepoints import open_saved
 
 __all__ = ["begin_with"]
 

@@ -7,102 +7,42 @@ nothing is written, before `ContinuousStream.start`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import StructType
 
 from recovery.restarting import Strategy
 from snapshot.alignment import Mode
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.api.processors import KeyedProcessor
+from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.continuous.flavours import flavour_of, recorder
-from statebackend.continuous.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
+from statebackend.continuous.flow import Flow, Operation, check_event
+from statebackend.continuous.graph import Edge, KeyedVertex, SinkNode, SourceVertex
 from statebackend.continuous.options import RESTART, RunOptions
+from statebackend.continuous.query import ContinuousQuery, start
 from statebackend.continuous.sinks.base import Sink
 from statebackend.continuous.sources.base import Source
-from statebackend.errors import DuplicateUidError, SchemaError, SettingError
-from statebackend.ops.declared import Declarations, parse_schema
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.continuous.twosides import united
+from statebackend.errors import SchemaError, SettingError
+from statebackend.ops.declared import parse_schema
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import check_value_schema
-from statebackend.spark.constants import PackedProcessor, pack
-from statebackend.spark.timeplan import TIME_MODES, TimePlan
+from statebackend.spark.constants import pack
 
 if TYPE_CHECKING:
-    from statebackend.continuous.connected import BroadcastConnected, ConnectedStreams
-    from statebackend.continuous.query import ContinuousQuery
     from statebackend.spark.backend import StateBackend
 
 __all__ = [
+    "BroadcastConnected",
+    "ConnectedStreams",
     "ContinuousStream",
-    "Flow",
     "KeyedStream",
-    "Operation",
-    "check_event",
     "continuous",
-    "operate",
-    "time_of",
 ]
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A keyed operator as it was asked for; it becomes a vertex when the job starts.
-
-    Attributes:
-        plan: without the time zone and the like, which are the session's at the start.
-        event_time: where the column of its input is by which rows are late; None: none are.
-    """
-
-    vertex: KeyedVertex
-    plan: OperatorPlan
-    packed: PackedProcessor
-    declared: Declarations
-    event_time: int | None
-
-
-@dataclass
-class Flow:
-    """What was built of a backend's job so far."""
-
-    backend: StateBackend
-    sources: dict[str, SourceVertex] = field(default_factory=dict)
-    operations: dict[str, Operation] = field(default_factory=dict)
-    sinks: dict[str, SinkNode] = field(default_factory=dict)
-    timed: set[str] = field(default_factory=set)  # vertices whose rows come with a watermark
-    query: ContinuousQuery | None = None  # the last one that was started
-
-    def check_new(self, uid: Any, what: str) -> None:
-        """Refuse a name that is none, or taken.
-
-        Raises:
-            SettingError, DuplicateUidError: saying which.
-        """
-        if not isinstance(uid, str) or not uid:
-            raise SettingError(
-                f"{what} was given the name {uid!r}.",
-                todo="Give one that stays the same for the life of the job: state is found by it.",
-            )
-        if uid in self.sources or uid in self.operations or uid in self.sinks:
-            raise DuplicateUidError(
-                f"Job {self.backend.job!r} has something named {uid!r} already.",
-                todo="Sources, operators and sinks have names of their own; to build another job, "
-                "make a new StateBackend.",
-            )
-
-    def graph(self, parallelism: int, max_parallelism: int) -> Graph:
-        """The vertices, at a parallelism."""
-        keyed = {uid: one.vertex for uid, one in self.operations.items()}
-        return Graph(
-            parallelism,
-            max_parallelism,
-            sources=dict(self.sources),
-            keyed=keyed,
-            sinks=dict(self.sinks),
-        )
 
 
 def continuous(backend: StateBackend, source: Source, *, name: str) -> ContinuousStream:
@@ -236,8 +176,6 @@ class ContinuousStream:
                 f"A continuous job was started with a setting that there is not: {error}.",
                 todo="See RunOptions for those that there are.",
             ) from error
-        from statebackend.continuous.query import start
-
         return start(self.flow, parallelism, options)
 
 
@@ -279,7 +217,7 @@ class KeyedStream:
         """
         flow, rows = self.stream.flow, self.stream.schema
         timed = self.stream.vertex in flow.timed
-        return operate(
+        return _operate(
             flow,
             processor,
             flavour=flavour_of(processor, flavour),
@@ -298,8 +236,6 @@ class KeyedStream:
         Raises:
             SettingError: the other one is of another backend.
         """
-        from statebackend.continuous.connected import ConnectedStreams
-
         self._check_same(other.stream)
         return ConnectedStreams(self, other)
 
@@ -312,8 +248,6 @@ class KeyedStream:
         Raises:
             SettingError: it is an operator's, or of another backend.
         """
-        from statebackend.continuous.connected import BroadcastConnected
-
         self._check_same(rules)
         return BroadcastConnected(self, rules)
 
@@ -324,7 +258,123 @@ class KeyedStream:
             )
 
 
-def operate(
+@dataclass(frozen=True)
+class ConnectedStreams:
+    """Two streams with one keyed state."""
+
+    left: KeyedStream
+    right: KeyedStream
+
+    def process(
+        self,
+        processor: CoProcessor,
+        *,
+        uid: str,
+        output_schema: StructType | str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+    ) -> ContinuousStream:
+        """A `CoProcessor` on both; arguments as `KeyedStream.process`.
+
+        The watermark goes by the side that is behind, of those whose source makes one.
+
+        Args:
+            event_time: a column of both sides, or of one; rows of the other are never late.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+        """
+        left, right = self.left.stream, self.right.stream
+        flow = left.flow
+        timed = [side.vertex in flow.timed for side in (left, right)]
+        sides = united(
+            left.schema,
+            right.schema,
+            self.left.key_positions,
+            self.right.key_positions,
+            event_time,
+        )
+        one, other, position = sides
+        check_event(one.schema, time_mode, None if event_time is None else "t", any(timed))
+        edges = (
+            Edge(left.vertex, self.left.key_positions, timed=timed[0], side=one),
+            Edge(right.vertex, self.right.key_positions, timed=timed[1], side=other),
+        )
+        return _operate(
+            flow,
+            processor,
+            flavour="sides",
+            uid=uid,
+            inputs=edges,
+            rows=one.schema,
+            key_positions=tuple(range(1, 1 + len(self.left.key_positions))),
+            output_schema=output_schema,
+            time_mode=time_mode,
+            event_position=position,
+            plan=lambda plan: replace(plan, sides=(left.schema, right.schema)),
+        )
+
+
+@dataclass(frozen=True)
+class BroadcastConnected:
+    """A stream by key, and one of few rows that every subtask sees, each in one order."""
+
+    data: KeyedStream
+    rules: ContinuousStream
+
+    def __post_init__(self) -> None:
+        """Refuse rules that would not come in one order.
+
+        Raises:
+            SettingError: they are an operator's, or their source is used otherwise too.
+        """
+        flow = self.data.stream.flow
+        if self.rules.vertex not in flow.sources or self.rules.vertex == self.data.stream.vertex:
+            raise SettingError(
+                f"The rows of {self.rules.vertex!r} are to go to every subtask, and are not those "
+                "of a source of its own.",
+                todo="Broadcast a source: one subtask reads it, so that all get one order.",
+            )
+
+    def process(
+        self,
+        processor: BroadcastProcessor,
+        *,
+        uid: str,
+        output_schema: StructType | str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+    ) -> ContinuousStream:
+        """A `BroadcastProcessor` on both; arguments as `KeyedStream.process`.
+
+        Rules have no event time: the watermark is that of the data.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+        """
+        data, rules = self.data.stream, self.rules
+        flow = data.flow
+        timed = data.vertex in flow.timed
+        position = check_event(data.schema, time_mode, event_time, timed)
+        return _operate(
+            flow,
+            processor,
+            flavour="broadcast",
+            uid=uid,
+            inputs=(
+                Edge(data.vertex, self.data.key_positions, timed=timed),
+                Edge(rules.vertex, (), timed=False),
+            ),
+            rows=data.schema,
+            key_positions=self.data.key_positions,
+            output_schema=output_schema,
+            time_mode=time_mode,
+            event_position=position,
+            plan=lambda plan: replace(plan, rules_schema=rules.schema),
+        )
+
+
+def _operate(
     flow: Flow,
     processor: Any,
     *,
@@ -368,46 +418,3 @@ def operate(
     if any(edge.timed for edge in inputs):
         flow.timed.add(uid)
     return ContinuousStream(flow, uid, output)
-
-
-def time_of(operation: Operation) -> TimePlan:
-    """As tasks are told it. The watermark comes with the rows: the operator adds no delay to it."""
-    if operation.plan.time_mode != "event":
-        return TimePlan(operation.plan.time_mode)
-    return TimePlan("event", operation.event_time, 0)
-
-
-def check_event(
-    rows: StructType, time_mode: str, event_time: str | None, timed: bool
-) -> int | None:
-    """Where the event time of an operator's rows is; None: it has none.
-
-    Raises:
-        SettingError, SchemaError: the time mode, or what does not go with it.
-    """
-    if time_mode not in TIME_MODES:
-        raise SettingError(
-            f"The time mode is {time_mode!r}.",
-            todo=f"Give one of {', '.join(map(repr, TIME_MODES))}.",
-        )
-    if time_mode != "event":
-        if event_time is not None:
-            raise SettingError(
-                f"event_time= was given with time_mode={time_mode!r}.",
-                todo="Give time_mode='event', or leave it out.",
-            )
-        return None
-    if not timed:
-        raise SettingError(
-            "The operator runs on event time, and its source makes no watermark.",
-            todo="Give the source event_time= and watermark_delay=.",
-        )
-    if event_time is None:
-        return None
-    known = {field.name: field.dataType for field in rows}
-    if not isinstance(known.get(event_time), TimestampType | TimestampNTZType):
-        raise SchemaError(
-            f"The event time {event_time!r} is no column of timestamps of the rows.",
-            todo=f"Name one of the columns ({', '.join(known)}) that is.",
-        )
-    return rows.names.index(event_time)

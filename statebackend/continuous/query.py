@@ -17,8 +17,8 @@ from statebackend.continuous.apart import Stopped, failure_of
 from statebackend.continuous.beginning import begin_with
 from statebackend.continuous.checkpointbook import CheckpointBook, ContinuousCheckpoint
 from statebackend.continuous.cluster import Cluster, SparkCluster
-from statebackend.continuous.dataflow import Flow
 from statebackend.continuous.driverlists import DriverLists
+from statebackend.continuous.flow import Flow
 from statebackend.continuous.graph import Graph
 from statebackend.continuous.job import JobRun
 from statebackend.continuous.messages import Register

@@ -21,16 +21,16 @@ from snapshot.operators import OperatorSpec, operators_setting
 from snapshot.progress import ProgressBook
 from snapshot.record import Manifest
 from snapshot.tenure import Tenure
-from statebackend.continuous.dataflow import Flow, time_of
 from statebackend.continuous.driverlists import sink_states, source_states
+from statebackend.continuous.flow import Flow, time_of
 from statebackend.continuous.restoredtimes import restored_watermarks
 from statebackend.errors import SettingError, StateMismatchError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import StateDeclaration
 from statebackend.settings import Settings
+from statebackend.spark.from_savepoint import refuse_half_begun
 from statebackend.spark.inputs import key_schema_of
 from statebackend.spark.job import Job, base_policy, held_before, live_lineages
-from statebackend.spark.savepoints import refuse_half_begun
 from statebackend.spark.session import RunSession
 from statebackend.spark.specs import Operator, log_changes, operator_specs
 

@@ -7,103 +7,31 @@ takes the delta.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.ops.declared import EpochState, StateDeclaration, Times
+from statebackend.ops.declared import EpochState, Times
 from statebackend.ops.failures import described
 from statebackend.ops.grouping import Groups
 from statebackend.ops.operator import InputReader, KeyOperator, OutputWriter
+from statebackend.ops.operatorplan import BatchCalls, Calls, EpochFigures, OperatorPlan
 from statebackend.ops.operatorstate import OperatorSnapshot, StoredOperatorState
 from statebackend.ops.rowconv import RowWriter, row_type, shown_keys
 from statebackend.ops.rows import RowReader
 from statebackend.ops.tws import TwsCalls
-from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable, state_prefix
 from statebackend.state.timers import TimerIndex
 from statebackend.state.ttl import ExpiryIndex
 
-__all__ = ["EpochFigures", "OperatorPhases", "OperatorPlan", "StatefulEpoch"]
+__all__ = ["OperatorPhases", "StatefulEpoch"]
 
 _CLEANED_ENTRIES: Final = 20_000  # expired entries that are removed in one epoch at most
 _OF_OURS: Final = ("keyed", "sides", "broadcast")  # flavours of rows in our own API
 _DELETED_KEYS: Final = 4_096  # between two looks at the overlay's size
-
-
-@dataclass(frozen=True)
-class OperatorPlan:
-    """An operator, as its code sees it.
-
-    ``flavour``: rows, pandas, keyed, sides, broadcast or arrow.
-
-    ``initial_schema``, ``initial_key_positions``: of the initial state, where there is one.
-    ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: the most that a
-    frame of pandas input has.
-    ``sides``: of a connected operator, the schemas of its left and right input.
-    ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
-    ``rules_schema``: of rows that go to every subtask.
-    """
-
-    uid: str
-    flavour: str
-    input_schema: StructType
-    key_positions: tuple[int, ...]
-    output_schema: StructType
-    states: dict[str, StateDeclaration] = field(default_factory=dict)
-    time_mode: str = "none"
-    timezone: str = "UTC"
-    frame_rows: int = 10_000
-    frame_bytes: int = 1 << 31
-    initial_schema: StructType | None = None
-    initial_key_positions: tuple[int, ...] = ()
-    sides: tuple[StructType, StructType] | None = None
-    rules_schema: StructType | None = None
-    withdrawn: frozenset[str] = frozenset()
-
-    @functools.cached_property
-    def key_codec(self) -> KeyCodec:
-        """Of the operator's key; a third of a millisecond to make."""
-        return KeyCodec(StructType([self.input_schema[i] for i in self.key_positions]))
-
-
-@dataclass
-class EpochFigures:
-    """What an epoch did.
-
-    ``next_timer_ms``: the earliest timer that is left. ``late_rows``: those that the processor
-    itself left out as too late.
-    """
-
-    timers_fired: int = 0
-    expired: int = 0
-    next_timer_ms: int | None = None
-    late_rows: int = 0
-
-
-class Calls(Protocol):
-    """The calls into a processor."""
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Any]) -> Iterable[Any] | None: ...
-    def initial(self, key: tuple[Any, ...], rows: Iterator[Any]) -> None: ...
-    def timer(self, key: tuple[Any, ...], at_ms: int) -> Iterable[Any] | None: ...
-    def close(self) -> None: ...
-
-
-class BatchCalls(Protocol):
-    """The calls into a vectorised processor."""
-
-    @property
-    def late_rows(self) -> int: ...
-    def initial(self, parts: Iterable[Groups]) -> Iterator[pa.RecordBatch]: ...
-    def input(self, parts: Iterator[Groups]) -> Iterator[pa.RecordBatch]: ...
-    def timers(self, now_ms: int, figures: EpochFigures) -> Iterator[pa.RecordBatch]: ...
-    def close(self) -> None: ...
 
 
 class OperatorPhases:

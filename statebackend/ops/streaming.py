@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.ops.epoch import OperatorPhases, OperatorPlan
+from statebackend.ops.epoch import OperatorPhases
 from statebackend.ops.grouping import Groups, group_batch
 from statebackend.ops.lateness import LateRows
 from statebackend.ops.operator import InputReader, KeyOperator
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.operatorstate import StoredOperatorState
 from statebackend.ops.rowconv import arrow_schema, columns_to_python, make_rows, row_type
 from statebackend.state.columns import places_array

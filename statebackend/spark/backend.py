@@ -31,6 +31,7 @@ from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
 from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
+from statebackend.spark.from_savepoint import saved_lineages
 from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.javaerrors import ShortJavaError
 from statebackend.spark.job import Job, store_options
@@ -38,7 +39,6 @@ from statebackend.spark.launch import Launch
 from statebackend.spark.location import CheckpointLocation
 from statebackend.spark.rebalancing import Rebalancer
 from statebackend.spark.savepoints import listed as listed_savepoints
-from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.savepoints import take as take_savepoint
 from statebackend.spark.startpoint import check_go_back_to
 from statebackend.spark.tls import driver_tls

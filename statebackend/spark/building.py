@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from statebackend.errors import DuplicateUidError, SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.ops.declared import Declarations, parse_schema
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.packing import PACKED_SCHEMA, RowPacker
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec

@@ -48,16 +48,16 @@ from statebackend.spark.atstart import (
 )
 from statebackend.spark.attempts import Attempts
 from statebackend.spark.context import ENDPOINT_PROPERTY
-from statebackend.spark.heartbeat import HeartbeatFile
-from statebackend.spark.initial import write_initial
-from statebackend.spark.job import Job, base_policy, held_before, live_lineages
-from statebackend.spark.planshape import check_plan
-from statebackend.spark.savepoints import (
+from statebackend.spark.from_savepoint import (
     begin_with,
     has_begun,
     refuse_half_begun,
     warn_of_sources,
 )
+from statebackend.spark.heartbeat import HeartbeatFile
+from statebackend.spark.initial import write_initial
+from statebackend.spark.job import Job, base_policy, held_before, live_lineages
+from statebackend.spark.planshape import check_plan
 from statebackend.spark.session import RunSession
 from statebackend.spark.sinklog import sink_log
 from statebackend.spark.sources import sources_in

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from recovery.keeper import Keeper
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import Clock, Keeper
+from recovery.local import Incarnation, LocalSubtask
 from recovery.restore import Site
 from recovery.upload import BaseUpload
 from recovery.workspace import Workspace

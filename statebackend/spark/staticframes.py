@@ -26,8 +26,9 @@ from recovery.workspace import Workspace
 from statebackend import system
 from statebackend.keygroups import default_max_parallelism
 from statebackend.ops.declared import Declarations, EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
 from statebackend.ops.told import code_first

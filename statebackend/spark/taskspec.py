@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recovery.keeper import KeeperSettings
 from snapshot.storage.options import StoreOptions
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.spark.timeplan import TimePlan
 

@@ -19,8 +19,9 @@ from statebackend.aggregate.plan import AggregatePlan
 from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.packing import RowPacker, unpacked
 from statebackend.ops.redeclared import redeclared, versions_of
 from statebackend.ops.rowconv import arrow_schema

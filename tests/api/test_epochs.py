@@ -15,8 +15,9 @@ from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import ProcessorError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.state.table import MemoryBase, StateTable
 from tests.api.processors import Reminder, Totals
 

@@ -32,8 +32,9 @@ from statebackend.errors import (
 )
 from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.sparkerrors import TimersRefusedError
 from statebackend.ops.tws import record_states
 from statebackend.state.table import MemoryBase, StateTable

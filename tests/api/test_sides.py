@@ -15,8 +15,9 @@ from statebackend.api.calls import SideReader, Sides
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor
 from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import group_rows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.state.table import MemoryBase, StateTable
 
 LEFT = T.StructType().add("k", "long").add("name", "string").add("l", "integer")

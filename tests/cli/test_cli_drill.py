@@ -72,7 +72,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "jobs" / "my_drilled_job.py"
     file.parent.mkdir()
     file.write_text(
-        "from recovery.drill.scenario import DrillJob\n"
+        "from recovery.drill.job import DrillJob\n"
         "def build(spark, backend, folder): ...\n"
         "def truth(folder): return []\n"
         "JOB = DrillJob(name='mine', build=build, truth=truth)\n"

@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import Clock
+from recovery.local import Incarnation, LocalSubtask
 from snapshot.base import FileEntry, FileIndex, encode_index
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore

@@ -10,7 +10,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from recovery.local import Clock, LocalSubtask
+from recovery.keeper import Clock
+from recovery.local import LocalSubtask
 from recovery.workspace import Workspace
 from snapshot.base import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.lineage import resolve

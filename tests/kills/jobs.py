@@ -24,7 +24,7 @@ from recovery.drill.bundled import (
     running_totals_truth,
     timers_truth,
 )
-from recovery.drill.scenario import DrillJob
+from recovery.drill.job import DrillJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statebackend.errors import ProcessorError, ValueMismatchError
 from statebackend.ops import operator as operator_module
 from statebackend.ops.declared import EpochTimes, StateDeclaration
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
 from statebackend.ops.grouping import Groups, group_rows
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.state.table import MemoryBase, StateTable
 
 INPUT = T.StructType(

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from recovery.keeper import Keeper, KeeperSettings, ask_for
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import Clock, Keeper, KeeperSettings, ask_for
+from recovery.local import Incarnation, LocalSubtask
 from snapshot.storage.local import LocalStore
 from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange

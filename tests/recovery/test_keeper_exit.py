@@ -13,7 +13,7 @@ _PROGRAM = """
 import sys, time
 from pathlib import Path
 from recovery.keeper import Keeper, KeeperSettings
-from recovery.local import Clock
+from recovery.keeper import Clock
 
 class Held:
     bad = recent = store = None

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import Clock
+from recovery.local import Incarnation, LocalSubtask
 from snapshot.messages import LocalCopy
 from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
 from statebackend.keygroups import KeyGroupRange

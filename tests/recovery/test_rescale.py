@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from recovery import restore
 from recovery.ancestors import Ancestors
-from recovery.keeper import Keeper, KeeperSettings
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import Clock, Keeper, KeeperSettings
+from recovery.local import Incarnation, LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload, Uploaded
 from snapshot.bases import BasePolicy

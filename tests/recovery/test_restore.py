@@ -15,8 +15,8 @@ import pytest
 from rocksdict import Rdict
 
 from recovery import restore
-from recovery.keeper import Keeper
-from recovery.local import Clock, LocalSubtask
+from recovery.keeper import Clock, Keeper
+from recovery.local import LocalSubtask
 from recovery.restore import OpenSubtask, Restorer, Site
 from recovery.upload import BaseUpload, Uploaded
 from snapshot.delta import DeltaRows

@@ -36,8 +36,8 @@ from statebackend.errors import (
     NotRestorableError,
     StoreUnreachableError,
 )
+from statebackend.spark.from_savepoint import begin_with, has_begun
 from statebackend.spark.job import Job
-from statebackend.spark.savepoints import begin_with, has_begun
 from tests.recovery import driver, test_savepoint
 from tests.recovery.driver import JOB, new_id
 from tests.recovery.test_savepoint import (

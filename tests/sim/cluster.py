@@ -7,8 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from recovery.keeper import KeeperSettings
-from recovery.local import Clock
+from recovery.keeper import Clock, KeeperSettings
 from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from recovery.folders import unusable
-from recovery.keeper import HOLDER, Keeper, KeeperSettings
-from recovery.local import Clock, Incarnation, LocalSubtask
+from recovery.keeper import HOLDER, Clock, Keeper, KeeperSettings
+from recovery.local import Incarnation, LocalSubtask
 from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks

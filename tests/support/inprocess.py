@@ -30,7 +30,7 @@ from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.ops.declared import Declarations
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.tws import record_states
 from statebackend.rocks.store import RocksSettings
 from statebackend.settings import Settings

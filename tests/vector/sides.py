@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.api.arrowcalls import ArrowEpochCalls, record_arrow_states
 from statebackend.ops.declared import EpochState, EpochTimes, parse_schema
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import arrow_type
 from statebackend.state.cells import KeyCursor

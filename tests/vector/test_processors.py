@@ -253,7 +253,8 @@ from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.hashing import key_groups
 from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import OperatorPlan, StatefulEpoch
+from statebackend.ops.epoch import StatefulEpoch
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.grouping import group_part
 from statebackend.ops.staging import Part
 from statebackend.state.table import MemoryBase, StateTable

@@ -39,9 +39,9 @@ from statebackend.errors import (
 )
 from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
 from statebackend.schema.codec import codec_for
-from statebackend.spark import savepoints as batches
+from statebackend.spark import from_savepoint as batches
+from statebackend.spark.from_savepoint import open_saved, saved_lineages
 from statebackend.spark.job import Job
-from statebackend.spark.savepoints import open_saved, saved_lineages
 from statebackend.state.operator import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon

@@ -12,15 +12,16 @@ from typing import Any
 
 from statebackend import system
 from statebackend.continuous.cluster import Stage
-from statebackend.continuous.dataflow import ContinuousStream, Flow, continuous
+from statebackend.continuous.dataflow import ContinuousStream, continuous
+from statebackend.continuous.flow import Flow
 from statebackend.continuous.options import RunOptions
 from statebackend.continuous.query import ContinuousQuery, start
 from statebackend.continuous.slot import Run, Slot
 from statebackend.continuous.sources.base import Source
 from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor
+from statebackend.spark.from_savepoint import saved_lineages
 from statebackend.spark.job import Job
-from statebackend.spark.savepoints import saved_lineages
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.tls import Tls
 from statebackend.spark.wire import Credentials, Server

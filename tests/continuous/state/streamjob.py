@@ -30,7 +30,7 @@ from statebackend.continuous.vertexstate import Frozen, Membership
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.ops.declared import StateDeclaration
-from statebackend.ops.epoch import OperatorPlan
+from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.schema.ddl import parse_ddl
 from statebackend.spark.taskspec import TaskSpec

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from pyspark.sql import Row
 
+from recovery.drill.job import DrillJob
 from recovery.drill.naming import load
 from recovery.drill.outcome import DrillReport
-from recovery.drill.scenario import DrillJob
 from recovery.drill.told import address_of
 from statebackend.api.tester import ProcessorTester
 

@@ -14,11 +14,12 @@ import pytest
 from recovery.drill.bundled import BUNDLED
 from recovery.drill.catalogue import ALL
 from recovery.drill.ending import TidyStack, end, failure_text
+from recovery.drill.job import DrillJob
 from recovery.drill.needs import Given
 from recovery.drill.order import Order, named_faults
 from recovery.drill.outcome import EpochDone
 from recovery.drill.runner import run_drill
-from recovery.drill.scenario import DrillFault, DrillJob, Strike
+from recovery.drill.scenario import DrillFault, Strike
 from recovery.drill.stage import CannotStrikeError
 from recovery.drill.striking import NOTHING_LEFT, Striker
 from recovery.drill.told import Told

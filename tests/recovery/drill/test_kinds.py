@@ -13,10 +13,10 @@ import pytest
 from recovery.drill import files
 from recovery.drill.bundled import BUNDLED, running_totals_truth
 from recovery.drill.continuous import EndingSource
+from recovery.drill.job import DrillJob
 from recovery.drill.kinds import BATCHES, CONTINUOUS, slots_of
 from recovery.drill.naming import impossible, kind_of
 from recovery.drill.runner import run_drill
-from recovery.drill.scenario import DrillJob
 from statebackend.continuous.sources.files import FileSource
 from statebackend.errors import SettingError
 

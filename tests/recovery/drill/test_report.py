@@ -19,8 +19,9 @@ from recovery.drill.outcome import (
     Struck,
     Verdict,
 )
-from recovery.drill.report import as_json, as_text, seconds, verdict_line, write_html
+from recovery.drill.report import as_json, as_text, write_html
 from recovery.drill.timeline import timeline
+from recovery.drill.wording import seconds, verdict_line
 from statebackend.errors import EnvironmentMissingError
 from tests.recovery.drill.reports import LOSSES, full_report, recovery
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.drill.bundled import feed_rows
 from recovery.drill.bundled import running_totals_truth as all_truth
-from recovery.drill.scenario import DrillJob
+from recovery.drill.job import DrillJob
 from statebackend import KeyedProcessor
 
 SCHEMA = "k bigint, seq bigint, v bigint, file int"
