@@ -39,9 +39,9 @@ from statebackend.errors import (
 )
 from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
 from statebackend.schema.codec import codec_for
-from statebackend.spark import from_savepoint as batches
-from statebackend.spark.from_savepoint import open_saved, saved_lineages
+from statebackend.spark.from_savepoint import begin_with, open_saved, saved_lineages
 from statebackend.spark.job import Job
+from statebackend.spark.savepoints import deadline_of, making_of
 from statebackend.state.operator import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon
@@ -145,7 +145,7 @@ def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
     job = Job(world.backend._job.uri, "query")
 
     def begin(location: Files, sources: int | None = 2) -> None:
-        batches.begin_with(
+        begin_with(
             saved.uri,
             job,
             location,  # type: ignore[arg-type]
@@ -197,13 +197,11 @@ def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
     from statebackend import system
 
     location, files = MemoryStore(system.new_id()), Files()
-    batches.begin_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
+    begin_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
     for name, data in files.data.items():
         location.put(name, [data])
     uri = f"file://{folder}"
-    making = batches.making_of(
-        job, batches.deadline_of(job, 60.0), uri, location=StoreLocation(location)
-    )
+    making = making_of(job, deadline_of(job, 60.0), uri, location=StoreLocation(location))
     made = create_savepoint(replace(making))
     assert not made.continuous
     return made.uri
