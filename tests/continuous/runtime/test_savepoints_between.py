@@ -39,7 +39,8 @@ from statebackend.errors import (
 )
 from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
 from statebackend.schema.codec import codec_for
-from statebackend.spark.from_savepoint import begin_with, open_saved, saved_lineages
+from statebackend.spark.from_savepoint import begin_with as begin_query_with
+from statebackend.spark.from_savepoint import open_saved, saved_lineages
 from statebackend.spark.job import Job
 from statebackend.spark.savepoints import deadline_of, making_of
 from statebackend.state.operator import StoredList, decode_lists, encode_lists, redistribute
@@ -145,7 +146,7 @@ def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
     job = Job(world.backend._job.uri, "query")
 
     def begin(location: Files, sources: int | None = 2) -> None:
-        begin_with(
+        begin_query_with(
             saved.uri,
             job,
             location,  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
     from statebackend import system
 
     location, files = MemoryStore(system.new_id()), Files()
-    begin_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
+    begin_query_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
     for name, data in files.data.items():
         location.put(name, [data])
     uri = f"file://{folder}"
