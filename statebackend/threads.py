@@ -79,6 +79,12 @@ class Event(Protocol):
 class Condition(_Held, Protocol):
     """As ``threading.Condition``, with a lock of its own."""
 
+    def acquire(self) -> bool:
+        """As entering it."""
+
+    def release(self) -> None:
+        """As leaving it."""
+
     def wait(self, timeout: float | None = None) -> bool:
         """Let go of it until it is notified, perhaps for so many seconds; whether it was."""
 

@@ -56,7 +56,7 @@ from statebackend.spark.opening import durable_store
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.tls import Tls, self_signed
-from statebackend.spark.wire import Credentials, Endpoint, client_for
+from statebackend.spark.wire import Client, Credentials, Endpoint, client_for
 from statebackend.system import SYSTEM, System, expanded, keep_loaded, quick_turns
 from statebackend.threads import Thread
 
@@ -110,16 +110,6 @@ class SlotTask:
         return ()
 
 
-def _seen(spec: TaskSpec) -> list[Copy]:
-    """The copies of an operator's state on this host."""
-    folder = expanded(spec.local_dir)
-    found = copies_seen(folder, job=spec.local_name, operator=spec.uid)
-    return [
-        Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
-        for of, epoch in sorted(found.items())
-    ]
-
-
 class Slot:
     """One slot of one run.
 
@@ -141,7 +131,7 @@ class Slot:
         self._run, self._slot, self._system = run, slot, system
         graph = run.graph
         self._endpoint = Endpoint.of(run.location, run.session, credentials)
-        self._client = client_for(self._endpoint)
+        self._client = self._reached()
         self._link = DriverLink(
             self._client,
             self._endpoint,
@@ -163,6 +153,10 @@ class Slot:
         self._persisting = system.threads.pool(waiting, "statebackend-persist")
         self._background = system.threads.pool(2 * count, "statebackend-background")
         self._job_ended = False
+
+    def _reached(self) -> Client:
+        """The way to the driver."""
+        return client_for(self._endpoint)
 
     def _listen(self, credentials: Credentials, host: str) -> None:
         run = self._run
@@ -190,7 +184,8 @@ class Slot:
         """With its channels from other slots expected; whoever is quicker waits for that."""
         graph = self._run.graph
         channels = graph.channels(vertex)
-        inbox = Inbox(channels, capacity_bytes=self._run.options.channel_bytes)
+        capacity_bytes = self._run.options.channel_bytes
+        inbox = Inbox(channels, capacity_bytes=capacity_bytes, threads=self._system.threads)
         for edge in range(len(graph.inputs(vertex))):
             for other in range(graph.parallelism):
                 channel = graph.channel(edge, other)
@@ -234,8 +229,17 @@ class Slot:
             host=self._system.host_name(),
             executor=self._system.executor_name(),
             pid=os.getpid(),
-            copies=[copy for spec in self._run.specs.values() for copy in _seen(spec)],
+            copies=[copy for spec in self._run.specs.values() for copy in self._seen(spec)],
         )
+
+    def _seen(self, spec: TaskSpec) -> list[Copy]:
+        """The copies of an operator's state on this host."""
+        folder = expanded(spec.local_dir)
+        found = copies_seen(folder, job=spec.local_name, operator=spec.uid)
+        return [
+            Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
+            for of, epoch in sorted(found.items())
+        ]
 
     def _obey(self) -> None:
         """Poll and do, until the run is over or something failed."""
@@ -315,22 +319,11 @@ class Slot:
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
         run, spec = self._run, self._run.specs[uid]
-        member = Membership(self._link.patient, self._endpoint, run.query_id)
-        state = SubtaskState(
-            spec,
-            self._index,
-            member,
-            store=durable_store(spec.uri, spec.store_options),
-            work=Workspace.of_process(expanded(spec.local_dir), self._system.new_id),
-            background=self._background,
-            watermark_ms=deploy.watermarks_ms.get(uid, 0),
-            system=self._system,
-        )
         return KeyedSubtask(
             self._place(uid),
             self._connecting(uid, deploy),
             self._link,
-            state=state,
+            state=self._state(spec, deploy),
             processor=run.processors[uid].fresh,
             inbox=self._inboxes[uid],
             inputs=[edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)],
@@ -340,6 +333,19 @@ class Slot:
             epoch=deploy.epoch,
             stamp_ms=deploy.stamp_ms,
             persisting=self._persisting,
+            system=self._system,
+        )
+
+    def _state(self, spec: TaskSpec, deploy: Deploy) -> SubtaskState:
+        """A keyed subtask's, not open."""
+        return SubtaskState(
+            spec,
+            self._index,
+            Membership(self._link.patient, self._endpoint, self._run.query_id),
+            store=durable_store(spec.uri, spec.store_options),
+            work=Workspace.of_process(expanded(spec.local_dir), self._system.new_id),
+            background=self._background,
+            watermark_ms=deploy.watermarks_ms.get(spec.uid, 0),
             system=self._system,
         )
 
@@ -395,4 +401,5 @@ class Slot:
             self._partitioner(edge),
             buffer_bytes=run.options.buffer_bytes,
             buffer_timeout_s=run.options.buffer_timeout_s,
+            clock=self._system.monotonic_s,
         )

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from recovery.local import LocalSubtask
-from recovery.restore import OpenSubtask, Restorer
+from recovery.local import Incarnation, LocalSubtask
+from recovery.restore import OpenSubtask, Restorer, Site
+from recovery.upload import BaseUpload
 from recovery.workspace import Workspace
 from snapshot.delta import chain as chain_after
 from snapshot.delta_stream import EncodedDelta, encode_frozen
-from snapshot.messages import BeginReply, SlicePart
+from snapshot.messages import BaseGrant, BeginReply, SlicePart
 from snapshot.names import data_name
 from snapshot.storage.base import ObjectStore
 from snapshot.watermarks import END_MS
@@ -128,10 +129,10 @@ class SubtaskState(VertexState):
         """
         self.epoch, self._stamp_ms = epoch, stamp_ms
         spec = self._spec
-        self._local = local_subtask(spec, self._subtask, self._work)
+        self._local = self._copies()
         self._opened = opened = Restorer(
             self._local,
-            site_of(spec, self._subtask),
+            self._site(),
             ask=self._ask,
             store=self._store,
             now_s=self._system.monotonic_s,
@@ -156,6 +157,14 @@ class SubtaskState(VertexState):
         self.times.watermark_ms = self.times.late_watermark_ms = own_ms
         self.times.processing_time_ms = stamp_ms
         return reply
+
+    def _copies(self) -> LocalSubtask:
+        """Those of this host."""
+        return local_subtask(self._spec, self._subtask, self._work)
+
+    def _site(self) -> Site:
+        """Where it runs."""
+        return site_of(self._spec, self._subtask)
 
     def _restored(self, overtaken: list[Overtaken], reply: BeginReply) -> int:
         """Keep rows that were in flight; the watermark to begin with."""
@@ -409,21 +418,25 @@ class SubtaskState(VertexState):
         """What comes with a begin: old copies are swept, a base that was granted is uploaded."""
         assert self._opened is not None
         assert self._local is not None
-        spec, member = self._spec, self._member
+        spec = self._spec
         if reply.settled:
-            run = member.endpoint.session
+            run = self._member.endpoint.session
             self._local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
         if reply.grant is not None:
-            base_upload(
-                spec,
-                self._subtask,
-                self._opened.incarnation,
-                reply.grant,
-                client=member.client,
-                endpoint=member.endpoint,
-                store=self._durable,
-                generation=reply.generation,
-            ).start()
+            self._upload(self._opened.incarnation, reply.grant, reply.generation).start()
+
+    def _upload(self, held: Incarnation, grant: BaseGrant, generation: int) -> BaseUpload:
+        """Of the store as it stands, not started."""
+        return base_upload(
+            self._spec,
+            self._subtask,
+            held,
+            grant,
+            client=self._member.client,
+            endpoint=self._member.endpoint,
+            store=self._durable,
+            generation=generation,
+        )
 
 
 def _pieces(rows: FrozenOverlay) -> Iterator[tuple[list[bytes], list[bytes | None]]]:

@@ -18,6 +18,7 @@ SIMULATIONS: Final = {
     "channels": "tests.channels.bugs",
     "trial": "tests.continuous.runtime.bugs",
     "content": "tests.continuous.state.content",
+    "continuous": "tests.sim.continuous.bugs",
 }
 
 

@@ -8,6 +8,7 @@ from tests.continuous.runtime import trial
 from tests.continuous.state import content
 from tests.kills import strikes as kills
 from tests.sim import config as sim
+from tests.sim.continuous import config as jobs
 from tests.support.faults import DRILLED, Fault, struck
 
 
@@ -15,6 +16,8 @@ def test_every_rate_of_the_simulations_is_of_a_fault() -> None:
     drawn = {name for name, _, _ in (*sim._RATES, *sim._TIMES, *sim._LATER)}
     assert set(sim.STRIKES) == drawn | {"rescale", "flipped_base"}
     assert all(hasattr(channels.Config(), name) for name in channels.STRIKES)
+    drawn = {name for name, _, _ in (*jobs._RATES, *jobs._TIMES)}
+    assert set(jobs.STRIKES) == drawn | {"rescale"}
 
 
 def test_every_fault_of_a_drill_and_of_the_kills_is_named() -> None:
@@ -27,6 +30,7 @@ def test_no_name_is_idle_and_each_says_what_happens() -> None:
         *sim.STRIKES.values(),
         *sim.IN_SOME_PLANTED_WORLDS.values(),
         *channels.STRIKES.values(),
+        *jobs.STRIKES.values(),
         *DRILLED.values(),
     )
     named = {fault for faults in by for fault in faults}

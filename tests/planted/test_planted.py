@@ -73,6 +73,7 @@ def test_there_are_sixty_planted_bugs_and_each_checker_is_needed() -> None:
         "channels": ("cut", "output", "order", "numbers", "liveness"),
         "trial": ("rows", "error", "stuck"),
         "content": ("references",),
+        "continuous": ("output", "state", "references"),
     }.items():
         assert shown >= {(name, checker) for checker in checkers}
 

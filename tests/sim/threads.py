@@ -119,6 +119,12 @@ class Condition:
     def __exit__(self, *error: Any) -> None:
         self._lock.release()
 
+    def acquire(self) -> bool:
+        return self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
     def wait(self, timeout: float | None = None) -> bool:
         self._lock.release()
         try:

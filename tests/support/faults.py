@@ -45,6 +45,7 @@ class Fault(StrEnum):
     )
     SECOND_DRIVER = "second driver", "The job is started while a driver runs it."
     SLOT_FAILED = "slot failed", "A task of a continuous job fails, and with it the run."
+    SLOT_CUT_OFF = "slot cut off", "A slot does not reach its driver for a while."
     POWER_CUT = "power cut", "All drivers end, and the last files of Spark's location are gone."
     QUERY_STOPPED = "query stopped", "A query is stopped in the middle of whatever it does."
     RESCALED = "started at another parallelism", "A start has another number of subtasks."

@@ -12,6 +12,7 @@ from statebackend.continuous.exchange.credits import Credits
 from statebackend.continuous.exchange.elements import Element, check_capacity, compact, cost_of
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.errors import PeerLostError, StateBackendError, UsageError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["ChannelSender", "LocalChannel"]
 
@@ -22,13 +23,13 @@ class ChannelSender(ABC):
     One thread sends; any thread may `fail` it, which wakes that one.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, threads: Threads = THREADS) -> None:
         self.capacity_bytes = check_capacity(capacity_bytes)
         self.sent = 0
         """Elements sent so far."""
         self.sent_bytes = 0
         """What they cost."""
-        self._credits = Credits(capacity_bytes)
+        self._credits = Credits(capacity_bytes, threads)
         self._watchers: list[Callable[[StateBackendError], None]] = []
         self._ended = False
 
@@ -121,7 +122,7 @@ class LocalChannel(ChannelSender):
     """
 
     def __init__(self, inbox: Inbox, channel: int) -> None:
-        super().__init__(inbox.capacity_bytes)
+        super().__init__(inbox.capacity_bytes, inbox.threads)
         self._inbox = inbox
         self._channel = channel
         self._closed = False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from statebackend.errors import ProtocolError, StateBackendError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["Credits", "again"]
 
@@ -15,11 +14,11 @@ class Credits:
     One thread takes; any thread grants, or fails it.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, threads: Threads = THREADS) -> None:
         self.capacity_bytes = capacity_bytes
         self._available_bytes = capacity_bytes
         self._failure: StateBackendError | None = None
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threads.condition()
 
     @property
     def available_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
@@ -17,6 +16,7 @@ from statebackend.continuous.exchange.elements import (
     check_capacity,
 )
 from statebackend.errors import PeerLostError, ProtocolError, StateBackendError, UsageError
+from statebackend.threads import THREADS, Threads
 
 __all__ = ["Inbox", "OnArrival", "Upstream"]
 
@@ -62,14 +62,21 @@ class Inbox:
         on_arrival: called for each barrier and end that is in a queue and was not there before;
             in the thread that polls, before the next element is taken, so never for what was
             taken already. It may block and unblock, not poll.
+        threads: by which its reader waits, and the senders of this process.
 
     Raises:
         SettingError: the capacity is too small.
     """
 
     def __init__(
-        self, channels: int, *, capacity_bytes: int, on_arrival: OnArrival | None = None
+        self,
+        channels: int,
+        *,
+        capacity_bytes: int,
+        on_arrival: OnArrival | None = None,
+        threads: Threads = THREADS,
     ) -> None:
+        self.threads = threads
         self.capacity_bytes = check_capacity(capacity_bytes)
         self.on_arrival = on_arrival
         self._channels = [_Channel() for _ in range(channels)]
@@ -79,7 +86,7 @@ class Inbox:
         self._failure: StateBackendError | None = None
         self._closed = False
         self._read = False  # something was taken
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threads.condition()
 
     # --- the sending side
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -140,7 +139,7 @@ class Outbox:
         self._schema: pa.Schema | None = None
         self._blocked_s = 0.0
         self._blocked_since_s: float | None = None
-        self._closing = threading.Event()
+        self._closing = False
         for channel in channels:
             channel.watch(self.fail)
 
@@ -305,7 +304,7 @@ class Outbox:
 
     def fail(self, error: StateBackendError) -> None:
         """Nothing can be sent any more; who waits is woken with ``error``."""
-        if not self._closing.is_set():
+        if not self._closing:
             for channel in self.channels:
                 channel.fail(error)
 
@@ -314,7 +313,7 @@ class Outbox:
 
         Before `EndOfInput` was sent, the receivers fail.
         """
-        self._closing.set()
+        self._closing = True
         for channel in self.channels:
             channel.begin_close()
         for channel in self.channels:

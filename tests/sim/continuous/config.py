@@ -1,0 +1,116 @@
+"""What one seed's continuous job is like: its settings, and which faults befall it, and how often.
+
+As in `tests.sim.config`: each kind of fault is left out of about half of all seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from tests.sim.config import Config
+from tests.support.faults import Fault
+
+__all__ = ["STRIKES", "JobConfig", "draw"]
+
+
+@dataclass
+class JobConfig(Config):
+    """One world. What a job of micro-batches has besides is not used.
+
+    Attributes:
+        splits: of the data. rate: rows of each, and rule_rate: rules, in a second.
+        contents: that the rules take; few, so that each of them comes back.
+        interval_s: between checkpoints. alignment_timeout_s: None: no barrier overtakes rows.
+        slot_killed_every_s, slot_cut_every_s: a slot ends, or does not reach its driver.
+        orphans: how often the slots of a driver that is killed live on.
+    """
+
+    splits: int = 3
+    rate: float = 12.0
+    rule_rate: float = 0.7
+    contents: int = 3
+    interval_s: float = 0.5
+    alignment_timeout_s: float | None = None
+    silence_s: float = 2.0
+    slot_killed_every_s: float = 0.0
+    slot_cut_every_s: float = 0.0
+    orphans: float = 0.5
+
+    def calm_down(self) -> None:
+        """Nothing goes wrong any more."""
+        for name in STRIKES:
+            setattr(self, name, 0.0)
+
+
+_RATES = (
+    ("store_faults", 0.002, 0.04),
+    ("torn_delete", 0.02, 0.3),
+    ("hop_faults", 0.002, 0.03),
+    ("sink_fails", 0.005, 0.1),
+)
+_TIMES = (
+    ("slot_killed_every_s", 3.0, 20.0),
+    ("slot_cut_every_s", 3.0, 20.0),
+    ("driver_killed_every_s", 4.0, 30.0),
+    ("driver_frozen_every_s", 4.0, 30.0),
+    ("host_lost_every_s", 5.0, 40.0),
+    ("outage_every_s", 5.0, 40.0),
+    ("query_stopped_every_s", 4.0, 30.0),
+    ("outside_clean_every_s", 2.0, 20.0),
+)
+
+# Which faults a rate is of.
+STRIKES: Mapping[str, tuple[Fault, ...]] = {
+    "store_faults": (
+        Fault.REQUEST_LOST,
+        Fault.ANSWER_LOST,
+        Fault.LATE_WRITE,
+        Fault.WRITTEN_TWICE,
+    ),
+    "torn_delete": (Fault.TORN_DELETE,),
+    "hop_faults": (Fault.MESSAGE_LOST, Fault.MESSAGE_LATE),
+    "sink_fails": (Fault.SINK_FAILED,),
+    "slot_killed_every_s": (Fault.WORKER_KILLED,),
+    "slot_cut_every_s": (Fault.SLOT_CUT_OFF,),
+    "driver_killed_every_s": (Fault.DRIVER_KILLED,),
+    "driver_frozen_every_s": (Fault.DRIVER_FROZEN, Fault.SECOND_DRIVER),
+    "host_lost_every_s": (Fault.HOST_LOST,),
+    "outage_every_s": (Fault.STORE_UNREACHABLE,),
+    "query_stopped_every_s": (Fault.QUERY_STOPPED,),
+    "outside_clean_every_s": (Fault.STRANGER_CLEANS,),
+    "rescale": (Fault.RESCALED,),
+}
+
+
+def draw(random: Random) -> JobConfig:
+    """A world of its own for each seed."""
+    config = JobConfig()
+    config.parallelism = random.choice([1, 2, 2, 3])
+    config.hosts = random.choice([1, 2])
+    config.keys = random.choice([2, 5])
+    config.rate = random.choice([4.0, 12.0, 30.0])
+    config.rule_rate = random.choice([0.3, 0.7, 1.5])
+    config.contents = random.choice([2, 3])
+    config.interval_s = random.choice([0.2, 0.5, 1.0])
+    config.arrow = True
+    config.retain_epochs = random.choice([1, 1, 2])
+    config.clean_every_epochs = random.choice([1, 1, 2])
+    config.inline_budget_bytes = random.choice([0, 100, 1 << 20])
+    config.base_every_epochs = random.choice([1, 3, 5])
+    config.apart_every_epochs = random.choice([1, 2, 4])
+    config.whole_limit_bytes = random.choice([0, 1 << 20])
+    config.large_bytes = random.choice([0, 0, 1 << 30])
+    config.unflushed_epochs = random.choice([1, 4])
+    for name, low, high in _RATES:
+        if random.random() < 0.5:
+            setattr(config, name, low * (high / low) ** random.random())
+    for name, low, high in _TIMES:
+        if random.random() < 0.4:
+            setattr(config, name, low * (high / low) ** random.random())
+    if random.random() < 0.5:
+        config.rescale = random.choice([0.3, 0.8])
+    elif random.random() < 0.3:  # rows in flight come back at the same parallelism only
+        config.alignment_timeout_s = random.choice([0.0, 0.1])
+    return config

@@ -1,0 +1,246 @@
+"""Slots of the simulation: the real slot and its subtasks, in a process of their own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from greenlet import GreenletExit
+
+from recovery.keeper import KeeperSettings
+from recovery.local import Clock, Incarnation, LocalSubtask, copies_seen
+from recovery.restore import Site
+from recovery.upload import BaseUpload
+from snapshot.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
+from snapshot.storage.counting import CountingStore
+from statebackend.continuous.exchange.messages import Identity
+from statebackend.continuous.messages import Copy, Deploy
+from statebackend.continuous.slot import Run, Slot
+from statebackend.continuous.subtaskstate import SubtaskState
+from statebackend.continuous.vertexstate import Membership
+from statebackend.errors import CoordinatorUnreachableError, StateBackendError
+from statebackend.keygroups import key_group_range
+from statebackend.spark.operatorstate import KeptBlobs
+from statebackend.spark.reporter import UploadReporter
+from statebackend.spark.taskspec import TaskSpec
+from statebackend.spark.wire import Call, Credentials
+from tests.sim.bucket import SimStore
+from tests.sim.cluster import Host
+from tests.sim.continuous.exchange import PlayedClient, PlayedServer
+from tests.sim.disk import SimIncarnation, SimKeeper, SimSubtask
+from tests.sim.kernel import Process, TimedOutError, current
+from tests.support.faults import Fault
+
+if TYPE_CHECKING:
+    from tests.sim.continuous.driver import Driver
+
+__all__ = ["SlotProcess"]
+
+
+class _Client:
+    """What `statebackend.spark.wire.Client` is to a slot: requests to its driver."""
+
+    def __init__(self, slot: SlotProcess) -> None:
+        self._slot, self._driver = slot, slot.driver
+
+    def begin(self, endpoint: Any, request: BeginRequest, *, timeout_s: float) -> Any:
+        return self._ask(endpoint, lambda door: door.begin(request), timeout_s)
+
+    def base_done(self, endpoint: Any, request: BaseDone, *, timeout_s: float) -> Any:
+        return self._ask(endpoint, lambda door: door.base_done(request), timeout_s)
+
+    def base_renewed(self, endpoint: Any, request: BaseRenewal, *, timeout_s: float) -> Any:
+        return self._ask(endpoint, lambda door: door.base_renewed(request), timeout_s)
+
+    def call(self, endpoint: Any, request: Call, *, timeout_s: float) -> Any:
+        return self._ask(endpoint, lambda door: door.call(request.kind, request.body), timeout_s)
+
+    def _fate(self) -> str:
+        world = self._driver.world
+        if self._slot.cut_until_s > world.sched.now_s:
+            return "lost"
+        if not world.sched.chance(world.config.hop_faults):
+            return ""
+        fate: str = world.sched.random.choice(["lost", "answer lost", "slow"])
+        world.sched.note(Fault.MESSAGE_LATE if fate == "slow" else Fault.MESSAGE_LOST)
+        return fate
+
+    def _ask(self, endpoint: Any, ask: Any, timeout_s: float) -> Any:
+        driver, world = self._driver, self._driver.world
+        sched, config = world.sched, world.config
+        asker = current()
+        if asker.process.dead:
+            raise GreenletExit
+        waiting, fate = asker.wait, self._fate()
+
+        def answer() -> None:
+            door = driver.sessions.get((endpoint.session, endpoint.token))
+            value, error = None, None
+            try:
+                if door is None:
+                    raise CoordinatorUnreachableError("The token is not known (any more).")
+                value = ask(door)
+            except StateBackendError as found:
+                error = type(found)(found.what, todo=found.todo)
+            if fate != "answer lost" and self._slot.cut_until_s <= sched.now_s:
+                sched.wake(asker, waiting, (value, error), config.hop_s)
+
+        if fate != "lost" and not driver.process.dead:
+            slow_s = 0.0 if fate != "slow" else timeout_s * 1.5 * sched.random.random()
+            hop_s = config.hop_s * (0.5 + sched.random.random())
+            sched.spawn(driver.process, answer, hop_s + slow_s)
+        try:
+            value, error = sched.park(timeout_s)
+        except TimedOutError:
+            raise CoordinatorUnreachableError("No answer came.") from None
+        if error is not None:
+            raise error
+        return value
+
+
+class _State(SubtaskState):
+    """The real one, on its slot's disk."""
+
+    def __init__(self, slot: SlotProcess, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._slot = slot
+
+    def _copies(self) -> LocalSubtask:
+        spec, slot = self._spec, self._slot
+        return SimSubtask(
+            slot.host.folder,
+            key_groups=key_group_range(self._subtask, spec.parallelism, spec.max_parallelism),
+            system=slot.system,
+            process=slot.process,
+            opened=slot.world.opened,
+            config=slot.world.config,
+            keeper=slot.keeper,
+            held=slot.held,
+            doors=slot.world.doors,
+            opener=slot.world.open_store,
+        )
+
+    def _site(self) -> Site:
+        system = self._system
+        return Site(
+            operator=self._spec.uid,
+            subtask=self._subtask,
+            host=system.host_name(),
+            executor=system.executor_name(),
+        )
+
+    def _upload(self, held: Incarnation, grant: BaseGrant, generation: int) -> BaseUpload:
+        slot, spec = self._slot, self._spec
+        counted = CountingStore(slot.store)
+        reporter = UploadReporter(
+            self._member.client,
+            self._member.endpoint,
+            job=spec.job,
+            operator=spec.uid,
+            subtask=self._subtask,
+            grant=grant,
+            counted=counted,
+            timeout_s=spec.begin_timeout_s,
+        )
+        return BaseUpload(
+            held,
+            grant,
+            store=counted,
+            generation=generation,
+            reporter=reporter,
+            now_s=self._system.monotonic_s,
+            turn=slot.turn,
+            threads=self._system.threads,
+        )
+
+
+class _Slot(Slot):
+    """The real one, in a process of the simulation."""
+
+    def __init__(self, process: SlotProcess, run: Run, slot: int, credentials: Credentials) -> None:
+        self._process = process
+        super().__init__(run, slot, credentials, host=process.host.name, system=process.system)
+
+    def _reached(self) -> Any:
+        return _Client(self._process)
+
+    def _listen(self, credentials: Credentials, host: str) -> None:
+        run, world = self._run, self._process.world
+        identity = Identity(
+            job=run.job, run=run.run, generation=run.generation, token=credentials.token
+        )
+        self._tls = None
+        server: Any = PlayedServer(world, self._process.process, identity)
+        client: Any = PlayedClient(world, self._process.process, identity)
+        self._server, self._exchange = server, client
+
+    def _seen(self, spec: TaskSpec) -> list[Copy]:
+        found = copies_seen(self._process.host.folder, job="job", operator=spec.uid)
+        return [
+            Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
+            for of, epoch in sorted(found.items())
+        ]
+
+    def _state(self, spec: TaskSpec, deploy: Deploy) -> SubtaskState:
+        work: Any = SimpleNamespace(path=None)
+        return _State(
+            self._process,
+            spec,
+            self._index,
+            Membership(self._link.patient, self._endpoint, self._run.query_id),
+            store=self._process.store,
+            work=work,
+            background=self._background,
+            watermark_ms=deploy.watermarks_ms.get(spec.uid, 0),
+            system=self._system,
+        )
+
+
+class SlotProcess:
+    """One slot's process, from its start to its end.
+
+    Attributes:
+        cut_until_s: until then its driver does not hear of it, nor it of its driver.
+        ended: it came to its end; well: nothing failed in it. failure: what did.
+    """
+
+    def __init__(self, driver: Driver, host: Host, run: Run, slot: int, token: Credentials) -> None:
+        self.driver, self.world, self.host = driver, driver.world, host
+        world = self.world
+        world.made += 1
+        self.process = Process(f"{host.name}.s{world.made}")
+        self.system = world.system_of(self.process)
+        self.store = SimStore(world.bucket, self.process, world.config)
+        self.held: list[SimIncarnation] = []
+        settings = KeeperSettings(
+            open_limit=world.config.open_stores,
+            idle_close_s=3.0,
+            unflushed_epochs=world.config.unflushed_epochs,
+        )
+        self.turn = self.system.threads.semaphore(1)
+        world.blobs[self.process] = KeptBlobs(self.system.threads)
+        self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
+        self.cut_until_s = 0.0
+        self.ended = self.well = False
+        self.failure: BaseException | None = None
+        self.process.at_death.append(self._buried)
+        world.sched.spawn(self.process, lambda: self.keeper.tend(world.sched))
+        world.sched.spawn(self.process, lambda: self._serve(run, slot, token), world.config.hop_s)
+        world.slots.append(self)
+
+    def _serve(self, run: Run, slot: int, token: Credentials) -> None:
+        try:
+            _Slot(self, run, slot, token).serve()
+            self.well = True
+        except StateBackendError as error:
+            self.failure = error
+        self.ended = True
+        self.world.sched.kill(self.process)  # a worker is not used again
+
+    def _buried(self) -> None:
+        for held in self.held:
+            held.abandon()
+        self.ended = True
+        self.world.doors.pop(self.keeper.door, None)
+        self.world.exchanges.pop(self.process.name, None)
+        self.world.slots = [one for one in self.world.slots if one is not self]

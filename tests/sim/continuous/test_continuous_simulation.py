@@ -1,0 +1,36 @@
+"""A fixed portion of continuous jobs finds nothing; a seed is always the same run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.__main__ import SEED
+from tests.sim.continuous.config import JobConfig
+from tests.sim.continuous.world import simulate
+from tests.support.faults import struck
+
+EVENTS = 2_500
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fixed_portion_finds_nothing(seed: int) -> None:
+    result = simulate(seed, events=EVENTS)
+    assert not result.violations, f"{SEED}={seed} python -m tests.sim.continuous --events {EVENTS}"
+    assert result.epochs > 5
+    assert result.rows > 50
+    assert struck(result.counts)
+
+
+def test_a_job_without_faults_runs_once_and_its_old_objects_go() -> None:
+    config = JobConfig(arrow=True, inline_budget_bytes=0, parallelism=2)
+    result = simulate(1, events=1_500, config=config)
+    assert not result.violations
+    assert not struck(result.counts)
+    assert result.epochs > 10
+    assert result.counts["objects deleted"] > 20
+
+
+def test_a_seed_is_always_the_same_run() -> None:
+    one, other = (simulate(5, events=1_000) for _ in range(2))
+    assert one.digest == other.digest
+    assert one.counts == other.counts
