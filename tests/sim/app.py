@@ -27,6 +27,7 @@ from statebackend.spark.surroundings import Surroundings
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Executor, Host, Worker, later
 from tests.sim.kernel import Process
+from tests.sim.keyless import KeylessState, whole_after
 from tests.sim.location import (
     GROUPS,
     Committed,
@@ -283,6 +284,7 @@ class App:
         before = shared.commits.get(batch - 1)
         state = before.state if before else None
         stage = self.stage = Stage(self, session, plan, {} if batch == 0 else state)
+        stage.keyless = KeylessState() if batch == 0 else before.keyless if before else None
         done = stage.run(query)
         if config.checked:
             if session not in self.sessions:
@@ -315,9 +317,17 @@ class App:
         if len({attempt.subtask for attempt in done.values()}) < stage.parallelism:
             sched.note(Fault.READ_IN_PART)
             output = None
-        committed = Committed(plan, stage.salt, state, output)
+        committed = Committed(plan, stage.salt, state, output, self._keyless(plan, stage))
         shared.commits[plan.batch] = committed
         world.committed(self, session, committed, model)
+
+    def _keyless(self, plan: Plan, stage: Stage) -> KeylessState | None:
+        """The model of what belongs to no key, after a batch."""
+        keys = self.world.config.keys
+        if stage.keyless is None or not self.world.config.keyless:
+            return None
+        rows = rows_of(plan, stage.salt, stage.parallelism, keys)
+        return whole_after(stage.keyless, plan, stage.salt, rows)
 
     # --- what happens to it --------------------------------------------------------------------
 

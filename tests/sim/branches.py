@@ -87,6 +87,12 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "what is left of a savepoint is deleted": ("savepoint: incomplete one deleted",),
     "a job begins with a savepoint": ("job begun with a savepoint",),
     "a job's beginning is cut, and tried again": ("job-begin cut",),
+    # operator state
+    "operator state goes with a record": ("operator state in a record",),
+    "operator state has an object": ("operator state in an object",),
+    "operator state that stays keeps its object": ("operator state keeps its object",),
+    "operator state returns after its object was deleted": ("operator state returns",),
+    "operator state is dealt out at another parallelism": ("operator state dealt out anew",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

@@ -2,7 +2,7 @@
 
 Of the breaks of issue 18 two are not here, for want of a world: initial state that is left out when
 the first epoch is repeated (5b; the operator has no initial state), and a plan that loses its
-partitioning (7; Spark's planner is not played). The first (1) is in `tests.continuous.state`.
+partitioning (7; Spark's planner is not played).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
 from tests.sim import planted, planted_savepoints
+from tests.sim.bugs_of_jobs import OF_JOBS
 from tests.sim.world import Result, simulate
 
 __all__ = ["BUGS", "EVENTS", "SIMULATION"]
@@ -451,6 +452,7 @@ BUGS: Final = by_name(
         planted.marker_first,
         {"spontaneous_flush": 0.3, "worker_killed_every_s": 0.3, "rows": 80, "keys": 20},
     ),
+    *OF_JOBS,
 )
 
 

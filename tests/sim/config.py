@@ -31,6 +31,7 @@ class Config:
         batches_kept: Spark removes what is older once it has planned a batch; see
             spark.sql.streaming.minBatchesToRetain.
         takes_way_out: whoever starts the job does what an error says that can be done.
+        keyless: the operator has lists and a map that belong to no key.
     """
 
     parallelism: int = 3
@@ -45,6 +46,7 @@ class Config:
     zombies: bool = False
     batches_kept: int = 10
     takes_way_out: bool = False
+    keyless: bool = False
     retain_epochs: int = 1
     clean_every_epochs: int = 1
     clean_min_age_s: float = 0.0
@@ -143,6 +145,7 @@ _TIMES = (
 # Drawn after all the others, which stay what they were; and such that the fixed portion of the
 # tests, where some rare branches are reached by one seed alone, still reaches all.
 _APART = 42
+_WHOLE_JOBS = 0
 _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),
@@ -246,7 +249,13 @@ def draw(random: Random) -> Config:
     for name, low, high in _LATER:
         if apart.random() < 0.25:
             setattr(config, name, low * (high / low) ** apart.random())
+    whole_jobs(config, Random(random.getrandbits(32) + _WHOLE_JOBS))
     return config
+
+
+def whole_jobs(config: Config, random: Random) -> None:
+    """What the query is made of, in some worlds; drawn apart, so that the rest stays."""
+    config.keyless = random.random() < 0.2
 
 
 def calm() -> Config:

@@ -61,6 +61,7 @@ class Committed:
     salt: int
     state: State
     output: State | None
+    keyless: Any = None  # see `tests.sim.keyless.KeylessState`
 
 
 @dataclass

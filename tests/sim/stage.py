@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from statebackend.errors import StaleRequestError, StateBackendError
 from statebackend.spark import atstart
 from tests.sim.kernel import TimedOutError, current
+from tests.sim.keyless import KeylessState
 from tests.sim.location import Plan, State
 from tests.sim.task import Attempt
 from tests.support.faults import Fault
@@ -30,12 +31,13 @@ class Stage:
 
     Attributes:
         salt: which rows the upstream gave: another one when an indeterminate stage is run again.
-        state: what it is before the batch, by the model.
+        state, keyless: what it is before the batch, by the model.
     """
 
     def __init__(self, app: App, session: str, plan: Plan, state: State | None) -> None:
         self._app, self._session, self._plan = app, session, plan
         self.state = state
+        self.keyless: KeylessState | None = None
         world = app.world
         self._sched, self._config = world.sched, world.config
         self.number = self.execution = 0
@@ -166,6 +168,7 @@ class Stage:
         )
         self.attempts.add(attempt)
         attempt.execution, attempt.task = self.execution, task
+        attempt.keyless = self.keyless
         attempt.worker, attempt.started_s = worker, self._sched.now_s
         self._running.setdefault(task, []).append(attempt)
         worker.run(attempt)

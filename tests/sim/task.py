@@ -19,6 +19,7 @@ from statebackend.spark.reporter import UploadReporter
 from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
+from tests.sim.keyless import KeylessState, Played
 from tests.sim.location import GROUPS, Plan, State, clipped, rows_of
 from tests.support.faults import Fault
 
@@ -36,6 +37,7 @@ class Attempt:
         execution: which action on the batch's output.
         task: of its stage; two of them may be for one subtask.
         expected: the state of its key groups after the batch before, by the model.
+        keyless: what belongs to no key, after the batch before, by the model.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Attempt:
         self.subtask, self.number = subtask, number
         self.stage, self.salt = stage, salt
         self.execution, self.task = 0, subtask
+        self.keyless: KeylessState | None = None
         self.parallelism = parallelism
         groups = key_group_range(subtask, parallelism, GROUPS)
         self.key_groups = range(groups.start, groups.end + 1)
@@ -133,6 +136,7 @@ class SimEpoch(SubtaskEpoch):
         """A running total by key; one row is one step."""
         sched, config, output = self._sched, self._config, self._attempt.output
         self._attempt.app.world.restored(self._attempt, table, reply)
+        played = self._begin_keyless(reply)
         output.clear()
         fails_at = -1
         if self._rows and sched.chance(config.processor_fails):
@@ -150,9 +154,23 @@ class SimEpoch(SubtaskEpoch):
                 table.put(key, total)
                 output[key] = total
             sched.pause(pause_s)
+        if played is not None:
+            attempt = self._attempt
+            played.process(attempt.plan, attempt.salt, attempt.subtask, self._rows)
+            self._frozen = played.snapshot()
         yield output
 
+    def _begin_keyless(self, reply: BeginReply) -> Played | None:
+        """What belongs to no key, where there is any."""
+        if not self._config.keyless:
+            return None
+        played = Played(self._operator_state.read(reply))
+        self._attempt.app.world.keyless.restored(self._attempt, played.begun)
+        return played
+
     def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
+        if self._config.keyless:
+            return super()._operator_parts(reply, budget_bytes)
         return StateParts()
 
     def _local(self) -> LocalSubtask:

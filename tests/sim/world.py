@@ -20,6 +20,7 @@ from tests.sim.app import App
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.checkers.garbage import Garbage
+from tests.sim.checkers.keyless import Keyless
 from tests.sim.checkers.ledger import Ledger
 from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
@@ -83,7 +84,9 @@ class World:
         self.references = References(self)
         self.garbage = Garbage(self)
         self.saves = Saves(self)
+        self.keyless = Keyless(self)
         checkers = [self.single, self.references, self.once, self.garbage, self.saves]
+        checkers.append(self.keyless)
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
@@ -149,6 +152,7 @@ class World:
         self.saves.committed(committed)
         self.output.committed(committed, model)
         self.once.committed(app, committed)
+        self.keyless.committed(committed)
 
     def failed(self, attempt: Attempt, error: StateBackendError) -> None:
         """A task has failed."""

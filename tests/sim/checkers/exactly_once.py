@@ -77,7 +77,7 @@ class ExactlyOnce(Checker):
         self.durable[epoch] = state
         self._parallelisms[epoch] = parallelism
         for entry in manifest.slices:
-            if entry.kind != "delta":
+            if entry.kind in ("base", "files"):
                 self._check_base(sequence, record, entry)
         if len(self.durable) > _EPOCHS_KEPT:
             del self.durable[min(self.durable)]

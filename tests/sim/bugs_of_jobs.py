@@ -1,0 +1,68 @@
+"""Planted bugs of whole jobs: what an operator has beside its keys; see `bugs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tests.planted.bug import Patches, PlantedBug
+from tests.sim import planted_jobs
+
+__all__ = ["OF_JOBS"]
+
+_OPERATOR_STATE, _REF = "operator state", "references"
+_NOT_OF_IT: Final = dict.fromkeys(
+    ("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base"), 0.0
+)
+_KEYLESS: Final = {"keyless": True, "rows": 20, "row_s": 0.0005}
+_CLEANING: Final = {
+    "inline_budget_bytes": 0,
+    "clean_every_epochs": 1,
+    "clean_min_age_s": 0.0,
+    "retain_epochs": 1,
+}
+
+
+def _bug(
+    name: str,
+    what: str,
+    shows_in: tuple[str, ...],
+    patches: Callable[[], Patches],
+    world: Mapping[str, Any],
+    issue18: str = "",
+) -> PlantedBug:
+    return PlantedBug(name, what, shows_in, patches, {**_NOT_OF_IT, **world}, issue18)
+
+
+OF_JOBS: Final = (
+    _bug(
+        "an object's name outlives it",
+        "operator state that is as it once was is named by an object of then",
+        (_REF, _OPERATOR_STATE),
+        planted_jobs.names_outlive_epochs,
+        {**_KEYLESS, **_CLEANING},
+        issue18="1",
+    ),
+    _bug(
+        "lists are not dealt out",
+        "at another parallelism a subtask goes on with the lists of the one of its number",
+        (_OPERATOR_STATE,),
+        planted_jobs.not_dealt_out,
+        {**_KEYLESS, "query_stopped_every_s": 1.0, "rescale": 0.8},
+    ),
+    _bug(
+        "a look's lists are gone on from",
+        "the next epoch begins with the operator state of the last acks, whatever was recorded",
+        (_OPERATOR_STATE,),
+        planted_jobs.look_is_gone_on_from,
+        {
+            **_KEYLESS,
+            "indeterminate": True,
+            "zombies": False,
+            "second_driver_every_s": 0.0,
+            "partial": 0.0,
+            "looks": 0.5,
+            "parallelism": 3,
+        },
+    ),
+)
