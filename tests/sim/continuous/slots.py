@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from recovery.keeper import KeeperSettings
-from recovery.local import Clock, Incarnation, LocalSubtask, copies_seen
+from recovery.keeper import Clock, KeeperSettings
+from recovery.local import Incarnation, LocalSubtask, copies_seen
 from recovery.restore import Site
 from recovery.upload import BaseUpload
 from snapshot.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
