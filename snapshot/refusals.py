@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from statebackend.errors import (
     CheckpointLocationError,
+    CommitUnknownError,
     IncompleteEpochError,
     StaleRequestError,
     WrongBatchError,
 )
 
-__all__ = ["planned_anew", "stale_attempt", "unfinished", "wrong_batch"]
+__all__ = ["interrupted", "planned_anew", "stale_attempt", "unfinished", "wrong_batch"]
 
 
 def unfinished(
@@ -62,3 +63,12 @@ def stale_attempt(what: str) -> StaleRequestError:
 def _few(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown or "none"
+
+
+def interrupted(operator: str, epoch: int, error: BaseException) -> CommitUnknownError:
+    """A commit ended in what no store raises: nothing may be taken for durable after it."""
+    return CommitUnknownError(
+        f"The record of operator {operator!r} for epoch {epoch} was not written "
+        f"({type(error).__name__}).",
+        todo="Start again: the next claim settles what the log holds.",
+    )

@@ -251,6 +251,7 @@ class StateBackend(FrameMaker):
         batch, which then goes back by one. With asynchronous commits it is required: a function
         that skips a batch which it has seen before must evaluate the frame all the same (for
         instance into a ``noop`` writer), since the state of that batch may have to be made again.
+        A query that was given another function than this returns is refused in its second batch.
         """
         self._checked = True
 

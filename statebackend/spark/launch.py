@@ -376,7 +376,7 @@ class Launch:
                 "progress tracking.",
             )
         if self._settings.commit == "async":
-            self._around.check_sink(query, checked=self._checked)
+            self.session.checks.required = self._around.check_sink(query, checked=self._checked)
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
         place = self._around.location(self.location_path)

@@ -31,12 +31,11 @@ from snapshot.messages import (
 )
 from snapshot.operators import Admitted, CommitWork, check_initial
 from snapshot.progress import ProgressBook
-from snapshot.refusals import stale_attempt
+from snapshot.refusals import interrupted, stale_attempt
 from snapshot.stamps import Stamps
 from snapshot.storage.base import ObjectStore
 from snapshot.watermark import NextDue
 from statebackend.errors import (
-    CommitUnknownError,
     CoordinatorUnreachableError,
     CorruptionError,
     NotRestorableError,
@@ -44,6 +43,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.spark.attempts import Attempts
+from statebackend.spark.checks import BatchChecks
 from statebackend.spark.housekeeping import Background, Cleaner
 from statebackend.spark.job import overtaken
 from statebackend.spark.records import DamagedSliceError, Records
@@ -129,6 +129,7 @@ class RunSession:
             clean=clean,
         )
         self.restores: list[RestoreReport] = []
+        self.checks = BatchChecks()
 
     def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
         """Let requests in.
@@ -206,6 +207,7 @@ class RunSession:
             self._settle()
         with self._state_lock:
             coordinator.check_finished(epoch)
+            self.checks.passed(epoch)
 
     def _settle(self) -> None:
         """Wait a while for all records but the newest: they may land in a moment."""
@@ -216,6 +218,8 @@ class RunSession:
     def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
         """Admit an attempt and say how it gets its state."""
         coordinator, tenure = self._ready()
+        with self._state_lock:
+            self.checks.require(coordinator.epoch, request.epoch)
         try:
             answer = self._begin(coordinator, tenure, request)
         except (CorruptionError, NotRestorableError) as error:
@@ -378,7 +382,7 @@ class RunSession:
         try:
             written = self._writer.submit(lambda: self._commit(coordinator, tenure, work))
         except BaseException as error:  # it was taken for due, and never will be again
-            coordinator.fail(_interrupted(work, error))
+            coordinator.fail(interrupted(work.operator, work.epoch, error))
             raise
         if before is not None and self._due_epochs[ack.operator] < ack.epoch:
             self._before[ack.operator] = before
@@ -401,7 +405,7 @@ class RunSession:
         except BaseException as error:
             failure = error if isinstance(error, StateBackendError) else tenure.ended
             with self._state_lock:
-                coordinator.fail(failure or _interrupted(work, error))
+                coordinator.fail(failure or interrupted(work.operator, work.epoch, error))
             _log.error("%s", error)
             raise
         self.progress.committed(work, sequence, started_s, self._system.monotonic_s())
@@ -426,15 +430,6 @@ class RunSession:
             _log.log(logging.INFO if request.harmless else logging.WARNING, "%s", request.why)
         with self._state_lock:
             return BaseReply(lease_s=coordinator.base_renewed(request))
-
-
-def _interrupted(work: CommitWork, error: BaseException) -> CommitUnknownError:
-    """A commit ended in what no store raises: nothing may be taken for durable after it."""
-    return CommitUnknownError(
-        f"The record of operator {work.operator!r} for epoch {work.epoch} was not written "
-        f"({type(error).__name__}).",
-        todo="Start again: the next claim settles what the log holds.",
-    )
 
 
 def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:

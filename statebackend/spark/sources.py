@@ -119,11 +119,14 @@ def _option(options: Any, name: str) -> str:
     return ""
 
 
-def check_sink(query: StreamingQuery, *, checked: bool) -> None:
+def check_sink(query: StreamingQuery, *, checked: bool) -> bool:
     """Refuse a sink that skips a batch which it has, or may do so unnoticed.
 
     Args:
         checked: whether a function was wrapped in ``backend.checked()``.
+
+    Returns:
+        whether each batch must be checked, see `BatchChecks`.
 
     Raises:
         UnsupportedQueryError: naming the sink.
@@ -143,3 +146,4 @@ def check_sink(query: StreamingQuery, *, checked: bool) -> None:
             todo="Wrap the function in backend.checked(), and have it evaluate its frame (for "
             f"instance into a noop writer) also where it then skips the batch. Or: {_TODO}",
         )
+    return kind == "ForeachBatchSink"

@@ -49,6 +49,6 @@ class Surroundings:
         """A checkpoint location, by Spark's file-system layer."""
         return CheckpointLocation(self._spark, path)
 
-    def check_sink(self, query: StreamingQuery, *, checked: bool) -> None:
-        """Refuse a sink that asynchronous commits do not go with."""
-        check_sink(query, checked=checked)
+    def check_sink(self, query: StreamingQuery, *, checked: bool) -> bool:
+        """Refuse a sink that asynchronous commits do not go with; whether batches need a check."""
+        return check_sink(query, checked=checked)

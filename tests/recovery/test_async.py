@@ -23,6 +23,7 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
     StoreUnreachableError,
+    UnsupportedQueryError,
 )
 from tests.recovery.driver import (
     Changes,
@@ -470,3 +471,40 @@ def test_a_store_that_stands_too_far_is_not_used_while_a_record_is_on_its_way(
     assert opened.reply.reason == "the local copy stands at epoch 1, after epoch 0"
     assert opened.reply.fresh
     opened.incarnation.release()
+
+
+# --- each batch is checked -----------------------------------------------------------------------
+
+
+def test_no_epoch_follows_one_that_nobody_checked(store: HeldUp) -> None:
+    started = Started(store, {"op": 1}, asynchronous=True)
+    started.session.checks.required = True
+    epoch_of(started, 0)
+    drained(started)
+    started.session.check_finished(0)
+    epoch_of(started, 1)
+    for attempt in range(2):
+        with pytest.raises(UnsupportedQueryError, match=r"Batch 1 was not checked.*checked\(\)"):
+            begun(started, 2, attempt=attempt)
+    begun(started, 1, attempt=1)  # what runs again in its own batch is let in
+    started.session.check_finished(1)
+    begun(started, 2, attempt=2)
+
+
+def test_a_check_that_finds_a_batch_read_in_part_lets_nothing_follow(store: HeldUp) -> None:
+    started = Started(store, {"op": 2}, asynchronous=True)
+    started.session.checks.required = True
+    epoch_of(started, 0, 2)
+    drained(started)
+    started.session.check_finished(0)
+    acked(started, begun(started, 1), {b"k": b"1"})
+    with pytest.raises(IncompleteEpochError):
+        started.session.check_finished(1)
+    with pytest.raises(UnsupportedQueryError):
+        begun(started, 2)
+
+
+def test_where_no_function_is_to_be_checked_epochs_follow_as_ever(store: HeldUp) -> None:
+    started = Started(store, {"op": 1}, asynchronous=True)
+    for epoch in range(3):
+        epoch_of(started, epoch)

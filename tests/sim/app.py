@@ -97,8 +97,9 @@ class SimSurroundings(Surroundings):
     def location(self, path: str) -> SimLocation:
         return SimLocation(self._app.shared, self._app.world.sched)
 
-    def check_sink(self, query: Any, *, checked: bool) -> None:
-        """Any will do."""
+    def check_sink(self, query: Any, *, checked: bool) -> bool:
+        """It is foreachBatch, of which each batch must be checked."""
+        return True
 
 
 class Query:

@@ -24,7 +24,7 @@ class Config:
         hosts, workers: executors, and Python workers in each.
         rows: of a batch, at most. keys: a third of all that there are.
         small_bytes: what is smaller is copied into another's store when a child is made.
-        asynchronous, checked: how the query commits.
+        asynchronous, checked: how the query commits; the one is refused without the other.
         arrow: deltas in their real format; else in a quicker one, under the same digests.
         indeterminate: an upstream stage that is run again gives other rows.
         zombies: a second driver may start while the first still runs.
@@ -249,6 +249,11 @@ def draw(random: Random) -> Config:
     for name, low, high in _LATER:
         if apart.random() < 0.25:
             setattr(config, name, low * (high / low) ** apart.random())
+    if config.zombies and apart.random() < 0.25:
+        # Each alone comes often enough, all three of them by chance in one world of thirty.
+        config.asynchronous = True
+        config.second_driver_every_s = 3.0 * (20.0 / 3.0) ** apart.random()
+        config.partial = 0.02 * 5.0 ** apart.random()
     whole_jobs(config, Random(random.getrandbits(32) + _WHOLE_JOBS))
     return config
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statebackend.errors import UnsupportedQueryError
+from tests.spark.local.world import failure
 
 if TYPE_CHECKING:
     from tests.spark.local.world import World
@@ -64,3 +65,18 @@ def test_a_foreach_batch_function_must_be_checked(world: World) -> None:
     assert backend.lineages() == {}
     world.run(backend, frame)  # as the world starts it: checked
     world.check(backend)
+
+
+def test_the_function_that_is_checked_must_be_the_query_s_own(world: World) -> None:
+    """Another one was wrapped: then Spark would commit batches that were read in part."""
+    world.input.add_batches(4)
+    backend = world.backend(commit="async")
+    frame = world.ledger(backend)
+    backend.checked(world.sink)
+    said = failure(backend.start(world.writer(frame)))
+    assert "SB1013" in said
+    assert "Batch 0 was not checked" in said
+    assert world.committed() == [0]
+    again = world.backend(commit="async")
+    world.run(again, world.ledger(again))  # as the world starts it: checked
+    world.check(again)
