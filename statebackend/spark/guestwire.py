@@ -1,7 +1,7 @@
 """What an asker and its host say to each other over a local socket: Arrow batches, and few words.
 
 A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled.
-Every few seconds a host says that it is alive; one that is frozen is not waited for.
+Every few seconds each side says that it is alive; one that is frozen is not waited for.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ guest has, and one that is not taken in waits for the guest: so one process comp
 time, and Spark does not end a worker as idle that has a guest. In all other cases the store is
 handed over (see :mod:`recovery.keeper`). That is a matter of speed alone: leases, fencing and acks
 are those of any attempt. The guest goes on after a batch of output only when the asker's Spark has
-taken it, as a task at home does, and it ends when the asker hangs up. A host that is frozen is
-given up by its asker, whose task fails and is tried again. Nobody waits in a circle: a guest needs
-its asker's input and hands, which the asker's main thread gives until the guest ends.
+taken it, as a task at home does, and it ends when the asker hangs up. Asker and host tell each
+other every few seconds that they run. A host that is frozen is given up by its asker; a frozen
+asker is given up by its host, whose own task could not end before. In both cases the asker's task
+fails and is tried again. Nobody waits in a circle: a guest needs its asker's input and hands, which
+the asker's main thread gives until the guest ends.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ _BEGIN_S: Final = 0.01
 _MEET_S: Final = 0.1
 _KNOWN_RUNS: Final = 16
 _LEAVE_S: Final = 5.0
-# A host says every few seconds that it runs, also while it computes. If it is silent for
-# `_SILENCE_S`, it is taken for frozen, even if a library only keeps the interpreter from other
-# threads for so long.
+# Asker and host say every few seconds that they run, also while they compute. Who is silent for
+# `_SILENCE_S` is taken for frozen, even if a library only keeps the interpreter from other threads
+# for so long.
 _ALIVE_S: Final = 5.0
 _SILENCE_S: Final = 60.0
 _TURN_S: Final = 0.0001
@@ -138,6 +140,7 @@ class Hosting:
         self._own = _Own.NONE
         self._context = contextvars.copy_context()
         self._guest: tuple[threading.Thread, Frames] | None = None
+        self._host: Frames | None = None  # of this process's task
         self._closed = threading.Event()
         path = Path(keeper.door).with_name(_SOCKET)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -183,6 +186,7 @@ class Hosting:
         try:
             yield
         finally:
+            self._host = None
             self._goes(_Own.NONE)
             self._wait_for_guest()
 
@@ -241,11 +245,12 @@ class Hosting:
                 frames.hang_up()
 
     def say_alive(self) -> None:
-        """Tell a guest's asker that this process runs."""
+        """Tell a guest's asker, and the host of this process's task, that this process runs."""
         with self._changed:
-            guest = self._guest
-        if guest is not None:
-            guest[1].alive()
+            others = (self._guest[1] if self._guest else None), self._host
+        for other in others:
+            if other is not None:
+                other.alive()
 
     def _receive(self, frames: Frames) -> None:
         with frames, contextlib.suppress(HungUp, msgspec.MsgspecError):
@@ -257,7 +262,7 @@ class Hosting:
                 return
             try:
                 frames.say(True)
-                frames.timeout_s = None
+                frames.timeout_s = _SILENCE_S
                 self._context.run(_accompany, run, request, frames)
             finally:
                 with self._changed:
@@ -305,6 +310,7 @@ class Hosting:
             self._goes(_Own.AWAY)
             host = _knock(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
             if host is not None:
+                self._host = host
                 return host
         self._goes(_Own.HERE)
         self._wait_for_guest()  # one was let in while this one asked

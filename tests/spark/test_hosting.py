@@ -483,6 +483,76 @@ def test_a_host_that_computes_says_that_it_is_alive_and_is_waited_for(
     assert numbers(pass_on(iter([rows(1)]), asker.host_of(0))) == [1]
 
 
+def test_an_asker_that_gives_no_sign_of_life_is_given_up_and_its_hosts_own_task_ends(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows have come in part, and it holds up a task that is done."""
+    knows(away)
+    monkeypatch.setattr(asker.hosting, "say_alive", lambda: None)
+    monkeypatch.setattr(hosting, "_SILENCE_S", 0.2)
+    host = asker.host_of(0)
+    host.send_batch(rows(1))
+    with ThreadPoolExecutor(1) as pool:
+
+        def own_task() -> None:
+            with away.hosting.task(ENDPOINT, "op", away.run):
+                away.hosting._goes(hosting._Own.AWAY)
+
+        own = pool.submit(own_task)
+        try:
+            own.result(TIMEOUT_S)
+        finally:
+            host.hang_up()  # or the pool waits for ever
+    assert away.has(0), "its attempt came to nothing, and the store is good"
+
+
+def test_an_asker_that_thaws_when_it_was_given_up_is_tried_again(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows(away)
+    monkeypatch.setattr(asker.hosting, "say_alive", lambda: None)
+    monkeypatch.setattr(hosting, "_SILENCE_S", 0.2)
+
+    def thaws() -> Iterator[pa.RecordBatch]:
+        yield rows(1)
+        until_free(away)
+        yield rows(2)
+
+    with pytest.raises(PeerLostError, match="Spark tries the task again"):
+        numbers(pass_on(thaws(), asker.host_of(0)))
+
+
+def test_an_asker_tells_its_host_that_it_lives_for_as_long_as_its_task_is_there(
+    away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Frames] = []
+    real = Frames.alive
+
+    def alive(frames: Frames) -> None:
+        told.append(frames)
+        real(frames)
+
+    def given() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            asker.hosting.say_alive()
+            yield rows(number)
+            asker.hosting.say_alive()
+
+    monkeypatch.setattr(hosting, "_ALIVE_S", 1e9)  # only this test says it
+    monkeypatch.setattr(Frames, "alive", alive)
+    knows(away)
+    with asker.hosting.task(ENDPOINT, "op", asker.run):
+        host = asker.host_of(0)
+        found = []
+        for batch in pass_on(given(), host):
+            asker.hosting.say_alive()
+            found += numbers(iter([batch]))
+        assert found == [0, 10, 20]
+        assert told == [host] * 9
+    asker.hosting.say_alive()
+    assert len(told) == 9
+
+
 def test_signs_of_life_are_no_answers_and_never_wait() -> None:
     one, other = socket.socketpair()
     with Frames(one) as host, Frames(other, timeout_s=TIMEOUT_S) as asking:
