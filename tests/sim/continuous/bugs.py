@@ -9,6 +9,7 @@ from statebackend.spark.operatorstate import OperatorStateIO
 from tests.continuous.runtime import planted as running
 from tests.continuous.state.content import names_outlive_objects
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
+from tests.sim import planted as batches
 from tests.sim.continuous.world import Result, simulate
 
 __all__ = ["BUGS", "SIMULATION"]
@@ -60,7 +61,7 @@ BUGS: Final = by_name(
         running.nothing_is_blocked,
         ("output", "state"),
         slot_killed_every_s=3.0,
-        rate=30.0,
+        rate=15.0,
         parallelism=3,
     ),
     _bug(
@@ -75,7 +76,7 @@ BUGS: Final = by_name(
         running.offsets_of_the_next_batch,
         ("output", "state"),
         slot_killed_every_s=3.0,
-        rate=30.0,
+        rate=15.0,
     ),
     _bug(
         "an epoch of one record",
@@ -109,17 +110,38 @@ BUGS: Final = by_name(
         outage_every_s=5.0,
     ),
     _bug(
-        "parts of two attempts",
-        "late parts of an attempt that was given up are taken for the next one's",
-        running.parts_of_two_attempts,
-        ("output", "state", "life"),
-        outage_every_s=4.0,
+        "confirmed with those behind",
+        "what was frozen for a later attempt is taken for durable with an earlier one",
+        running.confirmed_with_those_behind,
+        ("output", "state", "error"),
+        concurrent=3,
+        alignment_timeout_s=None,
+        slot_killed_every_s=3.0,
+    ),
+    _bug(
+        "pending ignored",
+        "what a run has made, and no record names yet, is deleted",
+        batches.pending_ignored,
+        ("references",),
+        **_SPLIT_UP,
+    ),
+    _bug(
+        "garbage is kept",
+        "objects of slices that nobody needs stay for ever",
+        batches.garbage_is_kept,
+        ("garbage",),
+        **_SPLIT_UP,
     ),
 )
+
+
+_LONG: Final = frozenset({"an epoch of one record"})
 
 
 def _simulate(seed: int, bug: PlantedBug | None) -> Result:
     return simulate(seed, events=_EVENTS, bug=bug)
 
 
-SIMULATION: Final = Simulation("continuous", BUGS, _simulate, seeds=20, clean_seeds_max=16)
+SIMULATION: Final = Simulation(
+    "continuous", BUGS, _simulate, seeds=20, minutes=_LONG, clean_seeds_max=16
+)

@@ -40,6 +40,21 @@ def _cut_slot(world: World, random: Random) -> None:
         slot.cut_until_s = world.sched.now_s + 2.5 * world.config.silence_s * random.random()
 
 
+def _freeze_slot(world: World, random: Random) -> None:
+    if world.slots:
+        process = random.choice(world.slots).process
+        world.sched.note(Fault.WORKER_FROZEN, process.name)
+        process.frozen_until = world.sched.now_s + 0.1 + 6.0 * random.random() ** 2
+
+
+def _step_clock(world: World, random: Random) -> None:
+    """By milliseconds to hours, mostly back."""
+    if world.apps or world.slots:
+        system = random.choice([one.system for one in (*world.apps, *world.apps, *world.slots)])
+        world.sched.note(Fault.CLOCK_STEPPED)
+        system.ahead_ms += random.choice([-1, -1, 1]) * int(10 ** random.uniform(0.0, 7.0))
+
+
 def _kill_driver(world: World, random: Random) -> None:
     if world.apps:
         driver = random.choice(world.apps)
@@ -92,6 +107,8 @@ def _outside_clean(world: World, random: Random) -> None:
 _KINDS: Final[dict[str, Callable[[Any, Random], None]]] = {
     "slot_killed_every_s": _kill_slot,
     "slot_cut_every_s": _cut_slot,
+    "slot_frozen_every_s": _freeze_slot,
+    "clock_stepped_every_s": _step_clock,
     "driver_killed_every_s": _kill_driver,
     "driver_frozen_every_s": _freeze_driver,
     "query_stopped_every_s": _stop_query,

@@ -11,7 +11,11 @@ from tests.sim.checkers.ledger import Checker
 if TYPE_CHECKING:
     from tests.sim.continuous.world import World
 
-__all__ = ["Leftovers", "Output", "State"]
+__all__ = ["Leftovers", "Output", "State", "Stopped"]
+
+
+class Stopped(Exception):
+    """A checker has seen enough."""
 
 
 class Output(Checker):

@@ -23,7 +23,10 @@ class JobConfig(Config):
         splits: of the data. rate: rows of each, and rule_rate: rules, in a second.
         contents: that the rules take; few, so that each of them comes back.
         interval_s: between checkpoints. alignment_timeout_s: None: no barrier overtakes rows.
-        slot_killed_every_s, slot_cut_every_s: a slot ends, or does not reach its driver.
+        concurrent: checkpoints under way at once, at most.
+        slot_killed_every_s, slot_cut_every_s, slot_frozen_every_s: a slot ends, does not reach its
+            driver, or stands still, and goes on when others have taken its place.
+        clock_stepped_every_s: a process's wall clock says an earlier or a later time from then on.
         orphans: how often the slots of a driver that is killed live on.
     """
 
@@ -34,7 +37,10 @@ class JobConfig(Config):
     interval_s: float = 0.5
     alignment_timeout_s: float | None = None
     silence_s: float = 2.0
+    concurrent: int = 1
     slot_killed_every_s: float = 0.0
+    slot_frozen_every_s: float = 0.0
+    clock_stepped_every_s: float = 0.0
     slot_cut_every_s: float = 0.0
     orphans: float = 0.5
 
@@ -53,6 +59,8 @@ _RATES = (
 _TIMES = (
     ("slot_killed_every_s", 3.0, 20.0),
     ("slot_cut_every_s", 3.0, 20.0),
+    ("slot_frozen_every_s", 2.0, 20.0),
+    ("clock_stepped_every_s", 1.0, 10.0),
     ("driver_killed_every_s", 4.0, 30.0),
     ("driver_frozen_every_s", 4.0, 30.0),
     ("host_lost_every_s", 5.0, 40.0),
@@ -74,6 +82,8 @@ STRIKES: Mapping[str, tuple[Fault, ...]] = {
     "sink_fails": (Fault.SINK_FAILED,),
     "slot_killed_every_s": (Fault.WORKER_KILLED,),
     "slot_cut_every_s": (Fault.SLOT_CUT_OFF,),
+    "slot_frozen_every_s": (Fault.WORKER_FROZEN,),
+    "clock_stepped_every_s": (Fault.CLOCK_STEPPED,),
     "driver_killed_every_s": (Fault.DRIVER_KILLED,),
     "driver_frozen_every_s": (Fault.DRIVER_FROZEN, Fault.SECOND_DRIVER),
     "host_lost_every_s": (Fault.HOST_LOST,),
@@ -90,7 +100,7 @@ def draw(random: Random) -> JobConfig:
     config.parallelism = random.choice([1, 2, 2, 3])
     config.hosts = random.choice([1, 2])
     config.keys = random.choice([2, 5])
-    config.rate = random.choice([4.0, 12.0, 30.0])
+    config.rate = random.choice([2.0, 6.0, 15.0])
     config.rule_rate = random.choice([0.3, 0.7, 1.5])
     config.contents = random.choice([2, 3])
     config.interval_s = random.choice([0.2, 0.5, 1.0])
@@ -113,4 +123,6 @@ def draw(random: Random) -> JobConfig:
         config.rescale = random.choice([0.3, 0.8])
     elif random.random() < 0.3:  # rows in flight come back at the same parallelism only
         config.alignment_timeout_s = random.choice([0.0, 0.1])
+    if config.alignment_timeout_s is None:  # these two do not go together
+        config.concurrent = random.choice([1, 1, 2, 3])
     return config

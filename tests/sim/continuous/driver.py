@@ -167,7 +167,8 @@ class Driver:
     def _options(self) -> RunOptions:
         config = self.world.config
         return RunOptions(
-            checkpoint_interval_s=config.interval_s,
+            checkpoint_interval_s=config.interval_s / config.concurrent,
+            max_concurrent=config.concurrent,
             alignment_timeout_s=config.alignment_timeout_s,
             timeout_s=5.0,
             silence_s=config.silence_s,

@@ -26,6 +26,7 @@ from statebackend.spark.taskspec import TaskSpec
 from statebackend.spark.wire import Call, Credentials
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Host
+from tests.sim.continuous.checkers import Stopped
 from tests.sim.continuous.exchange import PlayedClient, PlayedServer
 from tests.sim.disk import SimIncarnation, SimKeeper, SimSubtask
 from tests.sim.kernel import Process, TimedOutError, current
@@ -232,8 +233,12 @@ class SlotProcess:
         try:
             _Slot(self, run, slot, token).serve()
             self.well = True
-        except StateBackendError as error:
+        except Exception as error:
             self.failure = error
+            code = error.code if isinstance(error, StateBackendError) else type(error).__name__
+            self.world.sched.note(f"slot ended {code}", self.process.name)
+            if not isinstance(error, StateBackendError | Stopped):
+                self.world.violations.append(("error", f"{type(error).__name__}: {error}"))
         self.ended = True
         self.world.sched.kill(self.process)  # a worker is not used again
 

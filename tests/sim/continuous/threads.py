@@ -12,6 +12,8 @@ from tests.sim.threads import Future, Pool, Semaphore, SimSystem, SimThreads
 
 __all__ = ["JobSystem"]
 
+_BEGAN_MS = 1_700_000_000_000
+
 
 class _Beside(Pool):
     """So many threads for calls that may wait."""
@@ -44,8 +46,12 @@ class _Threads(SimThreads):
 
 
 class JobSystem(SimSystem):
-    """One process."""
+    """One process. ``ahead_ms``: how far its wall clock is from the others'."""
 
     def __init__(self, sched: Scheduler, process: Process) -> None:
         super().__init__(sched, process)
         self.threads = _Threads(sched, process)
+        self.ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return _BEGAN_MS + int(self._sched.now_s * 1000) + self.ahead_ms

@@ -18,7 +18,7 @@ from tests.sim.checkers.ledger import Checker, Ledger
 from tests.sim.checkers.references import References
 from tests.sim.cluster import Host
 from tests.sim.continuous import chaos
-from tests.sim.continuous.checkers import Leftovers, Output, State
+from tests.sim.continuous.checkers import Leftovers, Output, State, Stopped
 from tests.sim.continuous.config import JobConfig, draw
 from tests.sim.continuous.driver import Driver
 from tests.sim.continuous.exchange import PlayedServer
@@ -51,10 +51,6 @@ class Result:
     counts: Counter[str]
     violations: list[tuple[str, str]] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
-
-
-class Stopped(Exception):
-    """A checker has seen enough."""
 
 
 class World:
@@ -162,6 +158,8 @@ class World:
         error = self.sched.failed
         if error is not None and not self.violations:
             raise error
+        if self.opened.collisions and not self.violations:
+            self.violations.append(("local store", self.opened.collisions[0]))
         if self.violations:  # seen by a slot or a driver, which took it for a failure of its own
             raise Stopped(self.violations[0][1])
 
