@@ -87,6 +87,15 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "what is left of a savepoint is deleted": ("savepoint: incomplete one deleted",),
     "a job begins with a savepoint": ("job begun with a savepoint",),
     "a job's beginning is cut, and tried again": ("job-begin cut",),
+    # an unkind world
+    "a wall clock steps": (Fault.CLOCK_JUMPED,),
+    "a start is frozen in a call": ("frozen in a start", "frozen in a takeover"),
+    "a cleaning is frozen in a call": ("frozen in a cleaning",),
+    "the doing of a savepoint is frozen in a call": (
+        "frozen in a savepoint",
+        "frozen in a job-begin",
+    ),
+    "a frozen process thaws when others have gone on": ("thawed when others had gone on",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),
