@@ -25,6 +25,7 @@ from statebackend.spark.job import Job
 from statebackend.spark.launch import Launch, Operator
 from statebackend.spark.surroundings import Surroundings
 from tests.sim.bucket import SimStore
+from tests.sim.clocks import WallClock
 from tests.sim.cluster import Executor, Host, Worker, later
 from tests.sim.kernel import Process
 from tests.sim.keyless import KeylessState, whole_after
@@ -132,7 +133,10 @@ class App:
         self.process = Process(f"app{number}")
         self.process.at_death.append(self._gone)
         sched, config = world.sched, world.config
-        self.system = SimSystem(sched, self.process)
+        self.clock = WallClock()
+        if config.clock_jumps_every_s:
+            self.clock.step(sched.random)
+        self.system = SimSystem(sched, self.process, self.clock)
         store = SimStore(world.bucket, self.process, config)
         patience = StorePatience(
             config.commit_timeout_s, now_s=self.system.monotonic_s, sleep_s=self.system.sleep_s
@@ -218,7 +222,8 @@ class App:
             clean=self.world.clean,
         )
         self.launch = launch
-        launch.prepare(None, "/location")
+        with self.world.freezer.watch("start"):
+            launch.prepare(None, "/location")
         if shared.query_id is None:
             shared.query_id = sched.new_id()
         query = self.query = Query(shared.query_id)
@@ -227,7 +232,8 @@ class App:
         try:
             # Spark begins the first batch at once; its tasks wait at the gate.
             running = sched.spawn(self.process, lambda: self._batches(query, launch._name))
-            launch.bind(query)  # type: ignore[arg-type]
+            with self.world.freezer.watch("takeover"):
+                launch.bind(query)  # type: ignore[arg-type]
             sched.note("query started", f"{self.process}")
             self.world.bound(self, launch)
             shared.go_back_to = None
@@ -275,7 +281,9 @@ class App:
         sched.pause(0.004)
         plan = shared.offsets.get(batch)
         if plan is None:
-            plan = shared.offsets[batch] = plan_of(shared, batch, config, sched.random)
+            plan = shared.offsets[batch] = plan_of(
+                shared, batch, config, sched.random, self.system.wall_ms()
+            )
             last = shared.offsets.get(batch - 1, plan)
             if plan.stamp_ms < last.stamp_ms:
                 sched.note(Fault.CLOCK_STEPPED, str(batch))

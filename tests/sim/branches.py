@@ -93,6 +93,15 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "operator state that stays keeps its object": ("operator state keeps its object",),
     "operator state returns after its object was deleted": ("operator state returns",),
     "operator state is dealt out at another parallelism": ("operator state dealt out anew",),
+    # an unkind world
+    "a wall clock steps": (Fault.CLOCK_JUMPED,),
+    "a start is frozen in a call": ("frozen in a start", "frozen in a takeover"),
+    "a cleaning is frozen in a call": ("frozen in a cleaning",),
+    "the doing of a savepoint is frozen in a call": (
+        "frozen in a savepoint",
+        "frozen in a job-begin",
+    ),
+    "a frozen process thaws when others have gone on": ("thawed when others had gone on",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

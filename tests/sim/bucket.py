@@ -22,7 +22,9 @@ from snapshot.storage.base import (
     ObjectStore,
 )
 from statebackend.errors import ObjectNotFoundError, StoreUnreachableError
+from tests.sim.clocks import WallClock
 from tests.sim.config import Config
+from tests.sim.freezes import at_call
 from tests.sim.kernel import Process, Scheduler, TimedOutError, current
 from tests.support.faults import Fault
 
@@ -49,11 +51,12 @@ class Bucket:
         self.sched = sched
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.watchers: list[Watcher] = []
+        self.clock = WallClock()
         self.down_until_s = 0.0
 
     def put(self, name: str, data: bytes) -> None:
         before = self.objects.get(name)
-        self.objects[name] = (data, int(self.sched.now_s * 1000))
+        self.objects[name] = (data, self.clock.wall_ms(self.sched.now_s))
         for watcher in self.watchers:
             if before is None:
                 watcher.created(name, data)
@@ -158,6 +161,7 @@ class SimStore(ObjectStore):
         sched, config = self._sched, self._config
         if self._process.dead:
             raise GreenletExit
+        at_call()
         random = sched.random.random
         go_s, back_s = config.store_s * (0.5 + random()), config.store_s * (0.5 + random())
         fate = None if random() >= config.store_faults else self._fate(verb)

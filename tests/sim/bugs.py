@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
-from tests.sim import planted, planted_savepoints
+from tests.sim import planted, planted_savepoints, planted_unkind
 from tests.sim.bugs_of_jobs import OF_JOBS
 from tests.sim.world import Result, simulate
 
@@ -77,7 +77,14 @@ _ONCE, _OUT, _ONE, _REF, _LEFT, _STUCK = (
 )
 
 # What is in no world but where a bug asks for it: or what it loses would be put down to that.
-_LEFT_OUT = ("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base")
+_LEFT_OUT = (
+    "rescale",
+    "rebalance_every_s",
+    "savepoint_every_s",
+    "flipped_base",
+    "clock_jumps_every_s",
+    "calls_frozen",
+)
 
 
 def _bug(
@@ -453,6 +460,7 @@ BUGS: Final = by_name(
         {"spontaneous_flush": 0.3, "worker_killed_every_s": 0.3, "rows": 80, "keys": 20},
     ),
     *OF_JOBS,
+    *planted_unkind.bugs(_bug),
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
 from snapshot.log import CommitLog
 from statebackend.errors import StateBackendError
-from tests.sim import savepoints
+from tests.sim import clocks, savepoints
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Worker
 from tests.sim.files import MemPath
@@ -152,12 +152,13 @@ def _outside_clean(world: World, random: Random) -> None:
         log = CommitLog(store, job="job", writer="gc", new_id=new_id, threads=threads)
         min_age_ms = int(world.config.clean_min_age_s * 1000)
         try:
-            report = clean(
-                store,
-                lambda: outside_view(store, log),
-                min_age_ms=min_age_ms,
-                prefixes=ALL_PREFIXES,
-            )
+            with world.freezer.watch("cleaning by a stranger"):
+                report = clean(
+                    store,
+                    lambda: outside_view(store, log),
+                    min_age_ms=min_age_ms,
+                    prefixes=ALL_PREFIXES,
+                )
             world.sched.note("cleaned by a stranger", str(sorted(report.removed)))
         except StateBackendError as error:
             world.sched.note(f"a stranger's cleaning failed: {error.code}")
@@ -224,4 +225,5 @@ _KINDS: dict[str, Callable[[World, Random], None]] = {
     "rebalance_every_s": _rebalance,
     "savepoint_every_s": savepoints.strike,
     "power_cut_every_s": _cut_power,
+    "clock_jumps_every_s": clocks.strike,
 }

@@ -13,6 +13,7 @@ from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
 from statebackend.spark.operatorstate import KeptBlobs
 from tests.sim.bucket import SimStore
+from tests.sim.clocks import WallClock
 from tests.sim.disk import SimIncarnation, SimKeeper
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, TimedOutError, current
@@ -35,6 +36,7 @@ class Host:
         self.name = f"h{number}"
         self.folder = str(root / self.name)
         MemPath(self.folder).mkdir()
+        self.clock = WallClock()
 
 
 class Client:
@@ -145,7 +147,7 @@ class Worker:
             idle_close_s=3.0,
             unflushed_epochs=config.unflushed_epochs,
         )
-        self.system = SimSystem(world.sched, self.process)
+        self.system = SimSystem(world.sched, self.process, self.host.clock)
         self.blobs = KeptBlobs(self.system.threads)
         self.turn = self.system.threads.semaphore(1)  # a worker uploads one base at a time
         self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)

@@ -99,6 +99,8 @@ class Config:
     rebalance_every_s: float = 0.0
     savepoint_every_s: float = 0.0
     start_frozen: float = 0.0
+    clock_jumps_every_s: float = 0.0
+    calls_frozen: float = 0.0
     moved: float = 0.0
     disk_full: float = 0.0
     spontaneous_flush: float = 0.02
@@ -107,7 +109,7 @@ class Config:
     def faultless(self) -> Config:
         """The same world with nothing going wrong any more."""
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
-        for name, _, _ in (*_RATES, *_TIMES, *_LATER):
+        for name, _, _ in (*_RATES, *_TIMES, *_LATER, *_UNKIND):
             setattr(quiet, name, 0.0)
         quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
         return quiet
@@ -152,6 +154,13 @@ _LATER = (
     ("looks", 0.02, 0.3),
     ("start_frozen", 0.1, 0.8),
 )
+# Drawn after these, for the same reason.
+_UNKIND_APART = 0
+_UNKIND_SHARE = 0.15
+_UNKIND = (
+    ("clock_jumps_every_s", 0.1, 5.0),
+    ("calls_frozen", 0.05, 0.8),
+)
 
 # Which faults a rate is of.
 STRIKES: Mapping[str, tuple[Fault, ...]] = {
@@ -189,6 +198,8 @@ STRIKES: Mapping[str, tuple[Fault, ...]] = {
     "savepoint_every_s": (Fault.SAVEPOINT_FROZEN, Fault.SAVEPOINT_CUT),
     "looks": (Fault.EVALUATED_AGAIN,),
     "start_frozen": (Fault.START_FROZEN,),
+    "clock_jumps_every_s": (Fault.CLOCK_JUMPED,),
+    "calls_frozen": (Fault.CALL_FROZEN,),
     "rescale": (Fault.RESCALED,),
 }
 IN_SOME_PLANTED_WORLDS: Mapping[str, tuple[Fault, ...]] = {
@@ -249,18 +260,26 @@ def draw(random: Random) -> Config:
     for name, low, high in _LATER:
         if apart.random() < 0.25:
             setattr(config, name, low * (high / low) ** apart.random())
+    unkind = Random(apart.getrandbits(32) + _UNKIND_APART)
     if config.zombies and apart.random() < 0.25:
         # Each alone comes often enough, all three of them by chance in one world of thirty.
         config.asynchronous = True
         config.second_driver_every_s = 3.0 * (20.0 / 3.0) ** apart.random()
         config.partial = 0.02 * 5.0 ** apart.random()
     whole_jobs(config, Random(random.getrandbits(32) + _WHOLE_JOBS))
+    _draw_unkind(config, unkind)
     return config
 
 
 def whole_jobs(config: Config, random: Random) -> None:
     """What the query is made of, in some worlds; drawn apart, so that the rest stays."""
     config.keyless = random.random() < 0.2
+
+
+def _draw_unkind(config: Config, random: Random) -> None:
+    for name, low, high in _UNKIND:
+        if random.random() < _UNKIND_SHARE:
+            setattr(config, name, low * (high / low) ** random.random())
 
 
 def calm() -> Config:

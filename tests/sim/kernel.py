@@ -51,6 +51,7 @@ class Actor(greenlet):
     number: int
     wait: int  # which waiting this is: an entry of an earlier one wakes nobody
     ended: bool
+    phase: Any = None  # of whom its calls are counted
 
 
 def current() -> Actor:

@@ -16,7 +16,9 @@ from typing import Any
 from recovery.rewind import TakenBack
 from statebackend.keygroups import subtask_of
 from statebackend.spark.location import CheckpointLocation
+from tests.sim.clocks import BEGAN_MS
 from tests.sim.config import Config
+from tests.sim.freezes import at_call
 from tests.sim.kernel import Scheduler
 from tests.support.faults import Fault
 
@@ -114,15 +116,18 @@ class SimLocation(CheckpointLocation):
         return self._shared.offsets if folder == "offsets" else self._shared.commits
 
     def _batches(self, folder: str) -> frozenset[int]:
+        at_call()
         self._sched.pause(_IO_S)
         return frozenset(self._files(folder))
 
     def _names(self, folder: str) -> list[str]:
+        at_call()
         self._sched.pause(_IO_S)
         hidden = (name.partition("/") for name in self._shared.hidden)
         return [name for there, _, name in hidden if there == folder]
 
     def stamp_ms(self, name: str) -> int | None:
+        at_call()
         self._sched.pause(_IO_S)
         folder, _, batch = name.partition("/")
         plan = self._shared.hidden.get(name) or (
@@ -131,6 +136,7 @@ class SimLocation(CheckpointLocation):
         return plan.stamp_ms if isinstance(plan, Plan) else None
 
     def _exists(self, name: str) -> bool:
+        at_call()
         self._sched.pause(_IO_S)
         folder, _, batch = name.partition("/")
         return name in self._shared.hidden or (
@@ -139,6 +145,7 @@ class SimLocation(CheckpointLocation):
 
     def _rename(self, source: str, target: str, *, replace: bool) -> bool:
         """What has that name already is replaced."""
+        at_call()
         self._sched.pause(self._shared.change_s(self._sched))
         hidden = self._shared.hidden
         folder, _, batch = (target if "/." in source else source).partition("/")
@@ -155,6 +162,7 @@ class SimLocation(CheckpointLocation):
         return True
 
     def drop(self, one: TakenBack) -> None:
+        at_call()
         self._sched.pause(self._shared.change_s(self._sched))
         self._shared.hidden.pop(one.name, None)
 
@@ -200,9 +208,11 @@ def after(before: State, rows: Iterable[tuple[bytes, int]]) -> tuple[State, Stat
     return state, output
 
 
-def plan_of(shared: Shared, batch: int, config: Config, random: Random) -> Plan:
-    """A batch as the source has it now."""
+def plan_of(shared: Shared, batch: int, config: Config, random: Random, wall_ms: int) -> Plan:
+    """A batch as the source has it now. ``wall_ms``: as the driver's clock has it."""
     shared.plans += 1
     rows = random.choice([0, config.rows // 4, config.rows, config.rows])
+    if config.clock_jumps_every_s and random.random() < 0.5:
+        return Plan(batch, wall_ms, random.getrandbits(40), rows)
     # The driver's clock goes back time and again: batches have the times of earlier ones.
-    return Plan(batch, 1_700_000_000_000 + shared.plans % 5, random.getrandbits(40), rows)
+    return Plan(batch, BEGAN_MS + shared.plans % 5, random.getrandbits(40), rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from recovery.rewind import LocationProgress
 from statebackend.errors import ObjectNotFoundError
 from tests.sim.bucket import Bucket, SimStore
+from tests.sim.freezes import at_call
 from tests.sim.kernel import Process, Scheduler
 from tests.sim.location import Plan, SimLocation
 
@@ -82,6 +83,7 @@ class SavedLocation(SimLocation):
         return self.files(folder)
 
     def files(self, folder: str) -> list[str]:
+        at_call()
         self._sched.pause(_IO_S)
         if folder == "sources":
             return ["sources/0/0"]
@@ -89,6 +91,7 @@ class SavedLocation(SimLocation):
         return [f"{folder}/{batch}" for batch in sorted(known.get(folder, ()))]
 
     def chunks(self, name: str) -> Iterator[bytes]:
+        at_call()
         self._sched.pause(_IO_S)
         folder, _, batch = name.partition("/")
         if folder == "metadata" and self._shared.query_id is not None:
@@ -118,6 +121,7 @@ class NewLocation:
         self.written: dict[str, bytes] = {}
 
     def progress(self) -> LocationProgress:
+        at_call()
         self._sched.pause(_IO_S)
         said = self.written.get("metadata")
         return LocationProgress(
@@ -132,14 +136,17 @@ class NewLocation:
         return max((int(name.removeprefix(folder)) for name in names), default=-1)
 
     def files(self, folder: str) -> list[str]:
+        at_call()
         self._sched.pause(_IO_S)
         return sorted(name for name in self.written if name.startswith(f"{folder}/"))
 
     def chunks(self, name: str) -> Iterator[bytes]:
+        at_call()
         self._sched.pause(_IO_S)
         yield self.written[name]
 
     def write(self, name: str, pieces: Iterator[bytes]) -> None:
         data = b"".join(pieces)
+        at_call()
         self._sched.pause(_IO_S)
         self.written[name] = data

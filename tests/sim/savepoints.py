@@ -75,7 +75,8 @@ def _take_in_driver(world: World, app: App, launch: Launch, random: Random) -> N
     def run() -> None:
         try:
             to = f"sim://{prefix.rstrip('/')}"
-            product.take(location, app.job, launch, to, timeout_s)
+            with world.freezer.watch("savepoint"):
+                product.take(location, app.job, launch, to, timeout_s)
             sched.note("savepoint taken by the driver", prefix)
         except StateBackendError as error:
             sched.note(f"savepoint by the driver failed: {error.code}")
@@ -93,7 +94,7 @@ def _take_outside(world: World, random: Random) -> None:
     sched = world.sched
     process = Process(f"saver{sched.new_id()}")
     store = SimStore(world.bucket, process, world.config)
-    system = SimSystem(sched, process)
+    system = SimSystem(sched, process, world.hosts[0].clock)
     log = CommitLog(
         store,
         job="job",
@@ -120,7 +121,8 @@ def _take_outside(world: World, random: Random) -> None:
             threads=system.threads,
         )
         try:
-            made = create_savepoint(making)
+            with world.freezer.watch("savepoint"):
+                made = create_savepoint(making)
             sched.note("savepoint taken by a stranger", made.id)
         except StateBackendError as error:
             sched.note(f"savepoint by a stranger failed: {error.code}")
@@ -156,7 +158,8 @@ def _in_tries(world: World, name: str, what: Callable[[Process], None]) -> bool:
 
         def run(process: Process = process, ended: list[str] = ended) -> None:
             try:
-                what(process)
+                with world.freezer.watch(name.partition(" ")[0]):
+                    what(process)
                 ended.append("")
             except StateBackendError as error:
                 sched.note(f"{name.partition(' ')[0]} failed: {error.code}")

@@ -17,6 +17,7 @@ from uuid import UUID
 from greenlet import getcurrent
 
 from statebackend.errors import StateBackendError
+from tests.sim.clocks import WallClock
 from tests.sim.kernel import Actor, Process, Scheduler, TimedOutError, current
 
 __all__ = ["Event", "Future", "SimSystem", "SimThreads"]
@@ -319,10 +320,11 @@ class SimThreads:
 
 
 class SimSystem:
-    """One process: `statebackend.system.System`."""
+    """One process: `statebackend.system.System`. Its host's clock may be wrong."""
 
-    def __init__(self, sched: Scheduler, process: Process) -> None:
+    def __init__(self, sched: Scheduler, process: Process, clock: WallClock | None = None) -> None:
         self._sched, self._process = sched, process
+        self._clock = clock or WallClock()
         self.threads = SimThreads(sched, process)
         self.new_id = sched.new_id
         self.sleep_s = sched.pause
@@ -331,7 +333,7 @@ class SimSystem:
         return self._sched.now_s
 
     def wall_ms(self) -> int:
-        return int(self._sched.now_s * 1000)
+        return self._clock.wall_ms(self._sched.now_s)
 
     def new_uuid(self) -> str:
         return str(UUID(self._sched.new_id().rjust(32, "0")))

@@ -30,6 +30,7 @@ from tests.sim.cluster import Host
 from tests.sim.config import Config, draw
 from tests.sim.disk import ModelStore, Opened, SimKeeper
 from tests.sim.files import Disk
+from tests.sim.freezes import Freezer
 from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.location import Committed, Shared, State
 from tests.sim.seams import installed
@@ -64,7 +65,7 @@ class World:
         self.seed, self.config = seed, config
         self.sched = Scheduler(seed, keep_trace=keep_trace)
         self.bucket = Bucket(self.sched)
-        self.shared = Shared(config.parallelism, config=config, at_freeze=self._rival)
+        self.shared = Shared(config.parallelism, config=config, at_freeze=self.start_rival)
         self.shared.at_taken = self._taken
         self.disk = Disk()
         root = self.disk.root()
@@ -91,6 +92,7 @@ class World:
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
         self.outside = Process("outside")
+        self.freezer = Freezer(self)
 
     # --- what is seen --------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class World:
         self.sched.note("driver started", str(app.process))
         return app
 
-    def _rival(self) -> None:
+    def start_rival(self) -> None:
         """While one driver is frozen, another one starts the job."""
         if self.config.zombies and len(self.apps) == 1 and self.sched.random.random() < 0.8:
             self.sched.note(Fault.SECOND_DRIVER)
@@ -219,7 +221,8 @@ class World:
         process = current().process
         launch = next((app.launch for app in self.apps if app.process is process), None)
         self.saves.cleaning(launch)
-        report = clean(*arguments, **settings)
+        with self.freezer.watch("cleaning"):
+            report = clean(*arguments, **settings)
         self.saves.cleaning(launch)
         self.sched.note("driver cleaned", f"{sorted(report.removed)}")
         self.cleaned += since_calm

@@ -43,6 +43,10 @@ class Fault(StrEnum):
         "start frozen",
         "A driver stands still right before it changes a file of Spark's location.",
     )
+    CALL_FROZEN = (
+        "call frozen",
+        "A process stands still right before a call of its start, cleaning or savepoint.",
+    )
     SECOND_DRIVER = "second driver", "The job is started while a driver runs it."
     SLOT_FAILED = "slot failed", "A task of a continuous job fails, and with it the run."
     SLOT_CUT_OFF = "slot cut off", "A slot does not reach its driver for a while."
@@ -87,6 +91,10 @@ class Fault(StrEnum):
     DISK_FULL = "disk full", "A local disk takes nothing more."
     DISK_FAILS = "disk fails", "A local disk is read-only, or cannot be synced."
     CLOCK_STEPPED = "clock stepped back", "The driver's wall clock says an earlier time."
+    CLOCK_JUMPED = (
+        "clock jumped",
+        "The wall clock of a host, a driver or the store steps either way, by up to hours.",
+    )
 
 
 # The faults of `recovery.drill.catalogue`, by their names there.

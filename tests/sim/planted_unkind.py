@@ -1,0 +1,117 @@
+"""Planted bugs that show in an unkind world; see `bugs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from snapshot.log import CommitLog
+from snapshot.stamps import Stamps
+from statebackend.spark import launch
+from tests.planted.bug import Patches, PlantedBug
+from tests.sim import chaos, world
+from tests.sim.task import SimEpoch
+
+__all__ = ["bugs"]
+
+_FROZEN = {
+    "calls_frozen": 0.8,
+    "zombies": True,
+    "indeterminate": False,
+    "second_driver_every_s": 2.0,
+    "driver_frozen_every_s": 0.0,
+    "clean_every_epochs": 1,
+    "clean_min_age_s": 0.0,
+    "retain_epochs": 1,
+    "base_every_epochs": 1,
+    "rows": 20,
+    "row_s": 0.0005,
+}
+_CLOCKS = {"clock_jumps_every_s": 0.1, "zombies": False, "second_driver_every_s": 0.0}
+
+
+def bugs(make: Callable[..., PlantedBug]) -> Iterator[PlantedBug]:
+    """All of them.
+
+    Args:
+        make: makes one, of its name, its rule, its checkers, its patches and its world.
+    """
+    yield make(
+        "the later time is the newer attempt",
+        "attempts are told apart by what their hosts' clocks say, not by Spark's number",
+        ("exactly once", "needed"),
+        attempts_by_time,
+        {**_CLOCKS, "indeterminate": True, "partial": 0.0, "reruns": 0.3, "twins": 0.3, "hosts": 3},
+    )
+    yield make(
+        "times only grow",
+        "a batch whose time is before that of the batch before is taken for an old one",
+        ("liveness",),
+        times_only_grow,
+        {**_CLOCKS, "driver_killed_every_s": 0.0},
+    )
+    yield make(
+        "the log is not read after the claim",
+        "a driver goes on from what it read of the log before it claimed the job",
+        ("single writer", "exactly once", "references", "liveness", "needed"),
+        not_read_after_the_claim,
+        _FROZEN,
+    )
+    yield make(
+        "a cleaner looks before it lists",
+        "what is made between the look and the listing is taken for what nobody needs",
+        ("references", "exactly once"),
+        looks_before_it_lists,
+        {**_FROZEN, "outside_clean_every_s": 0.5, "inline_budget_bytes": 0},
+    )
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+def attempts_by_time() -> Patches:
+    really = SimEpoch.__init__
+
+    def made(self: SimEpoch, attempt: Any, worker: Any) -> None:
+        really(self, attempt, worker)
+        self._context.attempt = worker.system.wall_ms()
+
+    yield SimEpoch, "__init__", made
+
+
+def times_only_grow() -> Patches:
+    really = Stamps.bind
+
+    def bind(self: Stamps, stamp_ms: int, *of: str | int) -> bool:
+        late = self.current is not None and stamp_ms < self.current - 60_000
+        return not late and really(self, stamp_ms, *of)
+
+    yield Stamps, "bind", bind
+
+
+# --- frozen calls --------------------------------------------------------------------------------
+
+
+def not_read_after_the_claim() -> Patches:
+    really = CommitLog.manifests
+
+    def manifests(self: CommitLog, listed: Any = None) -> Any:
+        found = self.__dict__["read_last"] = really(self, listed)
+        return found
+
+    def held_before(log: CommitLog, tenure: Any, **more: Any) -> Any:
+        return log.__dict__["read_last"]
+
+    yield CommitLog, "manifests", manifests
+    yield launch, "held_before", held_before
+
+
+def looks_before_it_lists() -> Patches:
+    for module in (chaos, world):
+        really = module.clean
+
+        def clean(store: Any, look: Any, really: Any = really, **more: Any) -> Any:
+            view = look()
+            return really(store, lambda: view, **more)
+
+        yield module, "clean", clean
