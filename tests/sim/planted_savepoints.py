@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import recovery.savepoint_create as making
-import statebackend.spark.savepoints as product
+import statebackend.spark.from_savepoint as product
 from recovery.savepoint import encode_savepoint
 from recovery.savepoint_copy import Copied
 from recovery.savepoint_spark import query_id_of

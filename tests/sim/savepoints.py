@@ -13,11 +13,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import statebackend.spark.savepoints as product
 from recovery.savepoint import delete_savepoint
 from recovery.savepoint_create import Making, create_savepoint
 from snapshot.log import CommitLog
 from statebackend.errors import NotRestorableError, StateBackendError
+from statebackend.spark.from_savepoint import begin_with
+from statebackend.spark.savepoints import take
 from tests.sim.bucket import SimStore
 from tests.sim.kernel import Process
 from tests.sim.places import FolderStore, NewLocation, SavedLocation
@@ -76,7 +77,7 @@ def _take_in_driver(world: World, app: App, launch: Launch, random: Random) -> N
         try:
             to = f"sim://{prefix.rstrip('/')}"
             with world.freezer.watch("savepoint"):
-                product.take(location, app.job, launch, to, timeout_s)
+                take(location, app.job, launch, to, timeout_s)
             sched.note("savepoint taken by the driver", prefix)
         except StateBackendError as error:
             sched.note(f"savepoint by the driver failed: {error.code}")
@@ -235,7 +236,7 @@ def _begin(world: World, prefix: str) -> None:
             open_at=lambda uri: FolderStore(world, process, f"{uri.removeprefix('sim://')}/"),
         )
         uri = f"sim://{prefix.rstrip('/')}"
-        product.begin_with(uri, job, location, lambda manifests: None)  # type: ignore[arg-type]
+        begin_with(uri, job, location, lambda manifests: None)  # type: ignore[arg-type]
 
     if _in_tries(world, f"job-begin {clone}", begin):
         sched.note("job begun with a savepoint", clone)
