@@ -250,6 +250,19 @@ BUGS: Final = by_name(
         {**_DRIVERS_DIE, "asynchronous": True, "store_s": 0.05},
     ),
     _bug(
+        "a batch read in part passes",
+        "with asynchronous commits Spark commits a batch that was read in part, at once",
+        (_ONCE, _STUCK),
+        planted.unfinished_batches_pass,
+        {
+            **_TWO_DRIVERS,
+            "start_frozen": 0.7,
+            "asynchronous": True,
+            "partial": 0.3,
+            "rows": 20,
+        },
+    ),
+    _bug(
         "ack before the record",
         "with synchronous commits the last ack returns while the record is being written",
         (_ONCE,),

@@ -445,3 +445,11 @@ def newest_of_any_task() -> Patches:
 
 def no_way_out() -> Patches:
     yield startpoint, "_ways_out", lambda possible: ""
+
+
+# --- commits behind the batches --------------------------------------------------------------
+
+
+def unfinished_batches_pass() -> Patches:
+    """What `StateBackend.checked` asks is answered with yes, whatever is missing."""
+    yield RunSession, "check_finished", lambda self, epoch: self.checks.passed(epoch)
