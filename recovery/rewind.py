@@ -19,7 +19,9 @@ at. The hidden files are an undo log:
   off, or that start was overtaken and took it from a healthy query. In both cases the file is put
   back (`decide_repair`), and where the query starts is decided anew.
 
-A hidden name is used once, so a rename or a deletion of it that comes late finds nothing.
+A hidden name is used once, so a rename or a deletion of it that comes late finds nothing. A file
+system that cannot replace a file by renaming another hides what is to be replaced first: see
+`TakenBack.replaced`.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ __all__ = [
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 _RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
+_REPLACED: Final = "replaced-"
 _HIDDEN: Final = re.compile(r"\.(\d+)\.(\d+)\.([0-9A-Za-z-]+)\.taken-back")
 
 
@@ -270,6 +273,21 @@ class TakenBack:
         """Its hidden name."""
         return f"{self.folder}/.{self.batch}.{self.generation}.{self.id}.taken-back"
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it was only hidden to make room: see `replaced`."""
+        return self.id.startswith(_REPLACED)
+
+    def replaced(self, id: str) -> TakenBack:
+        """The hidden name of what has this one's place while this one is put back.
+
+        For file systems that cannot replace a file by renaming another. It is deleted after that.
+
+        Args:
+            id: never used for another.
+        """
+        return TakenBack(self.folder, self.batch, self.generation, _REPLACED + id)
+
     @classmethod
     def parse(cls, folder: str, name: str) -> TakenBack | None:
         """Reads a hidden name in a folder; None for any other file."""
@@ -314,7 +332,8 @@ def decide_repair(
     log's record of the epoch has its stamp. If there is no record, the hidden plan counts. What has
     the plan's own name was then written later, by a driver that had been fenced or by one whose
     first batch is refused (`Coordinator`). Without a record nothing of the batch was put out,
-    except perhaps with asynchronous commits.
+    except perhaps with asynchronous commits. What was hidden to make room counts only where nothing
+    else is left: then a start that was overtaken hid what had been put back by another.
 
     Args:
         recorded: stamps of the epochs in the log.
@@ -330,8 +349,9 @@ def decide_repair(
         stamp_ms = recorded.get(batch)
         run = [one for one in ones if stamp_ms is not None and stamps.get(one.name) == stamp_ms]
         was_run = stamp_ms is not None and stamps.get(place) == stamp_ms
-        stays = there and (folder == COMMITS or was_run)
-        chosen = None if stays else (run or ones)[0]
+        taken = [one for one in ones if not one.is_replaced]
+        stays = there and (folder == COMMITS or was_run or not (run or taken))
+        chosen = None if stays else (run or taken or ones)[0]
         put_back += [chosen] if chosen else []
         drop += [one for one in ones if one is not chosen]
     return Repair(tuple(put_back), tuple(drop))

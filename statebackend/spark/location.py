@@ -24,6 +24,10 @@ _BY_FILE_SYSTEM: Final = (
 )
 
 
+class _CannotReplaceError(Exception):
+    """The file system cannot replace a file by renaming another."""
+
+
 class CheckpointLocation:
     """One query's checkpoint location."""
 
@@ -243,7 +247,23 @@ class CheckpointLocation:
         """
         if not self._exists(one.place):
             return self._renamed(one.name, one.place)
-        return replace and self._renamed(one.name, one.place, replace=True)
+        try:
+            return replace and self._renamed(one.name, one.place, replace=True)
+        except _CannotReplaceError:
+            return self._put_in_place(one)
+
+    def _put_in_place(self, one: TakenBack) -> bool:
+        """As `put_back`, in three steps; the next start does what is left if it is cut off."""
+        if not self._exists(one.name):
+            return False
+        other = one.replaced(system.new_id())
+        self._renamed(one.place, other.name)
+        if self._renamed(one.name, one.place):
+            self.drop(other)
+            return True
+        # Somebody else was faster, and what had the place is what was put back.
+        self.put_back(other, replace=False)
+        return False
 
     def drop(self, one: TakenBack) -> None:
         """Remove a hidden file for good.
@@ -285,7 +305,11 @@ class CheckpointLocation:
         fs: Any = spark._jvm.org.apache.hadoop.fs
         how = spark.sparkContext._gateway.new_array(fs.Options.Rename, 1)
         how[0] = fs.Options.Rename.OVERWRITE
-        fs.FileContext.getFileContext(self._root.toUri(), self._hadoop).rename(*paths, how)
+        try:
+            context = fs.FileContext.getFileContext(self._root.toUri(), self._hadoop)
+        except Py4JJavaError as error:  # it has no AbstractFileSystem: gs as it is set by default
+            raise _CannotReplaceError from error
+        context.rename(*paths, how)
         return True
 
     def _unchangeable(self, name: str, done: str, reason: str) -> CheckpointLocationError:

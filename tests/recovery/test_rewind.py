@@ -292,6 +292,7 @@ def test_any_other_name_is_not_a_hidden_one(name: str) -> None:
 PLAN = TakenBack(OFFSETS, 3, 2, "x")
 LATER = TakenBack(OFFSETS, 3, 4, "y")
 COMMIT = TakenBack(COMMITS, 2, 2, "z")
+REPLACED = PLAN.replaced("a")
 
 REPAIRS = {
     "a commit is put back": ([COMMIT], files([2], [1]), {}, {}, ([COMMIT], [])),
@@ -338,6 +339,34 @@ REPAIRS = {
         {3: 5},
         {},
         ([PLAN], []),
+    ),
+    "what was replaced is deleted": (
+        [REPLACED],
+        files([2, 3], [2]),
+        {},
+        {REPLACED.name: 5, REPLACED.place: 6},
+        ([], [REPLACED]),
+    ),
+    "what was to be replaced makes room for what replaces it": (
+        [REPLACED, PLAN],
+        files([2], [2]),
+        {},
+        {REPLACED.name: 5, PLAN.name: 6},
+        ([PLAN], [REPLACED]),
+    ),
+    "what was replaced by a start that was overtaken is put back": (
+        [REPLACED],
+        files([2], [2]),
+        {},
+        {REPLACED.name: 5},
+        ([REPLACED], []),
+    ),
+    "what was replaced, and was run, is put back": (
+        [REPLACED, PLAN],
+        files([2, 3], [2]),
+        {3: 5},
+        {REPLACED.name: 5, PLAN.name: 6, PLAN.place: 7},
+        ([REPLACED], [PLAN]),
     ),
     "nothing is hidden": ([], files([2], [2]), {}, {}, ([], [])),
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recovery.rewind import LogProgress, TakenBack, Verdict, decide_start
 from statebackend.errors import FencedError, JobRunningError, StateBackendError
 from statebackend.spark.goingback import GoingBack
-from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.location import CheckpointLocation, _CannotReplaceError
 from statebackend.spark.startpoint import refuse_hidden
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Shared:
         offsets: the plans' times by batch. records: by epoch, of the plan that was run.
         put_out: the plans of batches of which output may be visible. finished: a start that begins
             after that does not run these.
+        replaces: whether a file can be replaced by renaming another.
     """
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Shared:
     put_out: dict[int, int] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
+    replaces: bool = True
 
     def record(self, generation: int, batch: int, stamp: int) -> None:
         if generation < self.generation:
@@ -62,10 +64,11 @@ class Shared:
         return LogProgress("job", "memory", QUERY, {"op": max(self.records, default=-1)})
 
     @classmethod
-    def one_batch_ahead(cls) -> Shared:
+    def one_batch_ahead(cls, replaces: bool = True) -> Shared:
         """Spark has committed batch 2, which the operator did not finish, and planned batch 3."""
         made = cls(offsets={n: n for n in range(4)}, commits={0, 1, 2}, records={0: 0, 1: 1})
         made.put_out, made.finished = {0: 0, 1: 1, 2: 2}, {0, 1}
+        made.replaces = replaces
         return made
 
 
@@ -107,7 +110,11 @@ class Files(CheckpointLocation):
     def _rename(self, source: str, target: str, *, replace: bool) -> bool:
         self._pause()
         shared = self._shared
+        if replace and not shared.replaces:
+            raise _CannotReplaceError
         if source in shared.hidden:
+            if self._is_there(target) and not replace:
+                return False
             folder, _, batch = target.partition("/")
             value = shared.hidden.pop(source)
             if folder == "offsets":
@@ -278,12 +285,13 @@ def _healthy(shared: Shared) -> None:
 LONGEST = 60  # more steps than a driver makes
 
 
+@pytest.mark.parametrize("replaces", [True, False])
 @pytest.mark.parametrize("later", [1, 2, 3, 4, LONGEST])
 def test_one_that_froze_before_any_step_and_is_killed_some_steps_after_it_thawed(
-    later: int,
+    later: int, replaces: bool
 ) -> None:
     for frozen in range(1, LONGEST):
-        shared = Shared.one_batch_ahead()
+        shared = Shared.one_batch_ahead(replaces)
         driver = Driver(shared)
         driver.steps(frozen)
         _healthy(shared)
@@ -299,11 +307,12 @@ def test_one_that_froze_before_any_step_and_is_killed_some_steps_after_it_thawed
         st.tuples(st.integers(0, 2), st.integers(1, 30)) | st.just("a healthy one"), max_size=20
     ),
     thaws=st.tuples(*[st.booleans()] * 3),
+    replaces=st.booleans(),
 )
 def test_whatever_starts_are_frozen_where_the_next_one_goes_on_and_nothing_is_lost(
-    turns: list[tuple[int, int] | str], thaws: tuple[bool, ...]
+    turns: list[tuple[int, int] | str], thaws: tuple[bool, ...], replaces: bool
 ) -> None:
-    shared = Shared.one_batch_ahead()
+    shared = Shared.one_batch_ahead(replaces)
     drivers = [Driver(shared) for _ in thaws]
     try:
         for turn in turns:
