@@ -16,10 +16,8 @@ from collections import Counter
 from typing import Any
 
 from tests.sim.__main__ import SEED
-from tests.sim.continuous.bugs import BUGS
+from tests.sim.continuous.bugs import BUGS, simulate_task
 from tests.sim.continuous.world import Result, simulate
-
-_Task = tuple[int, int, str | None]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,14 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     started_s = time.monotonic()
     # Spawned: what one seed leaves in a process, the next must not see.
     with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=20) as pool:
-        summary = _summed(list(pool.imap_unordered(_simulate, tasks)), given)
+        summary = _summed(list(pool.imap_unordered(simulate_task, tasks)), given)
     print(json.dumps({**summary, "wall_s": round(time.monotonic() - started_s, 1)}, indent=2))
     return 1 if summary["violations"] else 0
-
-
-def _simulate(task: _Task) -> Result:
-    seed, events, bug = task
-    return simulate(seed, events=events, bug=BUGS.get(bug or ""))
 
 
 def _replay(seed: int, given: argparse.Namespace) -> int:

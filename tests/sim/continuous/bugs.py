@@ -12,7 +12,7 @@ from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
 from tests.sim import planted as batches
 from tests.sim.continuous.world import Result, simulate
 
-__all__ = ["BUGS", "SIMULATION"]
+__all__ = ["BUGS", "SIMULATION", "simulate_task"]
 
 _EVENTS = 6_000
 _SPLIT_UP = {"inline_budget_bytes": 0, "retain_epochs": 1, "clean_every_epochs": 1}
@@ -61,6 +61,7 @@ BUGS: Final = by_name(
         running.nothing_is_blocked,
         ("output", "state"),
         slot_killed_every_s=3.0,
+        hop_s=0.05,
         rate=15.0,
         parallelism=3,
     ),
@@ -140,6 +141,12 @@ _LONG: Final = frozenset({"an epoch of one record"})
 
 def _simulate(seed: int, bug: PlantedBug | None) -> Result:
     return simulate(seed, events=_EVENTS, bug=bug)
+
+
+def simulate_task(task: tuple[int, int, str | None]) -> Result:
+    """One seed for a pool of processes: seed, events, name of a planted bug."""
+    seed, events, bug = task
+    return simulate(seed, events=events, bug=BUGS.get(bug or ""))
 
 
 SIMULATION: Final = Simulation(
