@@ -93,6 +93,8 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "operator state that stays keeps its object": ("operator state keeps its object",),
     "operator state returns after its object was deleted": ("operator state returns",),
     "operator state is dealt out at another parallelism": ("operator state dealt out anew",),
+    # several operators
+    "a start finds one operator ahead of the other": ("claimed with the",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),
