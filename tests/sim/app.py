@@ -24,9 +24,10 @@ from statebackend.spark.housekeeping import StorePatience
 from statebackend.spark.job import Job
 from statebackend.spark.launch import Launch, Operator
 from statebackend.spark.surroundings import Surroundings
+from tests.sim import second
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock
-from tests.sim.cluster import Executor, Host, Worker, later
+from tests.sim.cluster import Executor, Worker, later
 from tests.sim.kernel import Process
 from tests.sim.keyless import KeylessState, whole_after
 from tests.sim.location import (
@@ -146,10 +147,12 @@ class App:
         self.sessions: dict[str, Any] = {}
         self.query: Query | None = None
         self.stage: Stage | None = None
+        self.second: Stage | None = None
         self.launch: Launch | None = None
         self.fenced = False
         self.attempts = 0
         self.parallelism = world.shared.parallelism
+        self.second_parallelism = world.shared.second_parallelism
         self.executors: list[Executor] = [Executor(self, host) for host in world.hosts]
         self.places = {p: p % len(world.hosts) for p in range(PARALLELISM_MAX)}
         self.settings = dataclasses.replace(
@@ -207,13 +210,17 @@ class App:
             shared.parallelism = sched.random.randint(1, PARALLELISM_MAX)
             sched.note(Fault.RESCALED, str(shared.parallelism))
         self.parallelism = shared.parallelism
+        operators = {"op": Operator("op", self.parallelism, GROUPS, _KEY, {})}
+        if self.world.config.second:
+            if self.world.config.rescale and sched.chance(0.3):
+                shared.second_parallelism = sched.random.randint(1, PARALLELISM_MAX)
+            n = self.second_parallelism = shared.second_parallelism
+            operators[second.UID] = Operator(second.UID, n, GROUPS, _KEY, {})
         launch = Launch(
             self,  # type: ignore[arg-type]
             self.job,
             sessions=[],
-            operators={
-                "op": Operator("op", self.parallelism, GROUPS, _KEY, {}),
-            },
+            operators=operators,
             settings=self.settings,
             allow_dropped_state=False,
             checked=self.world.config.checked,
@@ -242,8 +249,8 @@ class App:
         finally:
             query.stop()
             self.sessions.pop(launch._name, None)
-            if self.stage is not None:
-                self.stage.abandon()
+            for stage in self._stages():
+                stage.abandon()
         if query.failure is not None:
             raise query.failure
         failure = session.failure
@@ -294,7 +301,12 @@ class App:
         state = before.state if before else None
         stage = self.stage = Stage(self, session, plan, {} if batch == 0 else state)
         stage.keyless = KeylessState() if batch == 0 else before.keyless if before else None
-        done = stage.run(query)
+        self.second = None
+        if config.second:
+            self.second = second.begin(self, session, plan, stage, before)
+            done = second.run_both(self, query, stage, self.second)
+        else:
+            done = stage.run(query)
         if config.checked:
             if session not in self.sessions:
                 raise QueryFailed("stopped")
@@ -322,11 +334,14 @@ class App:
             sched.note("batch before is not there")
             raise QueryFailed("the batch before is not there")
         state, model = after(stage.state, rows)
-        output: State | None = {k: v for p in sorted(done) for k, v in done[p].output.items()}
+        output: State | None = second.gathered(done)
         if len({attempt.subtask for attempt in done.values()}) < stage.parallelism:
             sched.note(Fault.READ_IN_PART)
             output = None
         committed = Committed(plan, stage.salt, state, output, self._keyless(plan, stage))
+        if self.second is not None and (made := second.commit(self, self.second, model)):
+            committed = dataclasses.replace(committed, second=made[0])
+            world.output.committed(*made)
         shared.commits[plan.batch] = committed
         world.committed(self, session, committed, model)
 
@@ -342,8 +357,12 @@ class App:
 
     def deliver(self, what: str, attempt: Attempt, failure: StateBackendError | None) -> None:
         """A message of a worker's."""
-        if not self.process.dead and self.stage is not None:
-            self.stage.deliver(what, attempt, failure)
+        stage = self.second if attempt.uid == second.UID else self.stage
+        if not self.process.dead and stage is not None:
+            stage.deliver(what, attempt, failure)
+
+    def _stages(self) -> list[Stage]:
+        return [stage for stage in (self.stage, self.second) if stage is not None]
 
     def executor_lost(self, executor: Executor) -> None:
         """Another one comes up on the host after a while."""
@@ -353,8 +372,8 @@ class App:
             self.executors[place] = Executor(self, executor.host)
             if self.world.config.rebalance_every_s and self.world.sched.chance(0.5):
                 self.rebalance("an executor came back")
-            if self.stage is not None:
-                self.stage.nudge()
+            for stage in self._stages():
+                stage.nudge()
 
         later(self, again, 0.3 + self.world.sched.random.random())
 
@@ -368,9 +387,10 @@ class App:
             sched.note(f"rebalanced: {why}", self.process.name)
             if self.stage is not None:
                 sched.note("rebalanced in a batch")
-                self.stage.nudge()
+            for stage in self._stages():
+                stage.nudge()
 
-    def idle_worker(self, subtask: int, avoid: Host | None = None) -> Worker | None:
+    def idle_worker(self, subtask: int, *, uid: str = "op") -> Worker | None:
         """A worker for an attempt: where the subtask's anchor is, if there is one to be had."""
         sched = self.world.sched
         if sched.chance(self.world.config.moved):
@@ -383,7 +403,7 @@ class App:
                 continue
             idle = [worker for worker in executor.workers if worker.idle]
             if idle:
-                own = [worker for worker in idle if worker.last_subtask == subtask]
+                own = [worker for worker in idle if worker.last_subtask == (uid, subtask)]
                 if own and sched.random.random() < self.world.config.same_worker:
                     return own[0]
                 return idle[0] if len(idle) == 1 else sched.random.choice(idle)

@@ -102,6 +102,8 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
         "frozen in a job-begin",
     ),
     "a frozen process thaws when others have gone on": ("thawed when others had gone on",),
+    # several operators
+    "a start finds one operator ahead of the other": ("claimed with the",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

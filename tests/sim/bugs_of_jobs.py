@@ -11,10 +11,18 @@ from tests.sim import planted_jobs
 __all__ = ["OF_JOBS"]
 
 _OPERATOR_STATE, _REF = "operator state", "references"
+_SECOND, _STUCK = "second operator", "liveness"
 _NOT_OF_IT: Final = dict.fromkeys(
     ("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base"), 0.0
 )
 _KEYLESS: Final = {"keyless": True, "rows": 20, "row_s": 0.0005}
+_TWO: Final = {
+    "second": "beside",
+    "partial": 0.0,
+    "second_driver_every_s": 0.0,
+    "rows": 80,
+    "row_s": 0.0005,
+}
 _CLEANING: Final = {
     "inline_budget_bytes": 0,
     "clean_every_epochs": 1,
@@ -63,6 +71,36 @@ OF_JOBS: Final = (
             "partial": 0.0,
             "looks": 0.5,
             "parallelism": 3,
+        },
+    ),
+    _bug(
+        "the first operator's need counts",
+        "records and objects go once the first operator needs them no more",
+        (_REF, _SECOND),
+        planted_jobs.first_operator_counts,
+        {**_TWO, **_CLEANING, "base_every_epochs": 3, "driver_killed_every_s": 3.0},
+    ),
+    _bug(
+        "the first operator's record is waited for",
+        "with asynchronous commits the second operator does not wait for its record before",
+        (_SECOND,),
+        planted_jobs.first_record_waited_for,
+        {**_TWO, "asynchronous": True, "store_s": 0.05, "driver_killed_every_s": 2.0},
+    ),
+    _bug(
+        "the furthest operator counts",
+        "a start goes by the newest epoch of any operator, and leaves another's gap",
+        (_REF, _SECOND, "exactly once", _STUCK),
+        planted_jobs.furthest_operator_counts,
+        {
+            **_TWO,
+            "asynchronous": True,
+            "zombies": False,
+            "indeterminate": False,
+            "commit_timeout_s": 20.0,
+            "store_faults": 0.15,
+            "outage_every_s": 4.0,
+            "driver_killed_every_s": 1.5,
         },
     ),
 )

@@ -75,7 +75,7 @@ class Client:
             sched.note("child from several local parents")
         session = self._app.sessions.get(endpoint.session)
         if session is not None and session._coordinator is not None:
-            own = session._coordinator.lineage("op").subtasks[request.subtask]
+            own = session._coordinator.lineage(request.operator).subtasks[request.subtask]
             if any(parent.parents for parent in own.parents):
                 sched.note("rescaled twice before a base")
 
@@ -160,7 +160,7 @@ class Worker:
             rocks=RocksSettings(),
         )
         self.attempt: Attempt | None = None
-        self.last_subtask = -1
+        self.last_subtask = ("", -1)
         self.process.at_death.append(self._buried)
         world.sched.spawn(self.process, lambda: self.keeper.tend(world.sched))
 
@@ -170,7 +170,7 @@ class Worker:
 
     def run(self, attempt: Attempt) -> None:
         """Take an attempt on."""
-        self.attempt, self.last_subtask = attempt, attempt.subtask
+        self.attempt, self.last_subtask = attempt, attempt.anchor
         sched = self.app.world.sched
         sched.spawn(self.process, lambda: self._run(attempt), self.app.world.config.hop_s)
 

@@ -32,6 +32,7 @@ class Config:
             spark.sql.streaming.minBatchesToRetain.
         takes_way_out: whoever starts the job does what an error says that can be done.
         keyless: the operator has lists and a map that belong to no key.
+        second: there is a second operator, "beside" the first or "chained" to it.
     """
 
     parallelism: int = 3
@@ -47,6 +48,7 @@ class Config:
     batches_kept: int = 10
     takes_way_out: bool = False
     keyless: bool = False
+    second: str = ""
     retain_epochs: int = 1
     clean_every_epochs: int = 1
     clean_min_age_s: float = 0.0
@@ -274,6 +276,9 @@ def draw(random: Random) -> Config:
 def whole_jobs(config: Config, random: Random) -> None:
     """What the query is made of, in some worlds; drawn apart, so that the rest stays."""
     config.keyless = random.random() < 0.2
+    if random.random() < 0.2:
+        config.second = random.choice(["beside", "chained"])
+        config.partial = 0.0  # a part of the one's output would be the other's input
 
 
 def _draw_unkind(config: Config, random: Random) -> None:

@@ -326,13 +326,14 @@ class SimSubtask(LocalSubtask):
         held: list[SimIncarnation],
         doors: dict[str, SimKeeper],
         opener: Opener,
+        operator: str = "op",
     ) -> None:
         self.process, self.opened, self.config = process, opened, config
         self._held = held
         super().__init__(
             local_dir,
             job="job",
-            operator="op",
+            operator=operator,
             key_groups=key_groups,
             new_id=system.new_id,
             clock=Clock.of(system),

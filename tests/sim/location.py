@@ -64,6 +64,7 @@ class Committed:
     state: State
     output: State | None
     keyless: Any = None  # see `tests.sim.keyless.KeylessState`
+    second: Committed | None = None  # what it made of a second operator
 
 
 @dataclass
@@ -71,10 +72,11 @@ class Shared:
     """The files of the location. ``query_id`` is in its metadata.
 
     Attributes:
-        parallelism: what the next query is started with.
+        parallelism, second_parallelism: what the next query is started with.
     """
 
     parallelism: int = 1
+    second_parallelism: int = 2
     query_id: str | None = None
     offsets: dict[int, Plan] = field(default_factory=dict)
     commits: dict[int, Committed] = field(default_factory=dict)

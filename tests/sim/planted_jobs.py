@@ -1,18 +1,29 @@
-"""Planted bugs of what makes a query a whole job: operator state; see `planted`."""
+"""Planted bugs of whole jobs: operator state, and several operators; see `planted`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import snapshot.coordinator as coordinator
 import statebackend.spark.operatorstate as product
+from snapshot.coordinator import Coordinator
 from snapshot.operatorstate import OperatorBlobs
 from snapshot.running import RunningOperator
 from statebackend.spark.operatorstate import OperatorStateIO
+from statebackend.spark.session import RunSession
+from statebackend.spark.startpoint import StartPoint
 from tests.planted.bug import Patches
 
-__all__ = ["look_is_gone_on_from", "names_outlive_epochs", "not_dealt_out"]
+__all__ = [
+    "first_operator_counts",
+    "first_record_waited_for",
+    "furthest_operator_counts",
+    "look_is_gone_on_from",
+    "names_outlive_epochs",
+    "not_dealt_out",
+]
 
 
 def names_outlive_epochs() -> Patches:
@@ -54,3 +65,33 @@ def look_is_gone_on_from() -> Patches:
         self.blobs = OperatorBlobs.of_acks(latest)
 
     yield RunningOperator, "next_epoch", next_epoch
+
+
+def first_operator_counts() -> Patches:
+    def oldest_needed(self: Coordinator) -> int:
+        assert self.epoch is not None
+        first = next(iter(self._operators.values()))
+        return first.oldest_needed(self.epoch) or 0
+
+    yield Coordinator, "_oldest_needed", oldest_needed
+
+
+def first_record_waited_for() -> Patches:
+    really = RunSession._commit_behind
+
+    def behind(self: RunSession, coordinator: Any, tenure: Any, ack: Any) -> Any:
+        before = really(self, coordinator, tenure, ack)
+        return before if ack.operator == "op" else None
+
+    yield RunSession, "_commit_behind", behind
+
+
+def furthest_operator_counts() -> Patches:
+    really = StartPoint._known
+
+    def known(self: StartPoint, manifests: Any) -> Any:
+        progress = really(self, manifests)
+        newest = max(progress.last_epochs.values(), default=-1)
+        return replace(progress, last_epochs=dict.fromkeys(progress.last_epochs, newest))
+
+    yield StartPoint, "_known", known

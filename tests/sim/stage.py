@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statebackend.errors import StaleRequestError, StateBackendError
 from statebackend.spark import atstart
 from tests.sim.kernel import TimedOutError, current
 from tests.sim.keyless import KeylessState
-from tests.sim.location import Plan, State
+from tests.sim.location import Plan, State, rows_of
 from tests.sim.task import Attempt
 from tests.support.faults import Fault
 
@@ -30,12 +31,25 @@ class Stage:
     """Runs every subtask until one attempt of each has ended well.
 
     Attributes:
+        uid: of the operator. rows_by: its rows by subtask, for a salt.
+        counted: the attempts that count, of one that runs beside another.
+        attempts: of all operators, in this batch.
         salt: which rows the upstream gave: another one when an indeterminate stage is run again.
         state, keyless: what it is before the batch, by the model.
     """
 
-    def __init__(self, app: App, session: str, plan: Plan, state: State | None) -> None:
-        self._app, self._session, self._plan = app, session, plan
+    def __init__(
+        self,
+        app: App,
+        session: str,
+        plan: Plan,
+        state: State | None,
+        *,
+        uid: str = "op",
+        parallelism: int = 0,
+    ) -> None:
+        self._app, self._session, self.plan = app, session, plan
+        self.uid = uid
         self.state = state
         self.keyless: KeylessState | None = None
         world = app.world
@@ -45,7 +59,12 @@ class Stage:
         if self._config.indeterminate:
             world.salts += 1
             self.salt = world.salts
-        self.parallelism = app.parallelism
+        self.parallelism = parallelism or app.parallelism
+        keys = self._config.keys
+        self.rows_by: Callable[[int], tuple[tuple[tuple[bytes, int], ...], ...]] = lambda salt: (
+            rows_of(plan, salt, self.parallelism, keys)
+        )
+        self.counted: dict[int, Attempt] = {}
         # By task: as many as subtasks, or twice as many.
         tasks = self.parallelism * (2 if self._sched.chance(self._config.joined) else 1)
         self._wanted = list(range(tasks))
@@ -94,8 +113,8 @@ class Stage:
         # Before the first claim nothing shows that a batch was the job's: then whoever starts the
         # query again is refused, and asked for a new location. That is known and left.
         claimed = self._app.world.newest is not None
-        if sched.chance(config.partial) and shared.in_part < self._plan.batch - 1 and claimed:
-            shared.in_part = self._plan.batch
+        if sched.chance(config.partial) and shared.in_part < self.plan.batch - 1 and claimed:
+            shared.in_part = self.plan.batch
             sched.random.shuffle(self._wanted)
             self._wanted = sorted(self._wanted[: sched.random.randrange(self.parallelism)])
         self._evaluate(query)
@@ -151,14 +170,14 @@ class Stage:
 
     def _start(self, task: int) -> bool:
         app, subtask = self._app, task % self.parallelism
-        worker = app.idle_worker(subtask)
+        worker = app.idle_worker(subtask, uid=self.uid)
         if worker is None:
             return False
         app.world.attempts += 1
         attempt = Attempt(
             app,
             self._session,
-            self._plan,
+            self.plan,
             subtask,
             app.world.attempts,
             self.number,
@@ -168,7 +187,8 @@ class Stage:
         )
         self.attempts.add(attempt)
         attempt.execution, attempt.task = self.execution, task
-        attempt.keyless = self.keyless
+        attempt.keyless, attempt.uid = self.keyless, self.uid
+        attempt.rows = self.rows_by(self.salt)[subtask]
         attempt.worker, attempt.started_s = worker, self._sched.now_s
         self._running.setdefault(task, []).append(attempt)
         worker.run(attempt)
@@ -216,10 +236,10 @@ class Stage:
 
         With `local[n]` a task is not tried again: this would be the end of the query.
         """
-        world, same = self._app.world, (attempt.stage, attempt.execution, attempt.task)
+        world, same = self._app.world, _task_of(attempt)
         if not isinstance(failure, StaleRequestError) or world.newest is not self._app:
             return
-        others = [one for one in self.attempts if (one.stage, one.execution, one.task) == same]
+        others = [one for one in self.attempts if _task_of(one) == same]
         if max(one.number for one in others) == attempt.number:
             world.violated("needed", f"{attempt} is the newest of its task, and refused: {failure}")
 
@@ -260,3 +280,7 @@ class Stage:
                 worker.kill("task")
 
         self._sched.call(kill, 0.001 + 0.05 * self._sched.random.random())
+
+
+def _task_of(attempt: Attempt) -> tuple[str, int, int, int]:
+    return attempt.uid, attempt.stage, attempt.execution, attempt.task

@@ -20,7 +20,7 @@ from statebackend.spark.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
 from tests.sim.keyless import KeylessState, Played
-from tests.sim.location import GROUPS, Plan, State, clipped, rows_of
+from tests.sim.location import GROUPS, Plan, State, clipped
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Attempt:
 
     Attributes:
         number: Spark's task attempt id, growing. stage: which run of the batch's stage.
+        uid: of its operator. rows: its input.
         execution: which action on the batch's output.
         task: of its stage; two of them may be for one subtask.
         expected: the state of its key groups after the batch before, by the model.
@@ -57,6 +58,8 @@ class Attempt:
         self.stage, self.salt = stage, salt
         self.execution, self.task = 0, subtask
         self.keyless: KeylessState | None = None
+        self.uid = "op"
+        self.rows: tuple[tuple[bytes, int], ...] = ()
         self.parallelism = parallelism
         groups = key_group_range(subtask, parallelism, GROUPS)
         self.key_groups = range(groups.start, groups.end + 1)
@@ -65,6 +68,11 @@ class Attempt:
         self.started_s = 0.0
         self.output: State = {}
         self.over = False
+
+    @property
+    def anchor(self) -> tuple[str, int]:
+        """What has a place of its own."""
+        return self.uid, self.subtask
 
     def __str__(self) -> str:
         return f"{self.app.process}:{self.plan.batch}.{self.subtask}#{self.number}"
@@ -79,11 +87,11 @@ class SimEpoch(SubtaskEpoch):
         app, config = attempt.app, attempt.app.world.config
         self._attempt, self._worker, self._config = attempt, worker, config
         self._sched = app.world.sched
-        self._rows = rows_of(attempt.plan, attempt.salt, attempt.parallelism, config.keys)[
-            attempt.subtask
-        ]
+        self._rows = attempt.rows
         self._spec: Any = SimpleNamespace(
-            **vars(worker.spec), parallelism=attempt.parallelism, max_parallelism=GROUPS
+            **{**vars(worker.spec), "uid": attempt.uid},
+            parallelism=attempt.parallelism,
+            max_parallelism=GROUPS,
         )
         self._context: Any = SimpleNamespace(
             epoch=attempt.plan.batch,
@@ -108,7 +116,7 @@ class SimEpoch(SubtaskEpoch):
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", "op", attempt.subtask, attempt.parallelism, self._store, worker.blobs
+            "job", attempt.uid, attempt.subtask, attempt.parallelism, self._store, worker.blobs
         )
         self._next_timer_ms = None
 
@@ -160,16 +168,20 @@ class SimEpoch(SubtaskEpoch):
             self._frozen = played.snapshot()
         yield output
 
+    @property
+    def _has_keyless(self) -> bool:
+        return self._config.keyless and self._attempt.uid == "op"
+
     def _begin_keyless(self, reply: BeginReply) -> Played | None:
         """What belongs to no key, where there is any."""
-        if not self._config.keyless:
+        if not self._has_keyless:
             return None
         played = Played(self._operator_state.read(reply))
         self._attempt.app.world.keyless.restored(self._attempt, played.begun)
         return played
 
     def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
-        if self._config.keyless:
+        if self._has_keyless:
             return super()._operator_parts(reply, budget_bytes)
         return StateParts()
 
@@ -186,6 +198,7 @@ class SimEpoch(SubtaskEpoch):
             held=worker.held,
             doors=world.doors,
             opener=world.open_store,
+            operator=self._attempt.uid,
         )
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
@@ -195,7 +208,7 @@ class SimEpoch(SubtaskEpoch):
             self._client,
             endpoint,
             job="job",
-            operator="op",
+            operator=self._attempt.uid,
             subtask=self._attempt.subtask,
             grant=grant,
             counted=counted,

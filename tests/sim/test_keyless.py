@@ -92,7 +92,9 @@ def _record(sequence: int, epoch: int, part: Part, name: str | None = None) -> R
         offset=None if name else 0,
         object=name,
     )
-    manifest: Any = SimpleNamespace(kind="checkpoint", epoch=epoch, parallelism=1, slices=[entry])
+    manifest: Any = SimpleNamespace(
+        kind="checkpoint", operator="op", epoch=epoch, parallelism=1, slices=[entry]
+    )
     found: Any = SimpleNamespace(manifest=manifest, name=f"{sequence}", slice=lambda _: data)
     return found  # type: ignore[no-any-return]
 

@@ -25,6 +25,7 @@ from tests.sim.checkers.ledger import Ledger
 from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
 from tests.sim.checkers.saved import Saves
+from tests.sim.checkers.second import SecondOnce
 from tests.sim.checkers.single_writer import SingleWriter
 from tests.sim.cluster import Host
 from tests.sim.config import Config, draw
@@ -34,6 +35,7 @@ from tests.sim.freezes import Freezer
 from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.location import Committed, Shared, State
 from tests.sim.seams import installed
+from tests.sim.second import UID as SECOND
 from tests.sim.task import Attempt
 from tests.support.faults import Fault
 
@@ -87,7 +89,8 @@ class World:
         self.saves = Saves(self)
         self.keyless = Keyless(self)
         checkers = [self.single, self.references, self.once, self.garbage, self.saves]
-        checkers.append(self.keyless)
+        self.second_once = SecondOnce(self)
+        checkers += [self.keyless, self.second_once]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
@@ -144,7 +147,8 @@ class World:
 
     def restored(self, attempt: Attempt, table: StateTable, reply: BeginReply) -> None:
         """An attempt has its state."""
-        self.once.restored(attempt, table, reply)
+        once = self.second_once if attempt.uid == SECOND else self.once
+        once.restored(attempt, table, reply)
         self.single.opened()
 
     def committed(self, app: App, session: str, committed: Committed, model: State) -> None:
@@ -154,6 +158,8 @@ class World:
         self.saves.committed(committed)
         self.output.committed(committed, model)
         self.once.committed(app, committed)
+        if committed.second is not None:
+            self.second_once.committed(app, committed)
         self.keyless.committed(committed)
 
     def failed(self, attempt: Attempt, error: StateBackendError) -> None:

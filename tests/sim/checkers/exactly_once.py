@@ -36,6 +36,7 @@ class ExactlyOnce(Checker):
     """
 
     name = "exactly once"
+    uid = "op"
     _first = 0
     _newest = -1
 
@@ -53,7 +54,10 @@ class ExactlyOnce(Checker):
             return  # it was delivered late, into a slot that was cleaned
         self._newest = sequence
         if manifest.kind != "checkpoint":
-            self.world.sched.note("claim", f"{sequence}: {manifest.writer}, run {manifest.run}")
+            if self.uid == "op":
+                self.world.sched.note("claim", f"{sequence}: {manifest.writer}, run {manifest.run}")
+            return
+        if manifest.operator != self.uid:
             return
         epoch, parallelism = manifest.epoch, manifest.parallelism
         self.world.sched.note("record", f"{sequence}: epoch {epoch} by {manifest.writer}")
@@ -167,6 +171,10 @@ class ExactlyOnce(Checker):
                 f"{difference(store, expected)}"
             )
 
+    def own(self, committed: Committed) -> Committed | None:
+        """What a batch made of this operator."""
+        return committed
+
     def committed(self, app: App, committed: Committed) -> None:
         """What Spark has committed is durable; with asynchronous commits the batch before is."""
         batch = committed.plan.batch
@@ -175,10 +183,11 @@ class ExactlyOnce(Checker):
             if before is None:
                 return
             batch, committed = batch - 1, before
-        if committed.output is None:
+        own = self.own(committed)
+        if own is None or own.output is None:
             return
         durable = self.durable.get(batch)
         if durable is None:
             self.violated(f"Spark has committed batch {batch}, and the log does not hold it")
-        elif durable != committed.state:
+        elif durable != own.state:
             self.violated(f"the log holds another state than batch {batch}'s")

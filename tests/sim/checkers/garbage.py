@@ -11,6 +11,7 @@ from snapshot.names import parse_base_name, parse_data_name
 from snapshot.record import Manifest, Record, parse_record_name
 from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
+from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.checkers.ledger import Checker
 from tests.sim.location import State, clipped, difference
 from tests.sim.savepoints import CLONES, SAVEPOINTS
@@ -89,13 +90,18 @@ class Garbage(Checker):
     def _restorable(self, manifests: list[Manifest]) -> None:
         """From the objects alone comes what the batches made, at every parallelism."""
         world = self.world
-        lineage = resolve(manifests).get("op")
+        for once in (world.once, *([world.second_once] if world.config.second else [])):
+            self._comes_back(manifests, once)
+
+    def _comes_back(self, manifests: list[Manifest], once: ExactlyOnce) -> None:
+        """One operator, as its checker knows it."""
+        lineage = resolve(manifests).get(once.uid)
         if lineage is None or not lineage.epochs:
-            if world.once.durable:
+            if once.durable:
                 self.violated("the log holds no epoch, and some were durable")
             return
         epoch = lineage.last_epoch
-        expected = world.once.durable[epoch]
+        expected = once.durable[epoch]
         for parallelism in {lineage.parallelism: None, 1: None, 2: None, 3: None, 5: None}:
             for known in lineage.at(parallelism, epoch).subtasks:
                 state = self._from_log(known, lineage.job_id, epoch)

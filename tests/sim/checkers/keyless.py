@@ -40,7 +40,7 @@ class Keyless(Checker):
         if sequence < self._newest or not self.world.config.keyless:
             return
         self._newest = sequence
-        if manifest.kind != "checkpoint":
+        if manifest.kind != "checkpoint" or manifest.operator != "op":
             return
         for known in [epoch for epoch in self.durable if epoch >= manifest.epoch]:
             del self.durable[known]
