@@ -26,7 +26,7 @@ from snapshot.record import (
 )
 from snapshot.recordcache import RecordCache
 from snapshot.storage.base import CreateOutcome, ObjectInfo, ObjectStore
-from snapshot.tenure import NoPatience, Patience, Tenure, Verdict, judge
+from snapshot.tenure import NoPatience, Patience, Tenure, Verdict, check_listed, judge
 from statebackend.errors import (
     CommitUnknownError,
     CorruptionError,
@@ -383,8 +383,9 @@ class CommitLog:
         for _ in range(READ_ATTEMPTS):
             listed = self.sequences()
             newest = max(listed, default=-1)
-            if newest <= sequence:
-                return listed if newest == sequence else []
+            check_listed(newest, sequence)
+            if newest == sequence:
+                return listed
             try:
                 return listed if self.read(newest).oldest_needed <= sequence else []
             except ObjectNotFoundError:  # the tip has moved on, and this one is already deleted

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from snapshot.record import Manifest
 from snapshot.storage.base import CreateOutcome
-from statebackend.errors import StateBackendError
+from statebackend.errors import StateBackendError, StoreCapabilityError
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "judge"]
+__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "check_listed", "judge"]
 
 
 class Verdict(enum.Enum):
@@ -37,6 +37,24 @@ def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_i
         return Verdict.FENCED
     # Nothing there is no proof of failure: a write was seen to land after its client gave up.
     return Verdict.UNKNOWN
+
+
+def check_listed(newest: int, claim: int) -> None:
+    """Refuse a listing that ends before a claim that was written: a claim is never deleted.
+
+    Args:
+        newest: the last record that it shows; -1: none.
+
+    Raises:
+        StoreCapabilityError: the store's listings lag behind what was written.
+    """
+    if newest < claim:
+        raise StoreCapabilityError(
+            f"A listing of the commit log ends with record {newest}, and record {claim} had been "
+            f"written before it: what else was committed is not known.",
+            todo="Start again. If it comes back, the store's listings lag behind its writes, and "
+            "it cannot keep a log: see Stores in docs/compatibility.md.",
+        )
 
 
 class Tenure:

@@ -20,7 +20,7 @@ from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.options import StoreOptions
-from snapshot.tenure import Patience, Tenure
+from snapshot.tenure import Patience, Tenure, check_listed
 from statebackend.errors import (
     FencedError,
     MaxParallelismChangedError,
@@ -76,8 +76,10 @@ def held_before(log: CommitLog, tenure: Tenure, *, anew: bool = False) -> list[M
 
     Raises:
         FencedError: another driver has claimed it since: what it needs no more may be deleted.
+        StoreCapabilityError: the listing does not show the claim.
     """
     manifests = log.manifests(None if anew else tenure.listed)
+    check_listed(manifests[-1].sequence if manifests else -1, tenure.sequence)
     if manifests and manifests[-1].generation > tenure.generation:
         newer = manifests[-1]
         raise FencedError(

@@ -9,7 +9,6 @@ every subtask has ended well and the sink has taken the output, ``commits/n`` is
 from __future__ import annotations
 
 import dataclasses
-import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from tests.sim import second
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock
 from tests.sim.cluster import Executor, Worker, later
+from tests.sim.config import Config
 from tests.sim.kernel import Process
 from tests.sim.keyless import KeylessState, whole_after
 from tests.sim.location import (
@@ -41,6 +41,7 @@ from tests.sim.location import (
     rows_of,
 )
 from tests.sim.places import FolderStore
+from tests.sim.revival import take_way_out
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
 from tests.sim.threads import Event, SimSystem
@@ -54,8 +55,6 @@ __all__ = ["App", "QueryFailed"]
 _DEFAULTS = Settings.resolve({}, lambda _: None)
 _KEY = StructType()
 PARALLELISM_MAX = 5
-_WAY_OUT = re.compile(r"(?:can give up what came after epoch|it can go back to) (\d+(?:, \d+)*)")
-_AGAIN = "before, and has gone on since"
 
 
 class QueryFailed(Exception):
@@ -80,6 +79,14 @@ class SimJob(Job):
 
     def probe(self, store: ObjectStore) -> None:
         """The bucket does what is asked of it."""
+
+
+class SimSession:
+    """What a start asks of Spark's session: how many batches it keeps."""
+
+    def __init__(self, config: Config) -> None:
+        said = {"spark.sql.streaming.minBatchesToRetain": str(config.batches_kept)}
+        self.conf = SimpleNamespace(get=said.get)
 
 
 class SimSurroundings(Surroundings):
@@ -184,25 +191,13 @@ class App:
                 code = error.code if isinstance(error, StateBackendError) else str(error)
                 sched.note(f"query failed {code}", str(self.process))
                 self.world.query_failed(self, error)
-                self._take_way_out(error)
+                if self.world.config.takes_way_out or self.world.is_calm:
+                    take_way_out(self.world, error)
                 # Whoever was fenced by another driver stops for good; the job is in good hands.
                 self.fenced = isinstance(error, FencedError) and self.world.newest is not self
             sched.pause(0.1 + 0.3 * sched.random.random())
         sched.note("driver gave up", str(self.process))
         self.world.kill_app(self)
-
-    def _take_way_out(self, error: Exception) -> None:
-        """Do what the error says, as whoever reads it would: the newest epoch that it names."""
-        shared = self.shared
-        if not self.world.config.takes_way_out:
-            return
-        if shared.go_back_to is not None and _AGAIN in str(error):
-            shared.went_back_to.add(shared.go_back_to)  # that one cannot be named a second time
-        named = _WAY_OUT.search(str(error))
-        epochs = [int(one) for one in named[1].split(", ")] if named else []
-        shared.go_back_to = next((n for n in epochs if n not in shared.went_back_to), None)
-        if shared.go_back_to is not None:
-            self.world.sched.note("goes back as an error said")
 
     def _run_query(self) -> None:
         sched, shared = self.world.sched, self.shared
@@ -219,7 +214,7 @@ class App:
         launch = Launch(
             self,  # type: ignore[arg-type]
             self.job,
-            sessions=[],
+            sessions=[SimSession(self.world.config)],  # type: ignore[list-item]
             operators=operators,
             settings=self.settings,
             allow_dropped_state=False,

@@ -104,6 +104,10 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "a frozen process thaws when others have gone on": ("thawed when others had gone on",),
     # several operators
     "a start finds one operator ahead of the other": ("claimed with the",),
+    # refusals, and what they say that can be done
+    "more batches are kept, as an error said": ("keeps more batches as an error said",),
+    "files of the location come from a copy": ("files put back from a copy as an error said",),
+    "a job is started anew when all is calm": ("started anew in the calm",),
     # bases and cleaning
     "a base of files is committed": ("base committed: files",),
     "a base of one object is committed": ("base committed: base apart",),

@@ -30,7 +30,8 @@ class Config:
         zombies: a second driver may start while the first still runs.
         batches_kept: Spark removes what is older once it has planned a batch; see
             spark.sql.streaming.minBatchesToRetain.
-        takes_way_out: whoever starts the job does what an error says that can be done.
+        takes_way_out: whoever starts the job does what an error says that can be done; in the
+            calm at the end everybody does.
         keyless: the operator has lists and a map that belong to no key.
         second: there is a second operator, "beside" the first or "chained" to it.
     """
@@ -149,15 +150,15 @@ _TIMES = (
 # Drawn after all the others, which stay what they were; and such that the fixed portion of the
 # tests, where some rare branches are reached by one seed alone, still reaches all.
 _APART = 42
-_WHOLE_JOBS = 0
+_WHOLE_JOBS = 2
 _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),
     ("looks", 0.02, 0.3),
     ("start_frozen", 0.1, 0.8),
 )
-# Drawn after these, for the same reason.
-_UNKIND_APART = 0
+# Drawn after these, for the same reasons.
+_UNKIND_APART = 362
 _UNKIND_SHARE = 0.15
 _UNKIND = (
     ("clock_jumps_every_s", 0.1, 5.0),
@@ -285,6 +286,9 @@ def _draw_unkind(config: Config, random: Random) -> None:
     for name, low, high in _UNKIND:
         if random.random() < _UNKIND_SHARE:
             setattr(config, name, low * (high / low) ** random.random())
+    if random.random() < _UNKIND_SHARE:
+        config.batches_kept = random.choice([1, 1, 2, 3])
+        config.takes_way_out = random.random() < 0.7  # else in the calm alone
 
 
 def calm() -> Config:

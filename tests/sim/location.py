@@ -85,6 +85,7 @@ class Shared:
     went_back_to: set[int] = field(default_factory=set)
     in_part: int = -2  # the last batch that was read in part
     hidden: dict[str, Plan | Committed] = field(default_factory=dict)
+    purged: dict[tuple[str, int], Plan | Committed] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
     at_freeze: Callable[[], None] = int  # does nothing
     at_taken: Callable[[str, int], object] = lambda folder, batch: None
@@ -99,9 +100,10 @@ class Shared:
 
     def purge(self, planned: int) -> None:
         """What Spark removes once it has planned a batch."""
-        for files in (self.offsets, self.commits):
+        known: Any = {"offsets": self.offsets, "commits": self.commits}
+        for folder, files in known.items():
             for batch in [n for n in files if n < planned - self.config.batches_kept]:
-                del files[batch]
+                self.purged[folder, batch] = files.pop(batch)
 
 
 class SimLocation(CheckpointLocation):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import recovery.rewind
+from recovery.rewind import LocationProgress, StartDecision
 from snapshot.log import CommitLog
 from snapshot.stamps import Stamps
+from statebackend.errors import JobRunningError, RewindError
 from statebackend.spark import launch
+from statebackend.spark.goingback import GoingBack
 from tests.planted.bug import Patches, PlantedBug
 from tests.sim import chaos, world
 from tests.sim.task import SimEpoch
@@ -26,6 +30,16 @@ _FROZEN = {
     "base_every_epochs": 1,
     "rows": 20,
     "row_s": 0.0005,
+}
+_ONE_KEPT = {
+    "batches_kept": 1,
+    "takes_way_out": False,
+    "partial": 0.3,
+    "checked": False,
+    "asynchronous": False,
+    "indeterminate": False,
+    "zombies": False,
+    "second_driver_every_s": 0.0,
 }
 _CLOCKS = {"clock_jumps_every_s": 0.1, "zombies": False, "second_driver_every_s": 0.0}
 
@@ -63,6 +77,41 @@ def bugs(make: Callable[..., PlantedBug]) -> Iterator[PlantedBug]:
         ("references", "exactly once"),
         looks_before_it_lists,
         {**_FROZEN, "outside_clean_every_s": 0.5, "inline_budget_bytes": 0},
+    )
+    yield make(
+        "a refusal does not say what is missing",
+        "a start that lacks files of the location says neither which nor what to set",
+        ("liveness",),
+        missing_not_named,
+        _ONE_KEPT,
+    )
+    yield make(
+        "the plan before is not looked for",
+        "before a commit is taken back, only the plan of its own batch is looked for",
+        ("location", "liveness"),
+        plan_before_not_looked_for,
+        _ONE_KEPT,
+    )
+    yield make(
+        "what was taken is never put back",
+        "a start does not undo what another one took back before it was cut off",
+        ("liveness",),
+        never_put_back,
+        {
+            **_FROZEN,
+            "asynchronous": False,
+            "checked": False,
+            "partial": 0.3,
+            "start_frozen": 0.7,
+            "driver_killed_every_s": 1.0,
+        },
+    )
+    yield make(
+        "a claim stands for a driver that runs",
+        "a start refuses a log that ends with a claim: its driver is taken to be starting",
+        ("liveness",),
+        claims_refuse,
+        {"driver_killed_every_s": 1.0, "zombies": False, "second_driver_every_s": 0.0},
     )
 
 
@@ -115,3 +164,35 @@ def looks_before_it_lists() -> Patches:
             return really(store, lambda: view, **more)
 
         yield module, "clean", clean
+
+
+# --- few batches kept, and no way out -------------------------------------------------------------
+
+
+def missing_not_named() -> Patches:
+    def require(location: LocationProgress, decision: StartDecision) -> None:
+        if recovery.rewind.lacks_for(location, decision.batch):
+            raise RewindError(f"{location.path} lacks files.")
+
+    yield recovery.rewind, "_require_files", require
+
+
+def plan_before_not_looked_for() -> Patches:
+    really = recovery.rewind.lacks_for
+
+    def lacks_for(location: LocationProgress, batch: int) -> list[str]:
+        return [name for name in really(location, batch) if name.endswith(f"/{batch}")]
+
+    yield recovery.rewind, "lacks_for", lacks_for
+
+
+def never_put_back() -> Patches:
+    yield GoingBack, "repair", lambda self, recorded: None
+
+
+def claims_refuse() -> Patches:
+    def refuse(job: str, manifests: Any) -> None:
+        if manifests and manifests[-1].kind == "claim":
+            raise JobRunningError("Another driver is starting the job.")
+
+    yield launch, "refuse_half_begun", refuse

@@ -11,11 +11,11 @@ from typing import Any
 from recovery.rewind import COMMITS, OFFSETS
 from snapshot.cleaning import CleanReport, clean
 from snapshot.messages import BeginReply
-from statebackend.errors import RewindError, StateBackendError
+from statebackend.errors import StateBackendError
 from statebackend.spark.launch import Launch
 from statebackend.state.table import StateTable
 from tests.planted.bug import PlantedBug, adjust, planted
-from tests.sim import chaos
+from tests.sim import chaos, revival
 from tests.sim.app import App
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
@@ -40,10 +40,6 @@ from tests.sim.task import Attempt
 from tests.support.faults import Fault
 
 __all__ = ["Result", "World", "simulate", "simulate_task"]
-
-_CALM_BATCHES = 4
-_CALM_S = 90.0
-_CALM_MIN_S = 3.0  # by then what was on its way has arrived
 
 
 @dataclass
@@ -77,7 +73,8 @@ class World:
         self.apps: list[App] = []
         self.newest: App | None = None
         self.workers = self.attempts = self.salts = self.made = self.epochs = 0
-        self.is_calm = self.refused = False
+        self.is_calm = False
+        self.last_error: Exception | None = None
         self.cleaned = 0  # by drivers, since it is calm
         self.cleans_each_epoch = config.clean_every_epochs == 1 and not config.clean_min_age_s
         self.violations: list[tuple[str, str]] = []
@@ -128,7 +125,7 @@ class World:
         """A start takes a commit back: what must be there to go on from the batch before is."""
         config = self.config
         # Another start may be at it, too; and who goes back by many takes later plans first.
-        if folder != COMMITS or config.zombies or config.takes_way_out:
+        if folder != COMMITS or config.zombies or config.takes_way_out or self.is_calm:
             return
         offsets, commits = self.shared.offsets, self.shared.commits
         needed = [(OFFSETS, batch, offsets), (OFFSETS, batch - 1, offsets)]
@@ -154,6 +151,7 @@ class World:
     def committed(self, app: App, session: str, committed: Committed, model: State) -> None:
         """Spark has committed a batch."""
         self.epochs += 1
+        self.last_error = None
         self.sched.note("batch committed", f"{app.process} {committed.plan.batch}")
         self.saves.committed(committed)
         self.output.committed(committed, model)
@@ -169,8 +167,7 @@ class World:
 
     def query_failed(self, app: App, error: Exception) -> None:
         """A query, or its start, has failed."""
-        # Whoever has Spark keep one batch is told that it cannot go back; nothing was taken.
-        self.refused |= isinstance(error, RewindError) and self.config.batches_kept < 2
+        self.last_error = error
         self.references.query_failed(app, error)
 
     # --- running -------------------------------------------------------------------------------
@@ -207,19 +204,16 @@ class World:
         sched.note("calm")
         quiet = self.config.faultless()
         self.config.__dict__.update(quiet.__dict__)
-        start_s, epochs = sched.now_s, self.epochs
         self.garbage.begin_calm()
-        while (
-            self.epochs < epochs + _CALM_BATCHES
-            or sched.now_s < start_s + _CALM_MIN_S
-            or (self.cleans_each_epoch and self.cleaned < 2)
-        ):
-            if self.refused:
-                return
-            if sched.now_s > start_s + _CALM_S:
-                self.violations.append(("liveness", "no progress although nothing goes wrong"))
-                return
-            self._until(until_s=sched.now_s + 1.0)
+        revival.check_alive(self)
+
+    def run_until(self, until_s: float) -> None:
+        """Let virtual time go by.
+
+        Raises:
+            Stopped: a checker has seen enough.
+        """
+        self._until(until_s=until_s)
 
     def clean(self, *arguments: Any, **settings: Any) -> CleanReport:
         """What a driver cleans with: counted."""
