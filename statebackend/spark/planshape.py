@@ -35,6 +35,11 @@ _OTHER_JOINS: Final = (
 )
 _ANCHOR: Final = "InMemoryTableScan"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
+# A session may have the text of plans cut short, and what is wrong with it.
+_WHOLE_TEXT: Final = {
+    "spark.sql.debug.maxToStringFields": "1000",
+    "spark.sql.maxPlanStringLength": str((1 << 31) - 16),
+}
 _LINE: Final = re.compile(r"([ :]*)([:+]- )?(?:\*\(\d+\) |\* )?((\w+).*)")
 _EXCHANGED: Final = re.compile(r"Exchange (?:SinglePartition|hashpartitioning\(.*, (\d+)\))")
 
@@ -133,7 +138,10 @@ def _explained(frame: DataFrame) -> str:
     jvm: Any = frame.sparkSession._jvm
     jdf: Any = frame._jdf
     # As explain() does, which prints it: a streaming frame is planned as its first batch would be.
-    return str(jvm.PythonSQLUtils.explainString(jdf.queryExecution(), "simple"))
+    with contextlib.ExitStack() as whole:
+        for name, value in _WHOLE_TEXT.items():
+            whole.enter_context(set_for_a_while(frame.sparkSession, name, value))
+        return str(jvm.PythonSQLUtils.explainString(jdf.queryExecution(), "simple"))
 
 
 def _blamed(session: SparkSession, look: Callable[[], str | None], parallelism: int) -> str | None:
