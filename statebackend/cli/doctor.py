@@ -33,7 +33,7 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 
 # Package, oldest and first version that is too new (None: no limit known).
 _PACKAGES: Final[tuple[tuple[str, tuple[int, ...], tuple[int, ...] | None], ...]] = (
-    ("pyspark", (4, 2), (4, 4)),
+    ("pyspark", (4, 1), (4, 4)),
     ("rocksdict", (0, 3, 29), (0, 4)),
     ("pyarrow", (18,), None),
     ("pandas", (2, 2), (3,)),

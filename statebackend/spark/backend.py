@@ -29,7 +29,7 @@ from statebackend.ops import jvm
 from statebackend.settings import Settings
 from statebackend.spark.attempts import watch_attempts
 from statebackend.spark.building import FrameBuilder
-from statebackend.spark.environment import require_spark, warn_of_other_python
+from statebackend.spark.environment import warn_of_other_python
 from statebackend.spark.frames import FrameMaker
 from statebackend.spark.from_savepoint import saved_lineages
 from statebackend.spark.housekeeping import StorePatience
@@ -98,7 +98,6 @@ class StateBackend(FrameMaker):
                 todo="Run the driver with a classic session: "
                 "SparkSession.builder.config('spark.api.mode', 'classic').",
             )
-        require_spark(spark.version)
         self._spark = spark
         if (spark.sparkContext.master or "").startswith("local"):
             warn_of_other_python(spark.sparkContext.pythonExec)

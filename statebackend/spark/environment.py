@@ -12,10 +12,9 @@ from typing import Final
 
 from statebackend.errors import EnvironmentMissingError
 
-__all__ = ["java_major_version", "require_java", "require_spark", "warn_of_other_python"]
+__all__ = ["java_major_version", "require_java", "warn_of_other_python"]
 
 OLDEST_JAVA: Final = 17
-OLDEST_SPARK: Final = (4, 2)
 _TODO: Final = (
     "Install a Java runtime of version 17 or 21 (Debian and Ubuntu: apt install "
     "openjdk-17-jre-headless; macOS: brew install openjdk@17), and put it on PATH or into "
@@ -60,27 +59,6 @@ def require_java() -> None:
             f"{version}.",
             todo=_TODO,
         )
-
-
-def require_spark(version: str) -> None:
-    """Make sure that Spark is of a release on which timers fire without data.
-
-    Args:
-        version: as a session says it.
-
-    Raises:
-        EnvironmentMissingError: it is older. Spark 4.1 asks a Python source once in an
-            ``availableNow`` query, when the query starts: timers that its data made due would
-            not fire, without a word.
-    """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) >= OLDEST_SPARK:
-        return
-    oldest = ".".join(map(str, OLDEST_SPARK))
-    raise EnvironmentMissingError(
-        f"The state backend needs Spark {oldest} or later, and the session is of {version}.",
-        todo=f"pip install 'pyspark>={oldest},<4.4', and have the same release on the cluster.",
-    )
 
 
 def warn_of_other_python(command: str) -> None:

@@ -24,17 +24,46 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from recovery.folders import own_file_text, own_folder
 from statebackend import system
+from statebackend.errors import UnsupportedQueryError
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:  # before 4.2: such a source is asked once, when the query starts
     SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
 
-__all__ = ["SOURCE_NAME", "Heartbeat", "HeartbeatFile", "beating", "wanted_epoch"]
+__all__ = [
+    "ASKED_AT_THE_END",
+    "SOURCE_NAME",
+    "Heartbeat",
+    "HeartbeatFile",
+    "beating",
+    "check_trigger",
+    "wanted_epoch",
+]
+
+ASKED_AT_THE_END: Final = SupportsTriggerAvailableNow is not object
+"""Whether this Spark asks a Python source at the end of an ``availableNow`` query, too."""
 
 SOURCE_NAME: Final = "statebackend_heartbeat"
 _OFFSET: Final = "epoch"
 _NEVER: Final = -2  # a query that has run nothing says that epoch -1 is over
+
+
+def check_trigger(trigger: str, *, asked_at_the_end: bool = ASKED_AT_THE_END) -> None:
+    """Refuse a trigger with which timers would not fire that the last data makes due.
+
+    Args:
+        trigger: the name of Spark's class, of a query that has timers or windows.
+
+    Raises:
+        UnsupportedQueryError: it is ``availableNow``, and Spark asks a Python source only once.
+    """
+    if trigger.startswith("AvailableNow") and not asked_at_the_end:
+        raise UnsupportedQueryError(
+            "The query has timers or windows and the trigger availableNow, and this PySpark asks a "
+            "Python source once in such a query: what its data makes due would not fire.",
+            todo="Take PySpark 4.2 or later, or trigger(processingTime=...) and stop the query.",
+        )
 
 
 def wanted_epoch(text: bytes, start: int, answered: int, now_ms: int) -> tuple[int, int]:

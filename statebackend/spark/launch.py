@@ -54,7 +54,7 @@ from statebackend.spark.from_savepoint import (
     refuse_half_begun,
     warn_of_sources,
 )
-from statebackend.spark.heartbeat import HeartbeatFile
+from statebackend.spark.heartbeat import HeartbeatFile, check_trigger
 from statebackend.spark.initial import write_initial
 from statebackend.spark.job import Job, base_policy, held_before, live_lineages
 from statebackend.spark.planshape import check_plan
@@ -377,6 +377,8 @@ class Launch:
             )
         if self._settings.commit == "async":
             self.session.checks.required = self._around.check_sink(query, checked=self._checked)
+        if self._heartbeat is not None and self._runs_without_data:
+            check_trigger(str(stream.trigger().getClass().getSimpleName()))
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
         place = self._around.location(self.location_path)

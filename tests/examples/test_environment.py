@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from statebackend import StateBackend
 from statebackend.errors import EnvironmentMissingError
 from statebackend.spark.environment import (
     java_major_version,
     require_java,
-    require_spark,
     warn_of_other_python,
 )
 
@@ -42,24 +39,6 @@ def _java(home: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_major_version_is_read(text: str, version: int | None) -> None:
     assert java_major_version(text) == version
-
-
-@pytest.mark.parametrize("version", ["4.2.0", "4.3.1", "4.10.0-SNAPSHOT", "5.0.0", "of a vendor"])
-def test_a_new_enough_spark_passes(version: str) -> None:
-    require_spark(version)
-
-
-@pytest.mark.parametrize("version", ["4.1.4", "4.1.0-rc1", "3.5.7"])
-def test_an_older_spark_is_refused_with_the_release_that_is_needed(version: str) -> None:
-    with pytest.raises(EnvironmentMissingError, match=rf"Spark 4\.2 or later.*{version}") as raised:
-        require_spark(version)
-    assert "pyspark>=4.2,<4.4" in raised.value.todo
-
-
-def test_a_backend_is_not_made_on_an_older_spark(tmp_path: Path) -> None:
-    session: Any = type("SparkSession", (), {"version": "4.1.4"})()
-    with pytest.raises(EnvironmentMissingError, match=r"SB1012.*4\.1\.4"):
-        StateBackend(session, uri=tmp_path.as_uri(), local_dir=str(tmp_path))
 
 
 def test_a_new_enough_java_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

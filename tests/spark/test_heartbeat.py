@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statebackend.spark.heartbeat import HeartbeatFile, wanted_epoch
+from statebackend.errors import UnsupportedQueryError
+from statebackend.spark.heartbeat import HeartbeatFile, check_trigger, wanted_epoch
 
 NEVER = -2
 
@@ -72,3 +73,10 @@ def test_the_file_lives_as_long_as_the_object_and_survives_a_cleaner() -> None:
 def test_both_kinds_of_time_are_looked_at(event: bool) -> None:
     text = said(7, event=event, at_ms=None if event else 99)
     assert wanted_epoch(text, 7, NEVER, 99)[0] == 8
+
+
+def test_available_now_is_refused_where_spark_asks_only_at_the_start() -> None:
+    with pytest.raises(UnsupportedQueryError, match="availableNow"):
+        check_trigger("AvailableNowTrigger$", asked_at_the_end=False)
+    check_trigger("AvailableNowTrigger$", asked_at_the_end=True)
+    check_trigger("ProcessingTimeTrigger", asked_at_the_end=False)

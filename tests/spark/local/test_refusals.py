@@ -32,6 +32,7 @@ from statebackend.errors import (
     UnsupportedQueryError,
     UnsupportedTypeError,
 )
+from statebackend.spark import launch
 from tests.spark.local.processors import (
     LEDGER_OUTPUT,
     Ledger,
@@ -717,3 +718,23 @@ def test_a_local_copy_of_another_job_is_made_up_for_by_the_durable_copy(
     backend = _restart_after(world, swap)
     assert {r.source for r in backend.restores()} == {"durable"}
     assert all("belongs to another job" in r.reason for r in backend.restores())
+
+
+def test_timers_with_available_now_are_refused_where_spark_asks_a_source_only_at_the_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PySpark 4.1 does: what the query's own data makes due would not fire."""
+    really = launch.check_trigger
+    monkeypatch.setattr(
+        launch, "check_trigger", lambda trigger: really(trigger, asked_at_the_end=False)
+    )
+    world.input.add_batches(1)
+    backend = world.backend()
+    frame = _frame(backend, world.input.stream(world.spark), time_mode="processing")
+    with pytest.raises(UnsupportedQueryError, match=r"SB1013.*availableNow"):
+        backend.start(world.writer(frame))
+    assert not checkpoints(backend)
+    monkeypatch.undo()
+    again = world.backend()
+    world.run(again, _frame(again, world.input.stream(world.spark), time_mode="processing"))
+    world.check(again)
