@@ -366,8 +366,8 @@ class Launch:
             self._around.server().remove(self._name)
             raise
 
-    def _bind(self, query: StreamingQuery) -> None:
-        stream: Any = query._jsq.streamingQuery()
+    def _check_run(self, query: StreamingQuery, stream: Any) -> None:
+        """Refuse what only the started query shows: how it runs, its trigger, its sink."""
         kind = stream.getClass().getSimpleName()
         if kind != "MicroBatchExecution":
             raise UnsupportedQueryError(
@@ -379,6 +379,10 @@ class Launch:
             self.session.checks.required = self._around.check_sink(query, checked=self._checked)
         if self._heartbeat is not None and self._runs_without_data:
             check_trigger(str(stream.trigger().getClass().getSimpleName()))
+
+    def _bind(self, query: StreamingQuery) -> None:
+        stream: Any = query._jsq.streamingQuery()
+        self._check_run(query, stream)
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
         place = self._around.location(self.location_path)
