@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import struct
 import threading
@@ -130,9 +131,13 @@ class Frames:
         if not self._sending.acquire(blocking=False):
             return  # something is being sent
         try:
-            # A Unix socket takes so few bytes whole or not at all.
-            self._connection.send(_HEAD.pack(_ALIVE, 0), socket.MSG_DONTWAIT)
-        except OSError:  # the other side takes nothing just now, or is gone
+            # With a timeout of its own a socket waits for room, whatever MSG_DONTWAIT says.
+            room = select.poll()
+            room.register(self._connection, select.POLLOUT)
+            if room.poll(0):
+                # A Unix socket takes so few bytes whole or not at all.
+                self._connection.send(_HEAD.pack(_ALIVE, 0), socket.MSG_DONTWAIT)
+        except (OSError, ValueError):  # the other side takes nothing just now, or is gone
             pass
         finally:
             self._sending.release()

@@ -53,15 +53,16 @@ def check_trigger(trigger: str, *, asked_at_the_end: bool = ASKED_AT_THE_END) ->
     """Refuse a trigger with which timers would not fire that the last data makes due.
 
     Args:
-        trigger: the name of Spark's class, of a query that has timers or windows.
+        trigger: the name of Spark's class, of a query with a time mode or a window.
 
     Raises:
         UnsupportedQueryError: it is ``availableNow``, and Spark asks a Python source only once.
     """
     if trigger.startswith("AvailableNow") and not asked_at_the_end:
         raise UnsupportedQueryError(
-            "The query has timers or windows and the trigger availableNow, and this PySpark asks a "
-            "Python source once in such a query: what its data makes due would not fire.",
+            "The query has an operator with a time mode or a window and the trigger availableNow. "
+            "This PySpark asks a Python source once in such a query, so timers and windows that "
+            "its data makes due would not fire.",
             todo="Take PySpark 4.2 or later, or trigger(processingTime=...) and stop the query.",
         )
 

@@ -553,12 +553,17 @@ def test_an_asker_tells_its_host_that_it_lives_for_as_long_as_its_task_is_there(
     assert len(told) == 9
 
 
-def test_signs_of_life_are_no_answers_and_never_wait() -> None:
+@pytest.mark.parametrize("timeout_s", [None, 2 * TIMEOUT_S])
+def test_signs_of_life_are_no_answers_and_never_wait(timeout_s: float | None) -> None:
     one, other = socket.socketpair()
-    with Frames(one) as host, Frames(other, timeout_s=TIMEOUT_S) as asking:
-        for _ in range(100_000):  # more than anybody takes unread
-            host.alive()
-        with ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(host.send_batch, rows(1))
-            assert numbers(iter([asking.batch() or rows()])) == [1]
-            sent.result(TIMEOUT_S)
+    with (
+        Frames(one, timeout_s=timeout_s) as host,
+        Frames(other, timeout_s=TIMEOUT_S) as asking,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        # More than anybody takes unread.
+        said = pool.submit(lambda: [host.alive() for _ in range(100_000)])
+        said.result(TIMEOUT_S)
+        sent = pool.submit(host.send_batch, rows(1))
+        assert numbers(iter([asking.batch() or rows()])) == [1]
+        sent.result(TIMEOUT_S)
