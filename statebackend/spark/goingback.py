@@ -1,8 +1,8 @@
 """Takes plans and commits back at a start, and puts back what other starts took.
 
 `recovery.rewind` says what holds wherever a start is cut off or frozen, and why. It does not hold
-on a store that renames by copying and deleting (S3A): a start that freezes between the two deletes,
-when it thaws, what has that name by then.
+on a store that renames by copying and deleting (S3A, and Google's without a hierarchy): a start
+that freezes between the two deletes, when it thaws, what has that name by then.
 """
 
 from __future__ import annotations
