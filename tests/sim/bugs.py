@@ -95,9 +95,8 @@ def _bug(
     world: Mapping[str, Any],
     issue18: str = "",
 ) -> PlantedBug:
-    return PlantedBug(
-        name, what, shows_in, patches, dict.fromkeys(_LEFT_OUT, 0.0) | {**world}, issue18
-    )
+    without = {**dict.fromkeys(_LEFT_OUT, 0.0), "keyless": False, "second": ""}
+    return PlantedBug(name, what, shows_in, patches, without | {**world}, issue18)
 
 
 _LOCATION, _NEEDED = "location", "needed"
@@ -114,7 +113,7 @@ BUGS: Final = by_name(
     _bug(
         "nobody looks before a commit is taken back",
         "a start takes a commit back although Spark has removed what going on needs",
-        (_LOCATION,),
+        (_LOCATION, _STUCK),
         planted.location_not_looked_at,
         {
             "batches_kept": 1,

@@ -76,7 +76,7 @@ OF_JOBS: Final = (
     _bug(
         "the first operator's need counts",
         "records and objects go once the first operator needs them no more",
-        (_REF, _SECOND),
+        (_REF, _SECOND, _STUCK),
         planted_jobs.first_operator_counts,
         {**_TWO, **_CLEANING, "base_every_epochs": 3, "driver_killed_every_s": 3.0},
     ),

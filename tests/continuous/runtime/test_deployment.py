@@ -82,7 +82,7 @@ def test_a_setting_that_a_slot_refuses_reaches_the_driver_and_ends_the_job_at_on
     assert query.restarts == 0
 
 
-@pytest.mark.parametrize("what", ["Inbox", "ExchangeServer", "_seen", "SubtaskState"])
+@pytest.mark.parametrize("what", ["Inbox", "ExchangeServer", "copies_seen", "SubtaskState"])
 def test_whatever_fails_while_a_slot_is_deployed_reaches_the_driver(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

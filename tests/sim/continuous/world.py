@@ -28,6 +28,7 @@ from tests.sim.continuous.slots import SlotProcess
 from tests.sim.continuous.threads import JobSystem
 from tests.sim.disk import ModelStore, Opened, SimKeeper
 from tests.sim.files import Disk
+from tests.sim.freezes import Freezer
 from tests.sim.kernel import Process, Scheduler, current
 from tests.sim.seams import installed
 
@@ -86,6 +87,7 @@ class World:
         self.output, self.state = Output(self), State(self)
         self.references = References(self)
         self.garbage = Leftovers(self)
+        self.freezer = Freezer(self)  # type: ignore[arg-type]
         checkers: list[Checker] = [self.references, self.garbage, self.output]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
