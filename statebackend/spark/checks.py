@@ -1,4 +1,4 @@
-"""Whether a query's own foreachBatch function asks if its batches are finished."""
+"""Refuses a batch after one that `StateBackend.checked` did not check."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ __all__ = ["BatchChecks"]
 
 
 class BatchChecks:
-    """Which batch was asked about last, by `StateBackend.checked`.
+    """Remembers the last batch that `StateBackend.checked` found finished.
 
-    With asynchronous commits each batch must be: else Spark could commit one that was read in part
-    while the record of the batch before is on its way, and would be two batches ahead of the log.
-    Some function was wrapped, which the start knows. Only the batches show whether it is the one
-    that the query has. The first batch of a run follows from what is durable, so to refuse the
-    second is early enough: the next start goes back by one batch at most.
+    With asynchronous commits each batch must be checked. Else Spark could commit a batch that was
+    read in part while the record of the batch before is on its way, and a crash would then leave
+    Spark two batches ahead of the log. The start knows that some function was wrapped. Only the
+    batches show whether the query was given that function. A function that is never called is found
+    out in the second batch of a run, and the next start goes back by one batch at most. One that is
+    skipped now and then may be found out too late.
 
     Attributes:
-        required: whether nothing goes on without.
+        required: whether a batch may only follow one that was checked.
     """
 
     def __init__(self) -> None:
@@ -25,11 +26,11 @@ class BatchChecks:
         self._passed: int | None = None
 
     def passed(self, epoch: int) -> None:
-        """A function asked about an epoch, and it was finished."""
+        """Note that an epoch was checked, and was finished."""
         self._passed = epoch
 
     def require(self, running: int | None, following: int) -> None:
-        """Refuse to begin an epoch after one that nobody asked about.
+        """Refuse to begin an epoch after one that nobody checked.
 
         Raises:
             UnsupportedQueryError: naming that batch.

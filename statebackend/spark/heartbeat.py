@@ -50,7 +50,7 @@ _NEVER: Final = -2  # a query that has run nothing says that epoch -1 is over
 
 
 def check_trigger(trigger: str, *, asked_at_the_end: bool = ASKED_AT_THE_END) -> None:
-    """Refuse a trigger with which timers would not fire that the last data makes due.
+    """Refuse `availableNow` where timers that the last data makes due would not fire.
 
     Args:
         trigger: the name of Spark's class, of a query with a time mode or a window.

@@ -35,7 +35,7 @@ _OTHER_JOINS: Final = (
 )
 _ANCHOR: Final = "InMemoryTableScan"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
-# A session may have the text of plans cut short, and what is wrong with it.
+# The check reads the plan as text, and a session may have that text cut short.
 _WHOLE_TEXT: Final = {
     "spark.sql.debug.maxToStringFields": "1000",
     "spark.sql.maxPlanStringLength": str((1 << 31) - 16),
