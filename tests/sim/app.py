@@ -295,7 +295,10 @@ class App:
         before = shared.commits.get(batch - 1)
         state = before.state if before else None
         stage = self.stage = Stage(self, session, plan, {} if batch == 0 else state)
-        stage.keyless = KeylessState() if batch == 0 else before.keyless if before else None
+        if batch == 0:
+            stage.keyless = KeylessState()
+        elif before is not None:
+            stage.keyless = world.keyless.after(before)
         self.second = None
         if config.second:
             self.second = second.begin(self, session, plan, stage, before)
