@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -33,9 +33,6 @@ from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import check_value_schema
 from statebackend.spark.constants import pack
 
-if TYPE_CHECKING:
-    from statebackend.spark.backend import StateBackend
-
 __all__ = [
     "BroadcastConnected",
     "ConnectedStreams",
@@ -45,11 +42,8 @@ __all__ = [
 ]
 
 
-def continuous(backend: StateBackend, source: Source, *, name: str) -> ContinuousStream:
-    """The rows of a source, in the backend's continuous job; see `StateBackend.continuous`."""
-    flow: Flow | None = getattr(backend, "_continuous", None)
-    if flow is None:
-        flow = backend._continuous = Flow(backend)
+def continuous(flow: Flow, source: Source, *, name: str) -> ContinuousStream:
+    """The rows of a source, in a continuous job; see `StateBackend.continuous`."""
     flow.check_new(name, "A source")
     if not isinstance(source, Source):
         raise SettingError(
@@ -401,7 +395,7 @@ def _operate(
     output = parse_schema(output_schema, f"the output of operator {uid!r}")
     check_value_schema(output)
     arrow_schema(output)
-    packed = pack(processor, uid=uid, limit_bytes=flow.backend._settings.constant_bytes)
+    packed = pack(processor, uid=uid, limit_bytes=flow.setup.settings.constant_bytes)
     declared = recorder(flavour)(packed.rehearsal(), uid, time_mode)
     made = OperatorPlan(
         uid=uid,

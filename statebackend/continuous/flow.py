@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
+from recovery.savepoint import Savepoint
 from statebackend.continuous.graph import Graph, KeyedVertex, SinkNode, SourceVertex
 from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.ops.declared import Declarations
 from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.settings import Settings
 from statebackend.spark.constants import PackedProcessor
+from statebackend.spark.job import Job
 from statebackend.spark.timeplan import TIME_MODES, TimePlan
 
-if TYPE_CHECKING:
-    from statebackend.spark.backend import StateBackend
+__all__ = ["Flow", "JobSetup", "Operation", "check_event", "time_of"]
 
-__all__ = ["Flow", "Operation", "check_event", "time_of"]
+
+@dataclass(frozen=True)
+class JobSetup:
+    """What a `StateBackend` was given for the job that is built with it.
+
+    Attributes:
+        spark: the session whose executors run the job.
+        savepoint: what a new job begins with.
+    """
+
+    job: Job
+    settings: Settings
+    local_dir: str
+    savepoint: str | Savepoint | None = None
+    allow_dropped_state: bool = False
+    spark: SparkSession | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,7 @@ class Operation:
 class Flow:
     """What was built of a backend's job so far."""
 
-    backend: StateBackend
+    setup: JobSetup
     sources: dict[str, SourceVertex] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     sinks: dict[str, SinkNode] = field(default_factory=dict)
@@ -60,7 +78,7 @@ class Flow:
             )
         if uid in self.sources or uid in self.operations or uid in self.sinks:
             raise DuplicateUidError(
-                f"Job {self.backend.job!r} has something named {uid!r} already.",
+                f"Job {self.setup.job.name!r} has something named {uid!r} already.",
                 todo="Sources, operators and sinks have names of their own; to build another job, "
                 "make a new StateBackend.",
             )

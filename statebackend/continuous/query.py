@@ -18,7 +18,7 @@ from statebackend.continuous.beginning import begin_with
 from statebackend.continuous.checkpointbook import CheckpointBook, ContinuousCheckpoint
 from statebackend.continuous.cluster import Cluster, SparkCluster
 from statebackend.continuous.driverlists import DriverLists
-from statebackend.continuous.flow import Flow
+from statebackend.continuous.flow import Flow, JobSetup
 from statebackend.continuous.graph import Graph
 from statebackend.continuous.job import JobRun
 from statebackend.continuous.messages import Register
@@ -79,18 +79,18 @@ class ContinuousQuery:
     ) -> None:
         self._flow, self._graph, self._options = flow, graph, options
         self._operators, self._cluster = operators, cluster
-        self._backend = flow.backend
+        self._setup = flow.setup
         self._processors: dict[str, ShippedProcessor] = {}
         self._specs: dict[str, TaskSpec] = {}
-        self._system = system = self._backend._job.system
-        self._book = ProgressBook(self._backend.job, system.threads)
+        self._system = system = self._setup.job.system
+        self._book = ProgressBook(self._setup.job.name, system.threads)
         self._run: JobRun | None = None
         self._tenure: Tenure | None = None
         self._names: set[str] = set()  # of all its runs
         self._session: RunSession | None = None  # of the run that runs
         self._restores: list[RestoreReport] = []  # of those before
-        self._checkpoints = CheckpointBook(self._backend.job, system)
-        self._savings = Savings(self._backend._job, self._checkpoints)
+        self._checkpoints = CheckpointBook(self._setup.job.name, system)
+        self._savings = Savings(self._setup.job, self._checkpoints)
         self._done = system.threads.event()
         self._stop = system.threads.event()
         self._error: StateBackendError | None = None
@@ -225,20 +225,20 @@ class ContinuousQuery:
             self._specs[uid] = task_spec(
                 self._operators[uid],
                 replace(one.plan, timezone=cluster.timezone),
-                self._backend._job,
-                self._backend._settings,
-                local_dir=self._backend._builder.local_dir,
+                self._setup.job,
+                self._setup.settings,
+                local_dir=self._setup.local_dir,
                 keep_stores=cluster.keeps_workers,
                 may_follow=False,
                 packed=False,
                 stays_open=True,
                 memory=cluster.memory,
             )
-        self._thread = self._system.threads.start(self._go, f"statebackend-{self._backend.job}")
+        self._thread = self._system.threads.start(self._go, f"statebackend-{self._setup.job.name}")
 
     def forget(self) -> None:
         """It is not what runs the job (any more)."""
-        running, uri = ContinuousQuery.running_jobs, self._backend._job.store.uri
+        running, uri = ContinuousQuery.running_jobs, self._setup.job.store.uri
         if running.get(uri) is self:
             del running[uri]
 
@@ -289,19 +289,19 @@ class ContinuousQuery:
     @property
     def job(self) -> str:
         """The job's name."""
-        return self._backend.job
+        return self._setup.job.name
 
     def _run_once(self, before: int) -> int:
-        backend, job = self._backend, self._backend._job
+        setup, job = self._setup, self._setup.job
         name, token = self._named(), self._system.new_secret()
         try:
             taken = take_over(
                 job,
                 self._operators,
-                backend._settings,
+                setup.settings,
                 run=name,
                 progress=self._book,
-                allow_dropped_state=backend._allow_dropped_state,
+                allow_dropped_state=setup.allow_dropped_state,
             )
         except (UsageError, UnsupportedFormatError) as error:
             raise _Final(error) from error
@@ -319,7 +319,7 @@ class ContinuousQuery:
                 query_id=QUERY_ID,
                 store=job.store,
                 background=background,
-                begin_timeout_s=backend._settings.start_timeout_s + 30.0,
+                begin_timeout_s=setup.settings.start_timeout_s + 30.0,
                 system=self._system,
             )
             run = JobRun(
@@ -354,7 +354,7 @@ class ContinuousQuery:
 
     def _named(self) -> str:
         """The next run's name. A job that another driver has taken over is never taken back."""
-        log, last = self._backend._job.log(), self._tenure
+        log, last = self._setup.job.log(), self._tenure
         if last is not None and (fenced := taken_from(log, last, self._names)):
             raise fenced
         name = self._system.new_id()
@@ -394,14 +394,20 @@ class ContinuousQuery:
         )
 
 
+def _spark_cluster(setup: JobSetup) -> Cluster:
+    assert setup.spark is not None  # a `StateBackend` has one
+    return SparkCluster(setup.spark, setup.settings)
+
+
 def start(
     flow: Flow, parallelism: int, options: RunOptions, cluster: Cluster | None = None
 ) -> ContinuousQuery:
     """See `ContinuousStream.start`. ``cluster``: default: the backend's session."""
-    backend = flow.backend
+    setup = flow.setup
+    job = setup.job
     if not flow.sinks:
         raise SettingError(
-            f"Job {backend.job!r} has no sink.", todo="Call sink() on one of its streams."
+            f"Job {job.name!r} has no sink.", todo="Call sink() on one of its streams."
         )
     if not isinstance(parallelism, int) or parallelism < 1:
         raise SettingError(f"The parallelism is {parallelism!r}.", todo="Give 1 or more.")
@@ -411,21 +417,20 @@ def start(
             "checkpoints.",
             todo="Leave mode= out.",
         )
-    job = backend._job
     running = ContinuousQuery.running_jobs.get(job.store.uri)
     if running is not None and running.is_active:
         raise JobRunningError(
             f"Job {job.name!r} in {job.uri} is being run by this driver.",
             todo="Stop that query first, or give this one another job= name.",
         )
-    groups = groups_of(job, backend._settings, parallelism)
+    groups = groups_of(job, setup.settings, parallelism)
     operators = operators_of(flow, parallelism, groups)
-    dropped = backend._allow_dropped_state
+    dropped = setup.allow_dropped_state
     check = functools.partial(specs_of, job.name, operators, allow_dropped_state=dropped)
-    if backend._savepoint is not None:
-        begin_with(backend._savepoint, job, check)
+    if setup.savepoint is not None:
+        begin_with(setup.savepoint, job, check)
     check(job.manifests())
-    where = cluster or SparkCluster(backend.spark, backend._settings)
+    where = cluster or _spark_cluster(setup)
     graph = flow.graph(parallelism, groups)
     query = ContinuousQuery(flow, graph, options, operators, where)
     ContinuousQuery.running_jobs[job.store.uri] = flow.query = query

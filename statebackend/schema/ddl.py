@@ -24,7 +24,7 @@ from pyspark.sql import types as T
 from statebackend.errors import SchemaError
 from statebackend.schema.ddltokens import Token, Unparsed, collation_name, tokens_of, unescaped
 
-__all__ = ["DEFAULT", "parse_ddl", "parse_ddl_default", "parse_ddl_type"]
+__all__ = ["DEFAULT", "parse_ddl", "parse_ddl_default", "parse_ddl_type", "quoted"]
 
 DEFAULT: Final = "statebackend.default"
 """Under which a field's metadata has its default."""
@@ -417,3 +417,8 @@ _SPECIAL: Final[dict[str, Callable[[_Parser], T.DataType]]] = {
     "geometry": _Parser._geometry,
     "geography": _Parser._geography,
 }
+
+
+def quoted(name: str) -> str:
+    """A column name as an expression, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"

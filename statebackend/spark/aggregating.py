@@ -14,8 +14,8 @@ from statebackend.aggregate.operators import processor_for
 from statebackend.aggregate.partial import PartialAggregation
 from statebackend.aggregate.plan import EVENT_MAX, plan_aggregate
 from statebackend.aggregate.processor import AggregateProcessor
+from statebackend.schema.ddl import quoted
 from statebackend.spark.building import Early
-from statebackend.spark.plan import quoted
 from statebackend.spark.timeplan import NO_TIME, TimePlan, time_plan
 
 __all__ = ["Aggregated", "aggregated"]

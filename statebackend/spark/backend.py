@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,9 @@ from recovery.savepoint import Savepoint, SavepointInfo
 from snapshot.lineage import OperatorLineage
 from snapshot.messages import RestoreReport
 from snapshot.progress import CheckpointProgress, ProgressBook
+from statebackend.continuous.dataflow import ContinuousStream, continuous
+from statebackend.continuous.flow import Flow, JobSetup
+from statebackend.continuous.sources.base import Source
 from statebackend.errors import (
     SettingError,
     SparkConnectError,
@@ -134,7 +136,15 @@ class StateBackend(FrameMaker):
         )
         self._launch: Launch | None = None
         self._checked = False
-        self._continuous: Any = None  # what was built of a continuous job
+        setup = JobSetup(
+            self._job,
+            self._settings,
+            self._settings.local_dir,
+            savepoint,
+            allow_dropped_state,
+            spark,
+        )
+        self._continuous = Flow(setup)
 
     @property
     def job(self) -> str:
@@ -267,7 +277,7 @@ class StateBackend(FrameMaker):
 
         return checked_function  # type: ignore[return-value]
 
-    def continuous(self, source: Any, *, name: str) -> Any:
+    def continuous(self, source: Source, *, name: str) -> ContinuousStream:
         """The rows of a source, for a job that runs without micro-batches (docs/continuous.md).
 
         Args:
@@ -280,9 +290,7 @@ class StateBackend(FrameMaker):
         Raises:
             SettingError, DuplicateUidError: no source, or the name.
         """
-        # It stands above this floor, as a user of it.
-        dataflow = importlib.import_module("statebackend.continuous.dataflow")
-        return dataflow.continuous(self, source, name=name)
+        return continuous(self._continuous, source, name=name)
 
     # --- what is going on ----------------------------------------------------------------------
 
@@ -338,9 +346,8 @@ class StateBackend(FrameMaker):
             UnsupportedQueryError: operators of Spark's own keep state in the checkpoint location.
             StoreUnreachableError: it took too long, or a store cannot be reached.
         """
-        continuous = getattr(self._continuous, "query", None)
-        if continuous is not None:
-            made: Savepoint = continuous.savepoint(to, timeout_s=timeout_s)
+        if self._continuous.query is not None:
+            made: Savepoint = self._continuous.query.savepoint(to, timeout_s=timeout_s)
             return made
 
         def open_location(path: str) -> CheckpointLocation:

@@ -26,7 +26,7 @@ from statebackend.settings import Settings
 from statebackend.spark.atstart import frame_limits
 from statebackend.spark.constants import PackedProcessor, pack, sent_by
 from statebackend.spark.heartbeat import SOURCE_NAME, HeartbeatFile, beating
-from statebackend.spark.initial import InitialState
+from statebackend.spark.initialframe import InitialState
 from statebackend.spark.inputs import key_schema_of
 from statebackend.spark.job import Job
 from statebackend.spark.multiplied import with_rules

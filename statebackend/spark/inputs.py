@@ -10,7 +10,7 @@ from pyspark.sql.types import ByteType, StructType
 
 from statebackend.errors import SchemaError
 from statebackend.ops import jvm
-from statebackend.spark.plan import quoted
+from statebackend.schema.ddl import quoted
 
 __all__ = ["key_names", "key_schema_of", "united_sides"]
 

@@ -9,8 +9,8 @@ from pyspark.sql.types import StructType
 from statebackend.errors import SchemaError
 from statebackend.keygroups import key_group_range
 from statebackend.ops.packing import GROUP
+from statebackend.schema.ddl import quoted
 from statebackend.spark.keyhash import key_group_expression
-from statebackend.spark.plan import quoted
 
 __all__ = ["check_rules", "with_rules"]
 

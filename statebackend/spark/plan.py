@@ -21,10 +21,11 @@ from pyspark.sql import functions as F
 
 from statebackend.keygroups import check_parallelism
 from statebackend.ops.packing import GROUP
+from statebackend.schema.ddl import quoted
 from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
 from statebackend.spark.keyhash import key_group_expression, surrogates
 
-__all__ = ["Anchor", "anchored", "quoted"]
+__all__ = ["Anchor", "anchored"]
 
 _log = logging.getLogger("statebackend.spark")
 _SURROGATE = "__statebackend_surrogate"
@@ -143,8 +144,3 @@ def _barrier_stamp(subtask: Column, _: Column) -> Column:
     time_ms = F.shiftleft(F.unix_millis(F.current_timestamp()), NONCE_BITS)
     nonce = F.floor(F.rand() * F.lit(1 << NONCE_BITS))
     return F.when(subtask < 0, time_ms + nonce)
-
-
-def quoted(name: str) -> str:
-    """A column name as an expression, whatever is in it."""
-    return "`" + name.replace("`", "``") + "`"

@@ -16,7 +16,7 @@ from statebackend.errors import MissingUidError, SettingError, StateMismatchErro
 from statebackend.ops.declared import StateDeclaration
 from statebackend.ops.redeclared import check_operator_key, redeclared, versions_of
 from statebackend.schema.types import schema_from_json
-from statebackend.spark.initial import InitialState
+from statebackend.spark.initialframe import InitialState
 from statebackend.spark.timeplan import NO_TIME, TimePlan
 
 __all__ = ["Operator", "check_watermark", "log_changes", "operator_specs"]

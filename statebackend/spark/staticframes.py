@@ -32,12 +32,12 @@ from statebackend.ops.operatorplan import OperatorPlan
 from statebackend.ops.rowconv import arrow_schema
 from statebackend.ops.staging import InputStage
 from statebackend.ops.told import code_first
+from statebackend.schema.ddl import quoted
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
-from statebackend.spark.initial import InitialState
+from statebackend.spark.initialframe import InitialState
 from statebackend.spark.intake import EpochInput
 from statebackend.spark.keyhash import key_group_expression
-from statebackend.spark.plan import quoted
 from statebackend.spark.shipped import ShippedProcessor
 from statebackend.spark.specs import Operator
 from statebackend.spark.timeplan import TimePlan

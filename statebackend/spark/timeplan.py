@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
-from statebackend.spark.plan import quoted
+from statebackend.schema.ddl import quoted
 
 __all__ = [
     "NO_TIME",

@@ -101,7 +101,7 @@ def seen(sink: CollectSink, rules: int) -> None:
 
 def named(world: World, *operators: str) -> set[str]:
     """What the newest records name of states that belong to no key."""
-    store = world.backend._job.store
+    store = world.flow.setup.job.store
     log = CommitLog(store, job="job", writer="test", new_id=system.new_id)
     newest = {m.operator: m for m in log.manifests() if m.kind == "checkpoint"}
     slices = (s for uid, m in newest.items() if uid in operators for s in m.slices)
@@ -109,7 +109,7 @@ def named(world: World, *operators: str) -> set[str]:
 
 
 def kept(world: World) -> set[str]:
-    return {info.name for info in world.backend._job.store.list("data/")}
+    return {info.name for info in world.flow.setup.job.store.list("data/")}
 
 
 @pytest.mark.parametrize("inline_limit_bytes", [1_000, 1])

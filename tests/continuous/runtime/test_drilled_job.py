@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,8 +33,8 @@ def test_windows_of_files_that_come_while_it_runs_are_exact(
 ) -> None:
     job, drawn = BUNDLED["continuous-windows"], random.Random(seed)
     assert job.feed is not None
-    world.backend.continuous = lambda source, name: continuous(world.backend, source, name=name)
-    stream = job.build(None, world.backend, tmp_path)  # type: ignore[arg-type] # no Spark here
+    backend = SimpleNamespace(continuous=functools.partial(continuous, world.flow))
+    stream = job.build(None, backend, tmp_path)  # type: ignore[arg-type] # no Spark here
     assert isinstance(stream, ContinuousStream)
     let_end(stream.flow, tmp_path / "stop")
     stream.sink(FileSink(tmp_path / "out"))

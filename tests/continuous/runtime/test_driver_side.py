@@ -316,7 +316,7 @@ def test_a_job_is_not_taken_back_because_the_log_did_not_read(
     count(world, Numbers(None, rows_per_s=1000))
     query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(5, 0.0))
     soon(lambda: query.is_running)
-    other = Job(world.backend._job.uri, "job").log()
+    other = Job(world.flow.setup.job.uri, "job").log()
     other.claim(query_id="continuous", run="another's")
     sequences, looks = CommitLog.sequences, itertools.count(1)
 

@@ -209,7 +209,7 @@ def test_windows_of_event_time_come_out_once_and_whole(
 
 def test_a_streaming_querys_job_is_refused(world: World) -> None:
     """Its state would go on, and the sources begin anew: all would count twice."""
-    job = world.backend._job
+    job = world.flow.setup.job
     log = CommitLog(job.store, job=job.name, writer="query", new_id=system.new_id)
     tenure = log.claim(query_id="of a query", run="run")
     manifest = Manifest(

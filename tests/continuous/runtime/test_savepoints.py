@@ -76,7 +76,7 @@ def some_epochs(query: ContinuousQuery, count: int = 1) -> None:
 
 
 def checked(world: World, savepoint: Savepoint) -> VerifyReport:
-    report = check_savepoint(world.backend._job.open_at(savepoint.uri))
+    report = check_savepoint(world.flow.setup.job.open_at(savepoint.uri))
     assert report.ok, report.findings
     return report
 
@@ -109,7 +109,7 @@ def test_a_job_goes_on_while_its_savepoint_is_made(world: World) -> None:
     some_epochs(query)
     made = query.savepoint()
     checked(world, made)
-    assert [one.id for one in listed(world.backend._job)] == [made.id]
+    assert [one.id for one in listed(world.flow.setup.job)] == [made.id]
     world.go_on()
     assert query.await_termination(60.0)
     assert query.restarts == 0
@@ -188,7 +188,7 @@ def test_a_clone_goes_on_with_savepoint_given_although_that_is_gone(world: World
     clone = world.start(2)
     some_epochs(clone, made.epoch + 1)
     assert clone.stop()
-    delete_savepoint(world.backend._job.open_at(made.uri))
+    delete_savepoint(world.flow.setup.job.open_at(made.uri))
     world.renew(job="clone", savepoint=made.uri)
     sink = counting(world, per_s=None)
     assert world.start(1).await_termination(60.0)
@@ -219,7 +219,7 @@ def test_what_a_clone_cannot_take_over_is_refused_before_anything_is_written(wor
     counting(world, processor=Windows(100))
     with pytest.raises((StateMismatchError, MissingUidError)):
         build()
-    assert not [info for info in world.backend._job.store.list("") if "probe" not in info.name]
+    assert not [info for info in world.flow.setup.job.store.list("") if "probe" not in info.name]
     build = start(allow_dropped_state=True)
     sink = CollectSink()
     keyed = world.source(Numbers(ROWS), name="another").key_by("key")
@@ -320,10 +320,10 @@ def test_nothing_half_made_is_left_where_making_one_fails(
         with pytest.raises(StoreUnreachableError, match="down"):
             query.savepoint()
     assert copied
-    assert listed(world.backend._job) == []
+    assert listed(world.flow.setup.job) == []
     assert query.restarts == 0
     made = query.savepoint()
-    assert [one.id for one in listed(world.backend._job)] == [made.id]
+    assert [one.id for one in listed(world.flow.setup.job)] == [made.id]
     world.go_on()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(ROWS))
@@ -376,7 +376,7 @@ def test_a_savepoint_whose_checkpoint_takes_too_long_is_given_up(
     soon(lambda: query.is_running)
     with pytest.raises(StoreUnreachableError, match="waiting for the checkpoint"):
         query.savepoint(timeout_s=0.5)
-    assert listed(world.backend._job) == []
+    assert listed(world.flow.setup.job) == []
     marker.unlink()
     assert query.await_termination(60.0)
     check_counts(sink.rows(), truth(ROWS))
@@ -475,7 +475,7 @@ def test_what_savepoint_json_says_reads_back(world: World) -> None:
     query = world.start(2)
     some_epochs(query)
     made = query.savepoint(f"file://{world.folder}/apart")
-    assert read_savepoint(world.backend._job.open_at(made.uri)) == made
+    assert read_savepoint(world.flow.setup.job.open_at(made.uri)) == made
     with pytest.raises(SettingError, match="lies there already"):
         query.savepoint(f"file://{world.folder}/apart")
     assert query.is_active

@@ -83,7 +83,7 @@ def manifests_of(state: StateAt) -> dict[str, Manifest]:
 def test_a_query_takes_over_operators_with_a_key_and_one_watermark(
     world: World, saved: Savepoint
 ) -> None:
-    _, _, state = open_saved(saved, world.backend._job)
+    _, _, state = open_saved(saved, world.flow.setup.job)
     assert lists_in(state).keys() == {"source", "sink-windows"}
     seen_ms = manifests_of(state)["windows"].event_max_ms
     assert seen_ms
@@ -92,7 +92,7 @@ def test_a_query_takes_over_operators_with_a_key_and_one_watermark(
     assert taken.settings == {"operators": {"windows": 0}}
     assert {kept.manifest.operator for kept in taken.records} == {"windows"}
     assert manifests_of(taken)["windows"].watermark_ms == seen_ms
-    assert saved_lineages(saved, world.backend._job).keys() == {"windows"}
+    assert saved_lineages(saved, world.flow.setup.job).keys() == {"windows"}
     with pytest.raises(NotRestorableError, match="no keyed operator"):
         without(state, {"windows", "source", "sink-windows"})
 
@@ -101,7 +101,7 @@ def test_a_stream_takes_over_the_watermark_that_was_in_force(
     world: World, saved: Savepoint
 ) -> None:
     """What a query saw is ahead of its watermark by the delay: by it rows in time would be late."""
-    _, _, state = open_saved(saved, world.backend._job)
+    _, _, state = open_saved(saved, world.flow.setup.job)
     records = tuple(
         type(kept)(
             msgspec.structs.replace(kept.manifest, watermark_ms=1000, event_max_ms=9000),
@@ -115,7 +115,7 @@ def test_a_stream_takes_over_the_watermark_that_was_in_force(
 
 
 def test_which_records_are_which(world: World, saved: Savepoint) -> None:
-    store, _, state = open_saved(saved, world.backend._job)
+    store, _, state = open_saved(saved, world.flow.setup.job)
     found = manifests_of(state)
     assert not has_no_key(found["windows"])
     assert is_continuous(found.values())
@@ -143,7 +143,7 @@ class CutFiles(Files):
 def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
     world: World, saved: Savepoint
 ) -> None:
-    job = Job(world.backend._job.uri, "query")
+    job = Job(world.flow.setup.job.uri, "query")
 
     def begin(location: Files, sources: int | None = 2) -> None:
         begin_query_with(
@@ -217,7 +217,7 @@ def test_windows_go_through_a_query_and_back_into_a_stream(
     soon(lambda: len(first.rows()) > 40)
     made = query.stop_with_savepoint()
     fired = [tuple(row.values()) for row in first.rows()]
-    uri = as_of_a_query(made, Job(world.backend._job.uri, "query"), tmp_path / "of a query")
+    uri = as_of_a_query(made, Job(world.flow.setup.job.uri, "query"), tmp_path / "of a query")
 
     world.renew(job="clone", savepoint=uri)
     second = windows(world, 6000, None)  # from its start: what is behind the watermark is late
@@ -242,7 +242,7 @@ def test_windows_go_through_a_query_and_back_into_a_stream(
 
 
 def test_a_beginning_that_is_cut_is_repeated(world: World, saved: Savepoint) -> None:
-    job = Job(world.backend._job.uri, "cut")
+    job = Job(world.flow.setup.job.uri, "cut")
 
     class Cut(KeyboardInterrupt):
         pass
@@ -364,7 +364,7 @@ def stopped_in_event_time(world: World) -> tuple[list[tuple[Any, ...]], Savepoin
     soon(lambda: len(sink.rows()) > 40)
     assert query.stop()
     made = query.savepoint()
-    _, _, state = open_saved(made, world.backend._job)
+    _, _, state = open_saved(made, world.flow.setup.job)
     entries = [one.entry for kept in state.records for one in kept.slices]
     assert {one.operator for one in entries if one.kind == "operator"} >= {"windows"}
     return [tuple(row.values()) for row in sink.rows()], made
@@ -386,7 +386,7 @@ def test_where_its_watermarks_stood_does_no_harm_on_the_way_through_a_query(
     world: World, tmp_path: Path
 ) -> None:
     fired, made = stopped_in_event_time(world)
-    uri = as_of_a_query(made, Job(world.backend._job.uri, "query"), tmp_path / "of a query")
+    uri = as_of_a_query(made, Job(world.flow.setup.job.uri, "query"), tmp_path / "of a query")
     world.renew(job="clone", savepoint=uri)
     second = windows(world, 6000, None)
     assert world.start(2).await_termination(60.0)
@@ -394,7 +394,7 @@ def test_where_its_watermarks_stood_does_no_harm_on_the_way_through_a_query(
     open_then = max(start for _, start, _, _ in fired) + 2 * SIZE_MS
     whole = windows_truth(6000, SIZE_MS)
     assert {row for row in again if row[1] > open_then} == {r for r in whole if r[1] > open_then}
-    at_ms = manifests_of(open_saved(uri, world.backend._job)[2])["windows"].event_max_ms or 0
+    at_ms = manifests_of(open_saved(uri, world.flow.setup.job)[2])["windows"].event_max_ms or 0
     assert min(start for _, start, _, _ in again) + SIZE_MS > at_ms  # what was late still is
 
 

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from statebackend import system
 from statebackend.continuous.cluster import Stage
 from statebackend.continuous.dataflow import ContinuousStream, continuous
-from statebackend.continuous.flow import Flow
+from statebackend.continuous.flow import Flow, JobSetup
 from statebackend.continuous.options import RunOptions
 from statebackend.continuous.query import ContinuousQuery, start
 from statebackend.continuous.slot import Run, Slot
@@ -106,17 +105,12 @@ class World:
         job = Job(f"file://{self.folder}/state", name)
         if savepoint is not None:
             job.begins = lambda: saved_lineages(savepoint, job)
-        self.backend = SimpleNamespace(
-            job=name,
-            _job=job,
-            _savepoint=savepoint,
-            _settings=Settings.resolve(settings, lambda key: None),
-            _builder=SimpleNamespace(local_dir=str(self.folder / "local")),
-            _allow_dropped_state=allow_dropped_state,
-        )
+        found = Settings.resolve(settings, lambda key: None)
+        local_dir = str(self.folder / "local")
+        self.flow = Flow(JobSetup(job, found, local_dir, savepoint, allow_dropped_state))
 
     def source(self, source: Source, name: str = "source") -> ContinuousStream:
-        return continuous(self.backend, source, name=name)
+        return continuous(self.flow, source, name=name)
 
     def held(self, after_s: float) -> HeldClock:
         """Of a source that gives rows for so long, and the rest after `go_on`."""
@@ -134,9 +128,8 @@ class World:
         self._go_on_file.touch()
 
     def start(self, parallelism: int = 2, **options: Any) -> ContinuousQuery:
-        flow: Flow = self.backend._continuous
         given = {"checkpoint_interval_s": 0.1, "start_timeout_s": 30.0, **options}
-        query = start(flow, parallelism, RunOptions(**given), self.cluster)
+        query = start(self.flow, parallelism, RunOptions(**given), self.cluster)
         self.queries.append(query)
         return query
 

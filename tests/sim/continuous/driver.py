@@ -6,13 +6,13 @@ The slots of a run end together, as those of a barrier stage do; who loses his d
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from recovery.restarting import FixedDelay
 from snapshot.storage.options import StoreOptions
 from statebackend.continuous.cluster import Stage
 from statebackend.continuous.dataflow import continuous
+from statebackend.continuous.flow import Flow, JobSetup
 from statebackend.continuous.options import RunOptions
 from statebackend.continuous.query import ContinuousQuery, start
 from statebackend.continuous.slot import Run
@@ -177,21 +177,14 @@ class Driver:
             restart=FixedDelay(100_000, 0.1),
         )
 
-    def _flow(self) -> Any:
+    def _flow(self) -> Flow:
         world = self.world
-        backend: Any = SimpleNamespace(
-            job="job",
-            _job=self._job(),
-            _savepoint=None,
-            _settings=self.settings,
-            _builder=SimpleNamespace(local_dir=""),
-            _allow_dropped_state=False,
-        )
-        data = continuous(backend, Data(world), name="data").key_by("key")
-        joined = data.connect_broadcast(continuous(backend, Rules(world), name="rules"))
+        flow = Flow(JobSetup(self._job(), self.settings, local_dir=""))
+        data = continuous(flow, Data(world), name="data").key_by("key")
+        joined = data.connect_broadcast(continuous(flow, Rules(world), name="rules"))
         numbered = joined.process(Numbered(), uid="op", output_schema=OUTPUT)
         numbered.sink(LedgerSink(world), uid="sink")
-        return backend._continuous
+        return flow
 
     def _job(self) -> SimJob:
         config = self.world.config
