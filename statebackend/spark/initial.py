@@ -7,7 +7,7 @@ the stream is, and kept as one object per subtask; the operator's first epoch re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,26 +17,19 @@ from blake3 import blake3
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from recovery.fetch import fetch_file
 from recovery.workspace import Workspace
 from snapshot.messages import SlicePart
 from snapshot.names import data_name
-from snapshot.storage.base import ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.options import StoreOptions
 from statebackend import system
-from statebackend.errors import CorruptionError, HashMismatchError
-from statebackend.hashing import key_groups as hash_key_groups
-from statebackend.keygroups import subtask_of
 from statebackend.ops.rowconv import arrow_schema
-from statebackend.ops.staging import InputStage
 from statebackend.ops.told import code_first
 from statebackend.schema.ddl import quoted
 from statebackend.spark.initialframe import InitialState
-from statebackend.spark.intake import EpochInput
 from statebackend.spark.keyhash import key_group_expression
 
-__all__ = ["read_initial", "write_initial"]
+__all__ = ["write_initial"]
 
 _SUBTASK: Final = "__statebackend_subtask"
 _WRITTEN: Final = StructType(
@@ -127,53 +120,3 @@ def write_initial(
         )
         for row in written
     }
-
-
-def read_initial(
-    store: ObjectStore,
-    parts: list[SlicePart],
-    stage: InputStage,
-    *,
-    subtask: int,
-    schema: pa.Schema,
-    key_positions: tuple[int, ...],
-    parallelism: int,
-    max_parallelism: int,
-    new_path: Callable[[], Path],
-) -> EpochInput:
-    """A subtask's initial state, staged as its input is.
-
-    Raises:
-        CorruptionError: an object is damaged.
-        HashMismatchError: Spark and Python disagree on a key's place.
-        LocalDirError: the disk is full or failed.
-    """
-    for part in parts:
-        path = new_path()
-        try:
-            fetch_file(store, part.name, path, size_bytes=part.size_bytes, digest=part.digest)
-            for batch in _batches(path, part, schema):
-                groups = hash_key_groups([batch.column(i) for i in key_positions], max_parallelism)
-                if (subtask_of(groups, parallelism, max_parallelism) != subtask).any():
-                    raise HashMismatchError(
-                        "Spark's plan and Python put keys of the initial state into different key "
-                        "groups.",
-                        todo="Use a supported release of Spark; nothing of this attempt was kept.",
-                    )
-                stage.add(batch, groups)
-        finally:
-            path.unlink(missing_ok=True)
-    return EpochInput(subtask, -1, stage, key_positions)
-
-
-def _batches(path: Path, part: SlicePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            if reader.schema != schema:
-                raise ValueError(f"it has the schema {reader.schema}")
-            yield from reader
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise CorruptionError(
-            f"The initial state in {part.name!r} cannot be read ({error}).",
-            todo="Start the query again: the initial state is written anew.",
-        ) from error

@@ -44,7 +44,7 @@ from statebackend.ops.staging import InputStage
 from statebackend.ops.told import code_first
 from statebackend.spark.context import EpochContext
 from statebackend.spark.hosting import Hosting, Request, pass_on
-from statebackend.spark.initial import read_initial
+from statebackend.spark.initialread import read_initial
 from statebackend.spark.intake import EpochInput, peeked, read_epoch
 from statebackend.spark.opening import (
     base_upload,
