@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend import ArrowContext, ArrowProcessor
-from statebackend.continuous.sinks.base import Committer, NoCommitter, Sink, SinkContext, SinkWriter
+from statebackend.continuous.sinks.sink import Committer, NoCommitter, Sink, SinkContext, SinkWriter
 from statebackend.continuous.sources.generated import GeneratedSource
 from statebackend.keygroups import default_max_parallelism, subtask_of
 

@@ -30,7 +30,7 @@ from bench.cpu import CpuSampler
 from bench.side import session
 from statebackend import CallbackSink, NoRestart, StateBackend
 from statebackend.continuous.exchange.elements import ELEMENT_BYTES
-from statebackend.continuous.sinks.base import SinkContext
+from statebackend.continuous.sinks.sink import SinkContext
 
 __all__ = ["run", "skew"]
 

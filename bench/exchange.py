@@ -23,17 +23,17 @@ import numpy as np
 import pyarrow as pa
 
 from bench.machine import ROOT, busy_share
-from snapshot.barrier import EndOfInput
-from snapshot.messages import PROTOCOL
+from snapshot.barriers.barrier import EndOfInput
+from snapshot.protocol.messages import PROTOCOL
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_messages import Address, Identity
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import Address, Identity
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.exchange.partition import by_key_group, rebalance
+from statebackend.continuous.exchange.partitioner import by_key_group, rebalance
 from statebackend.continuous.exchange.server import ExchangeServer
-from statebackend.spark.tls import self_signed
-from statebackend.spark.wire import Call, Client, Server
+from statebackend.rpc.service import Call, Client, Server
+from statebackend.rpc.tls import self_signed
 
 __all__ = ["exchange", "exchange_text"]
 

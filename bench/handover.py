@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from bench.machine import ROOT
-from recovery import local as local_module
-from recovery.keeper import Clock, Keeper, KeeperSettings
-from recovery.local import LocalSubtask
+from recovery.local import local_copies as local_module
+from recovery.local.local_copies import LocalSubtask
+from recovery.local.store_pool import Clock, Keeper, KeeperSettings
 from statebackend import system
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore

@@ -18,30 +18,30 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
-from recovery.keeper import Keeper, KeeperSettings
-from snapshot.bases import BasePolicy
-from snapshot.coordinator import Coordinator
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.operators import OperatorSpec
+from recovery.local.store_pool import Keeper, KeeperSettings
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.operators import OperatorSpec
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.hashing import key_groups
-from statebackend.ops.declared import StateDeclaration
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators.declared_states import StateDeclaration
+from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
+from statebackend.rpc.service import Endpoint
+from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.operator_time import NO_TIME
+from statebackend.runtime.worker.shipped_constants import pack
+from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.settings import Settings
-from statebackend.spark import task as task_module
-from statebackend.spark.constants import pack
-from statebackend.spark.context import EpochContext
-from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
-from statebackend.spark.session import RunSession
-from statebackend.spark.task import SubtaskTask
-from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.timeplan import NO_TIME
-from statebackend.spark.wire import Endpoint
+from statebackend.spark.worker import task as task_module
+from statebackend.spark.worker.batch_context import EpochContext
+from statebackend.spark.worker.input_reader import CONTROL_COLUMNS, NONCE_BITS
+from statebackend.spark.worker.task import SubtaskTask
 
 __all__ = ["INPUT", "MAX_PARALLELISM", "OUTPUT", "STATE", "Harness", "spark_batches"]
 

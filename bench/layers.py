@@ -27,7 +27,7 @@ def task_layers(uri: str, job: str, options: Any = None) -> list[dict[str, Any]]
     Args:
         options: how the store is reached (StoreOptions), if not as a folder.
     """
-    from snapshot.log import CommitLog
+    from snapshot.log.commit_log import CommitLog
     from snapshot.storage.open import open_store
     from statebackend import system
 
@@ -51,7 +51,7 @@ def task_layers(uri: str, job: str, options: Any = None) -> list[dict[str, Any]]
 @contextlib.contextmanager
 def watch_session() -> Iterator[dict[str, list[float]]]:
     """Sessions made inside note how long each of their answers took: ``<verb>`` -> milliseconds."""
-    from statebackend.spark.session import RunSession
+    from statebackend.runtime.driver.session import RunSession
 
     calls: dict[str, list[float]] = defaultdict(list)
     lock = threading.Lock()

@@ -16,10 +16,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from bench.inproc import INPUT, OUTPUT, STATE, UID
-from statebackend.ops.declared import EpochTimes, StateDeclaration
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import Groups
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators.declared_states import EpochTimes, StateDeclaration
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.input.group_by_key import Groups
+from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec

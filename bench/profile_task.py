@@ -34,46 +34,46 @@ from bench.layers import PHASES
 from bench.processor import Counter
 from bench.profile_states import state_costs
 from bench.trace import Tracer
-from statebackend.ops.declared import EpochState, EpochTimes, StateDeclaration
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.rows import RowOperator
-from statebackend.ops.tws import TwsCalls
+from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.rows.row_processor import RowOperator
+from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.intake import read_epoch
+from statebackend.spark.worker.input_reader import read_epoch
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 
 __all__ = ["ladder", "profile", "profile_text"]
 
 TARGETS = (
-    "statebackend.spark.task:read_epoch",
-    "statebackend.spark.intake:_Reader.take",
+    "statebackend.spark.worker.task:read_epoch",
+    "statebackend.spark.worker.input_reader:_Reader.take",
     "statebackend.schema.keys:KeyCodec.encode_arrow",
-    "statebackend.spark.intake:group_part",
-    "recovery.restore:Restorer.open",
-    "recovery.local:LocalSubtask.acquire",
-    "recovery.local:LocalSubtask.sweep",
-    "recovery.local:Incarnation.describe",
-    "recovery.local:Incarnation.drop_deltas",
-    "recovery.local:Incarnation.read_delta",
-    "recovery.local:Incarnation.write_delta",
-    "recovery.restore:Restorer._apply",
-    "recovery.restore:iter_delta",
+    "statebackend.spark.worker.input_reader:group_part",
+    "recovery.restore.restorer:Restorer.open",
+    "recovery.local.local_copies:LocalSubtask.acquire",
+    "recovery.local.local_copies:LocalSubtask.sweep",
+    "recovery.local.local_copies:Incarnation.describe",
+    "recovery.local.local_copies:Incarnation.drop_deltas",
+    "recovery.local.local_copies:Incarnation.read_delta",
+    "recovery.local.local_copies:Incarnation.write_delta",
+    "recovery.restore.restorer:Restorer._apply",
+    "recovery.restore.restorer:iter_delta",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.multi_get",
     "statebackend.rocks.store:RocksStore.apply",
     "statebackend.rocks.store:RocksStore.apply_batches",
     "statebackend.rocks.store:RocksStore.close",
-    "statebackend.ops.rows:columns_to_python",
+    "statebackend.operators.rows.row_processor:columns_to_python",
     "statebackend.state.cells:KeyCursor.load",
-    "statebackend.ops.rowconv:RowWriter.take",
+    "statebackend.operators.rows.rowconv:RowWriter.take",
     "statebackend.state.table:FrozenOverlay.sorted",
-    "statebackend.spark.task:encode_frozen",
-    "recovery.local:LocalSubtask.give_back",
-    "snapshot.storage.local:LocalStore.put",
-    "snapshot.log:CommitLog.append",
+    "statebackend.spark.worker.task:encode_frozen",
+    "recovery.local.local_copies:LocalSubtask.give_back",
+    "snapshot.storage.local_store:LocalStore.put",
+    "snapshot.log.commit_log:CommitLog.append",
     "bench.inproc:_Client.begin",
     "bench.inproc:_Client.ack",
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from recovery.rescale import Piece, assemble
+from recovery.restore.rescale import Piece, assemble
 from statebackend.rocks.parted import Store, open_store
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 

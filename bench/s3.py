@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.store_options import StoreOptions
 
 __all__ = ["REGION", "Place", "place"]
 

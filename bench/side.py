@@ -26,7 +26,7 @@ from bench.data import FILES_PER_BATCH, INPUT_SCHEMA
 from bench.layers import task_layers, watch_session
 from bench.processor import OUTPUT_SCHEMA, PROCESSORS
 from bench.works import START_MS, WORKS
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.store_options import StoreOptions
 
 __all__ = ["SIDES", "run"]
 
@@ -118,7 +118,7 @@ def _stateless_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, 
 def _anchored_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
     """Our plan without our operator: what routing, identity and barrier cost."""
     from statebackend.keygroups import default_max_parallelism
-    from statebackend.spark.plan import Anchor, anchored
+    from statebackend.spark.frames.anchor import Anchor, anchored
 
     spark, partitions = frame.sparkSession, task["partitions"]
     # A join of this kind with a static frame is what the backend lifts the check for.

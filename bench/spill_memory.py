@@ -25,14 +25,14 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from bench.machine import ROOT
-from snapshot.delta_stream import as_lists, encode_frozen, iter_delta
+from snapshot.formats.delta_stream import as_lists, encode_frozen, iter_delta
 from statebackend.hashing import key_groups
-from statebackend.ops.rows import RowOperator
-from statebackend.ops.staging import InputStage
+from statebackend.operators.input.staging import InputStage
+from statebackend.operators.rows.row_processor import RowOperator
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.intake import NONCE_BITS, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, read_epoch
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable

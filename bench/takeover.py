@@ -27,16 +27,16 @@ from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from bench.inproc import MAX_PARALLELISM, UID
 from bench.trace import Tracer
-from recovery.keeper import Clock
-from recovery.local import LocalSubtask
-from recovery.restore import OpenSubtask, Restorer, Site
-from snapshot.delta import chain, chain_start, decode_delta, encode_delta
-from snapshot.messages import BeginReply, LocalCopy, RestoreStep
-from snapshot.storage.memory import MemoryStore
+from recovery.local.local_copies import LocalSubtask
+from recovery.local.store_pool import Clock
+from recovery.restore.restorer import OpenSubtask, Restorer, Site
+from snapshot.formats.delta import chain, chain_start, decode_delta, encode_delta
+from snapshot.protocol.messages import BeginReply, LocalCopy, RestoreStep
+from snapshot.storage.memory_store import MemoryStore
 from statebackend import system
 from statebackend.hashing import key_groups
 from statebackend.keygroups import KeyGroupRange
-from statebackend.rocks.options import RocksSettings, store_options
+from statebackend.rocks.rocksdb_options import RocksSettings, store_options
 from statebackend.rocks.store import _MARKER_KEY, Marker
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
@@ -50,13 +50,13 @@ _VALUE = T.StructType([T.StructField("n", T.LongType())])
 # Thin around calls into RocksDB: what these take is its share.
 _ROCKSDB = ("RocksStore.open", "RocksStore.get", "RocksStore._write")
 _STEPS = (
-    "recovery.local:LocalSubtask.acquire",
-    "recovery.incarnation:Incarnation.describe",
-    "recovery.incarnation:Incarnation.drop_deltas",
-    "recovery.incarnation:Incarnation.read_delta",
-    "recovery.local:LocalSubtask.sweep",
-    "recovery.steps:iter_delta",
-    "recovery.restore:Restorer._apply",
+    "recovery.local.local_copies:LocalSubtask.acquire",
+    "recovery.local.store_directory:Incarnation.describe",
+    "recovery.local.store_directory:Incarnation.drop_deltas",
+    "recovery.local.store_directory:Incarnation.read_delta",
+    "recovery.local.local_copies:LocalSubtask.sweep",
+    "recovery.restore.steps:iter_delta",
+    "recovery.restore.restorer:Restorer._apply",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.get",
     "statebackend.rocks.store:RocksStore._write",

@@ -10,24 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recovery.drill.job import DrillJob as DrillJob
-    from recovery.drill.outcome import DrillReport as DrillReport
-    from recovery.drill.runner import run_drill as run_drill
-    from recovery.restarting import ExponentialDelay as ExponentialDelay
-    from recovery.restarting import FailureRate as FailureRate
-    from recovery.restarting import FixedDelay as FixedDelay
-    from recovery.restarting import NoRestart as NoRestart
-    from recovery.savepoint import Savepoint as Savepoint
-    from snapshot.messages import RestoreReport as RestoreReport
-    from snapshot.progress import CheckpointProgress as CheckpointProgress
-    from statebackend.aggregate.functions import approx_count_distinct as approx_count_distinct
-    from statebackend.aggregate.functions import count_distinct as count_distinct
-    from statebackend.aggregate.functions import first as first
-    from statebackend.aggregate.functions import last as last
-    from statebackend.aggregate.functions import session as session
-    from statebackend.aggregate.functions import sliding as sliding
-    from statebackend.aggregate.functions import top_k as top_k
-    from statebackend.aggregate.functions import tumbling as tumbling
+    from recovery.decide.restarting import ExponentialDelay as ExponentialDelay
+    from recovery.decide.restarting import FailureRate as FailureRate
+    from recovery.decide.restarting import FixedDelay as FixedDelay
+    from recovery.decide.restarting import NoRestart as NoRestart
+    from recovery.drill.jobs.drill_job import DrillJob as DrillJob
+    from recovery.drill.report.outcome import DrillReport as DrillReport
+    from recovery.drill.run.runner import run_drill as run_drill
+    from recovery.savepoints.savepoint import Savepoint as Savepoint
+    from snapshot.log.progress import CheckpointProgress as CheckpointProgress
+    from snapshot.protocol.messages import RestoreReport as RestoreReport
     from statebackend.api.arrow import ArrowContext as ArrowContext
     from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
     from statebackend.api.arrow import Keys as Keys
@@ -35,29 +27,39 @@ if TYPE_CHECKING:
     from statebackend.api.processors import BroadcastProcessor as BroadcastProcessor
     from statebackend.api.processors import CoProcessor as CoProcessor
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
-    from statebackend.api.tester import ProcessorTester as ProcessorTester
-    from statebackend.continuous.query import ContinuousCheckpoint as ContinuousCheckpoint
-    from statebackend.continuous.query import ContinuousQuery as ContinuousQuery
-    from statebackend.continuous.sinks.base import Committer as Committer
-    from statebackend.continuous.sinks.base import Sink as Sink
-    from statebackend.continuous.sinks.base import SinkContext as SinkContext
-    from statebackend.continuous.sinks.base import SinkWriter as SinkWriter
+    from statebackend.backend import StateBackend as StateBackend
+    from statebackend.continuous.driver.query import ContinuousCheckpoint as ContinuousCheckpoint
+    from statebackend.continuous.driver.query import ContinuousQuery as ContinuousQuery
     from statebackend.continuous.sinks.callback import CallbackSink as CallbackSink
     from statebackend.continuous.sinks.collect import CollectSink as CollectSink
-    from statebackend.continuous.sinks.files import FileSink as FileSink
-    from statebackend.continuous.sources.base import Discovery as Discovery
-    from statebackend.continuous.sources.base import Source as Source
-    from statebackend.continuous.sources.base import Split as Split
-    from statebackend.continuous.sources.base import SplitReader as SplitReader
-    from statebackend.continuous.sources.files import FileSource as FileSource
+    from statebackend.continuous.sinks.file_sink import FileSink as FileSink
+    from statebackend.continuous.sinks.sink import Committer as Committer
+    from statebackend.continuous.sinks.sink import Sink as Sink
+    from statebackend.continuous.sinks.sink import SinkContext as SinkContext
+    from statebackend.continuous.sinks.sink import SinkWriter as SinkWriter
+    from statebackend.continuous.sources.file_source import FileSource as FileSource
     from statebackend.continuous.sources.generated import RangeSource as RangeSource
     from statebackend.continuous.sources.nexmark import NexmarkSource as NexmarkSource
     from statebackend.continuous.sources.redisstreams import RedisStreamSource as RedisStreamSource
+    from statebackend.continuous.sources.source import Discovery as Discovery
+    from statebackend.continuous.sources.source import Source as Source
+    from statebackend.continuous.sources.source import Split as Split
+    from statebackend.continuous.sources.source import SplitReader as SplitReader
     from statebackend.errors import StateBackendError as StateBackendError
-    from statebackend.spark.backend import StateBackend as StateBackend
-    from statebackend.spark.scaling.policy import RescalePolicy as RescalePolicy
-    from statebackend.spark.scaling.rescaler import Rescaler as Rescaler
+    from statebackend.operators.aggregate.functions import (
+        approx_count_distinct as approx_count_distinct,
+    )
+    from statebackend.operators.aggregate.functions import count_distinct as count_distinct
+    from statebackend.operators.aggregate.functions import first as first
+    from statebackend.operators.aggregate.functions import last as last
+    from statebackend.operators.aggregate.functions import session as session
+    from statebackend.operators.aggregate.functions import sliding as sliding
+    from statebackend.operators.aggregate.functions import top_k as top_k
+    from statebackend.operators.aggregate.functions import tumbling as tumbling
+    from statebackend.scaling.policy import RescalePolicy as RescalePolicy
+    from statebackend.scaling.rescaler import Rescaler as Rescaler
     from statebackend.state.ttl import TTL as TTL
+    from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
 
@@ -68,49 +70,49 @@ _EXPORTS: dict[str, str] = {
     "ArrowProcessor": "statebackend.api.arrow",
     "BroadcastProcessor": "statebackend.api.processors",
     "CallbackSink": "statebackend.continuous.sinks.callback",
-    "CheckpointProgress": "snapshot.progress",
+    "CheckpointProgress": "snapshot.log.progress",
     "CoProcessor": "statebackend.api.processors",
     "CollectSink": "statebackend.continuous.sinks.collect",
-    "Committer": "statebackend.continuous.sinks.base",
-    "ContinuousCheckpoint": "statebackend.continuous.query",
-    "ContinuousQuery": "statebackend.continuous.query",
-    "Discovery": "statebackend.continuous.sources.base",
-    "DrillJob": "recovery.drill.job",
-    "DrillReport": "recovery.drill.outcome",
-    "ExponentialDelay": "recovery.restarting",
-    "FailureRate": "recovery.restarting",
-    "FileSink": "statebackend.continuous.sinks.files",
-    "FileSource": "statebackend.continuous.sources.files",
-    "FixedDelay": "recovery.restarting",
+    "Committer": "statebackend.continuous.sinks.sink",
+    "ContinuousCheckpoint": "statebackend.continuous.driver.query",
+    "ContinuousQuery": "statebackend.continuous.driver.query",
+    "Discovery": "statebackend.continuous.sources.source",
+    "DrillJob": "recovery.drill.jobs.drill_job",
+    "DrillReport": "recovery.drill.report.outcome",
+    "ExponentialDelay": "recovery.decide.restarting",
+    "FailureRate": "recovery.decide.restarting",
+    "FileSink": "statebackend.continuous.sinks.file_sink",
+    "FileSource": "statebackend.continuous.sources.file_source",
+    "FixedDelay": "recovery.decide.restarting",
     "KeyedProcessor": "statebackend.api.processors",
     "Keys": "statebackend.api.arrow",
     "NexmarkSource": "statebackend.continuous.sources.nexmark",
-    "NoRestart": "recovery.restarting",
+    "NoRestart": "recovery.decide.restarting",
     "ProcessorContext": "statebackend.api.context",
-    "ProcessorTester": "statebackend.api.tester",
+    "ProcessorTester": "statebackend.testing.tester",
     "RangeSource": "statebackend.continuous.sources.generated",
     "RedisStreamSource": "statebackend.continuous.sources.redisstreams",
-    "RescalePolicy": "statebackend.spark.scaling.policy",
-    "Rescaler": "statebackend.spark.scaling.rescaler",
-    "RestoreReport": "snapshot.messages",
-    "Savepoint": "recovery.savepoint",
-    "Sink": "statebackend.continuous.sinks.base",
-    "SinkContext": "statebackend.continuous.sinks.base",
-    "SinkWriter": "statebackend.continuous.sinks.base",
-    "Source": "statebackend.continuous.sources.base",
-    "Split": "statebackend.continuous.sources.base",
-    "SplitReader": "statebackend.continuous.sources.base",
-    "StateBackend": "statebackend.spark.backend",
+    "RescalePolicy": "statebackend.scaling.policy",
+    "Rescaler": "statebackend.scaling.rescaler",
+    "RestoreReport": "snapshot.protocol.messages",
+    "Savepoint": "recovery.savepoints.savepoint",
+    "Sink": "statebackend.continuous.sinks.sink",
+    "SinkContext": "statebackend.continuous.sinks.sink",
+    "SinkWriter": "statebackend.continuous.sinks.sink",
+    "Source": "statebackend.continuous.sources.source",
+    "Split": "statebackend.continuous.sources.source",
+    "SplitReader": "statebackend.continuous.sources.source",
+    "StateBackend": "statebackend.backend",
     "StateBackendError": "statebackend.errors",
-    "approx_count_distinct": "statebackend.aggregate.functions",
-    "count_distinct": "statebackend.aggregate.functions",
-    "first": "statebackend.aggregate.functions",
-    "last": "statebackend.aggregate.functions",
-    "run_drill": "recovery.drill.runner",
-    "session": "statebackend.aggregate.functions",
-    "sliding": "statebackend.aggregate.functions",
-    "top_k": "statebackend.aggregate.functions",
-    "tumbling": "statebackend.aggregate.functions",
+    "approx_count_distinct": "statebackend.operators.aggregate.functions",
+    "count_distinct": "statebackend.operators.aggregate.functions",
+    "first": "statebackend.operators.aggregate.functions",
+    "last": "statebackend.operators.aggregate.functions",
+    "run_drill": "recovery.drill.run.runner",
+    "session": "statebackend.operators.aggregate.functions",
+    "sliding": "statebackend.operators.aggregate.functions",
+    "top_k": "statebackend.operators.aggregate.functions",
+    "tumbling": "statebackend.operators.aggregate.functions",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from recovery.drill.job import DrillJob
-    from recovery.drill.outcome import DrillReport
+    from recovery.drill.jobs.drill_job import DrillJob
+    from recovery.drill.report.outcome import DrillReport
 
 __all__ = ["Drill", "drill"]
 
@@ -157,8 +157,8 @@ class Drill:
         _check_ours()
         import msgspec
 
-        from recovery.drill import runner
-        from recovery.drill.naming import drawn_seed
+        from recovery.drill.run import runner
+        from recovery.drill.run.naming import drawn_seed
 
         self._runs += 1
         # None is what the runner takes for nothing said, wherever it has another default.
@@ -192,7 +192,7 @@ class Drill:
     ) -> None:
         """Not after minutes, but before the drill."""
         __tracebackhide__ = True
-        from recovery.drill.naming import impossible, kind_of
+        from recovery.drill.run.naming import impossible, kind_of
 
         options = {name: asked[name] for name in ("cluster", "store", "commit") if name in asked}
         reasons = impossible(faults, kind=kind_of(job), **options)
@@ -211,7 +211,7 @@ class Drill:
         return nodeid
 
     def _keep(self, report: DrillReport) -> None:
-        from recovery.drill.report import as_json, write_html
+        from recovery.drill.report.report import as_json, write_html
 
         folder = self._item.config.getoption("drill_report")
         if not folder:
@@ -226,7 +226,7 @@ class Drill:
 
     def _judge(self, report: DrillReport, *, lenient: bool) -> None:
         """Fail or skip the test; the report's text stands in its sections if it passes."""
-        from recovery.drill.report import as_text
+        from recovery.drill.report.report import as_text
 
         text = as_text(report)
         if not report.verdict.exact:

@@ -47,7 +47,7 @@ def spark(
     """A session of two local slots; every test shares it, none stops it."""
     from pyspark.sql import SparkSession
 
-    from recovery.drill.cluster import SHORT_LIVED
+    from recovery.drill.cluster.local_cluster import SHORT_LIVED
 
     # Before the JVM starts: the workers must run this very interpreter, with these credentials.
     os.environ["PYSPARK_PYTHON"] = sys.executable

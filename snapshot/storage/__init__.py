@@ -1,13 +1,17 @@
 """Object stores: one small interface, several places to keep bytes.
 
 `snapshot.storage.testing.StoreTests` is the suite that every store passes; it needs pytest, so it
-is not imported here. Nor are `snapshot.storage.s3` and `snapshot.storage.filesystem`, which take
-time to load and packages of their own: `open_store` imports them when a URI asks for them.
+is not imported here. Nor are `snapshot.storage.s3_store` and `snapshot.storage.filesystem`, which
+take time to load and packages of their own: `open_store` imports them when a URI asks for them.
 """
 
 from __future__ import annotations
 
-from snapshot.storage.base import (
+from snapshot.storage.counting import CountingStore, VerbCount
+from snapshot.storage.failing import FailingStore
+from snapshot.storage.local_store import LocalStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import (
     Buffer,
     Capabilities,
     CreateOutcome,
@@ -16,13 +20,9 @@ from snapshot.storage.base import (
     ObjectStore,
     check_name,
 )
-from snapshot.storage.counting import CountingStore, VerbCount
-from snapshot.storage.failing import FailingStore
-from snapshot.storage.local import LocalStore
-from snapshot.storage.memory import MemoryStore
 from snapshot.storage.open import open_store, probe
-from snapshot.storage.options import StoreOptions
 from snapshot.storage.slow import SlowStore
+from snapshot.storage.store_options import StoreOptions
 
 __all__ = [
     "Buffer",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from snapshot.storage.base import ObjectStore
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.passing import PassingStore
 from statebackend.errors import CommitUnknownError, StoreUnreachableError
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias, TypeVar
 
-from snapshot.storage.base import ObjectStore
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.passing import PassingStore
 from statebackend.errors import StoreUnreachableError
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from snapshot.storage.base import (
+from snapshot.storage.local_files import opened_file
+from snapshot.storage.object_store import (
     CHUNK_BYTES,
     Buffer,
     Capabilities,
@@ -30,7 +31,6 @@ from snapshot.storage.base import (
     checked_names,
     is_name,
 )
-from snapshot.storage.files import opened_file
 from snapshot.storage.protocols import Protocol, Publish, protocol_named
 from snapshot.storage.uris import refuse_secrets
 from statebackend.errors import (

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from snapshot.storage.base import CreateOutcome, ObjectStore
-from snapshot.storage.local import LocalStore
-from snapshot.storage.memory import MemoryStore
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.local_store import LocalStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import CreateOutcome, ObjectStore
+from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import parse_s3_uri, refuse_secrets
 from statebackend.errors import (
     EnvironmentMissingError,
@@ -81,7 +81,7 @@ def open_store(
 def _s3_store(uri: str, new_id: Callable[[], str], options: StoreOptions) -> ObjectStore:
     bucket, prefix = parse_s3_uri(uri)
     try:
-        from snapshot.storage.s3 import S3Store
+        from snapshot.storage.s3_store import S3Store
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore", "urllib3"):
             raise

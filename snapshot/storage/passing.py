@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from snapshot.storage.base import (
+from snapshot.storage.object_store import (
     CHUNK_BYTES,
     Buffer,
     Capabilities,

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from snapshot.storage.base import Buffer, byte_views
-from snapshot.storage.files import pread_exactly
+from snapshot.storage.local_files import pread_exactly
+from snapshot.storage.object_store import Buffer, byte_views
 
 __all__ = ["FileSlice", "PartsBody", "body_of"]
 

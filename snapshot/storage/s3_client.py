@@ -22,8 +22,8 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError, IncompleteReadError
 
-from snapshot.storage.options import StoreOptions
 from snapshot.storage.s3_errors import CODED, DeadlinePassedError
+from snapshot.storage.store_options import StoreOptions
 
 __all__ = ["Clients"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from snapshot.storage.base import ObjectStore
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.passing import PassingStore
 from statebackend.errors import SettingError
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshot.storage.base import CreateOutcome, ObjectStore
+from snapshot.storage.object_store import CreateOutcome, ObjectStore
 from statebackend.errors import (
     LocalCopyError,
     ObjectNotFoundError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from snapshot.storage.base import is_name
+from snapshot.storage.object_store import is_name
 from statebackend.errors import SettingError
 
 __all__ = ["SAVEPOINTS_FOLDER", "parse_s3_uri", "refuse_secrets"]

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from statebackend.api.context import Schema, check_mode
 from statebackend.api.states import OperatorRows
 from statebackend.errors import UnsupportedQueryError, UsageError
-from statebackend.ops.declared import Times
+from statebackend.operators.declared_states import Times
+from statebackend.operators.vector.arrow_operator import Output
+from statebackend.operators.vector.column_states import (
+    ArrowListState,
+    ArrowMapState,
+    ArrowValueState,
+)
+from statebackend.operators.vector.column_timers import ArrowTimers
+from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.ttl import TTL
 from statebackend.state.unbound import OfOneEpoch
-from statebackend.vector.keys import Keys
-from statebackend.vector.operator import Output
-from statebackend.vector.states import ArrowListState, ArrowMapState, ArrowValueState
-from statebackend.vector.timers import ArrowTimers
 
 __all__ = ["ArrowContext", "ArrowProcessor", "Keys", "StateMaker"]
 

@@ -24,7 +24,7 @@ from statebackend.api.states import (
     ValueState,
 )
 from statebackend.errors import SettingError, UnsupportedQueryError, UsageError
-from statebackend.ops.declared import (
+from statebackend.operators.declared_states import (
     OPERATOR_KINDS,
     Declarations,
     EpochState,
@@ -32,9 +32,9 @@ from statebackend.ops.declared import (
     Unbound,
     rehearsed,
 )
-from statebackend.ops.declared import Times as OperatorTimes
+from statebackend.operators.declared_states import Times as OperatorTimes
 from statebackend.state.folds import AggregatingCell, ReducingCell
-from statebackend.state.operator import BROADCAST, LIST_MODES
+from statebackend.state.operator_state import BROADCAST, LIST_MODES
 from statebackend.state.ttl import TTL
 from statebackend.state.unbound import OfOneEpoch
 

@@ -9,17 +9,18 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import typer
 
-from recovery.inspect import describe
-from recovery.jobs import refuse_savepoint, summarise
-from recovery.verify import VerifyReport, verify
-from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
-from snapshot.log import CommitLog
-from snapshot.storage.base import ObjectStore
+from recovery.inspect.describe import describe
+from recovery.inspect.jobs import refuse_savepoint, summarise
+from recovery.inspect.verify import VerifyReport, verify
+from snapshot.log.commit_log import CommitLog
+from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
+from snapshot.storage.object_store import ObjectStore
 from statebackend import system
-from statebackend.cli import drill, savepoint, show
+from statebackend.cli import drill, show
+from statebackend.cli import savepoint_commands as savepoint
+from statebackend.cli.console_output import FAILED, console, guarded, reading, say_json
 from statebackend.cli.doctor import examine
-from statebackend.cli.jobs import Place, place_of
-from statebackend.cli.output import FAILED, console, guarded, reading, say_json
+from statebackend.cli.job_folders import Place, place_of
 from statebackend.errors import StateBackendError
 
 __all__ = ["app"]

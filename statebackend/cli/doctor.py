@@ -19,13 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from recovery.folders import open_above
-from snapshot.storage.base import ObjectStore
+from recovery.local.folders import open_above
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import probe
 from statebackend import system
-from statebackend.cli.jobs import Place
+from statebackend.cli.job_folders import Place
 from statebackend.errors import EnvironmentMissingError, StateBackendError
-from statebackend.spark.environment import require_java
+from statebackend.runtime.driver.environment import require_java
 
 __all__ = ["Check", "examine"]
 
@@ -200,7 +200,7 @@ def _local_dir(folder: Path) -> Iterator[Check]:
 
 
 def _owner(folder: Path) -> Check:
-    """Checks who owns the local directory, by the rules of `recovery.folders.home_of`."""
+    """Checks who owns the local directory, by the rules of `recovery.local.folders.home_of`."""
     name, of_users = "local dir owner", folder.name == system.user_folder_name()
     above = open_above(folder)
     renamed = above and Check(

@@ -25,13 +25,13 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from recovery.drill import report as reports
-from recovery.drill.naming import check_name, drawn_seed, impossible, kind_of, load
-from statebackend.cli.output import console, guarded, say_json
+from recovery.drill.report import report as reports
+from recovery.drill.run.naming import check_name, drawn_seed, impossible, kind_of, load
+from statebackend.cli.console_output import console, guarded, say_json
 from statebackend.errors import SettingError
 
 if TYPE_CHECKING:
-    from recovery.drill.outcome import DrillReport
+    from recovery.drill.report.outcome import DrillReport
 
 __all__ = ["app"]
 
@@ -96,8 +96,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 @guarded
 def list_drills(as_json: AsJson = False) -> None:
     """The bundled jobs, and the faults: what happens, what is promised, what each needs."""
-    from recovery.drill.bundled import BUNDLED
     from recovery.drill.catalogue import ALL
+    from recovery.drill.jobs.bundled import BUNDLED
 
     if as_json:
         jobs = [{"name": name, "summary": job.summary} for name, job in BUNDLED.items()]
@@ -197,8 +197,8 @@ def _refuse_impossible(
 
 def _job(job: str, truth: str) -> tuple[Any, Any, str]:
     """What `run_drill` takes as its job and its truth, and what to type for the job."""
-    from recovery.drill.bundled import BUNDLED
-    from recovery.drill.job import DrillJob
+    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.drill_job import DrillJob
 
     job = job or next(iter(BUNDLED))
     if ":" not in job:
@@ -252,7 +252,7 @@ def _run(found: tuple[Any, Any, str], told: dict[str, Any], keep: Path | None) -
 
     The drill's folder goes with it, unless it was asked for or something is to be looked at there.
     """
-    from recovery.drill import runner
+    from recovery.drill.run import runner
 
     job, truth, name = found
     folder = keep or Path(tempfile.mkdtemp(prefix="drill-"))

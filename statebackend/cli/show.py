@@ -8,12 +8,12 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from recovery.inspect import BaseInfo, JobDescription, OperatorInfo
-from recovery.jobs import JobSummary
-from recovery.verify import VerifyReport
-from snapshot.cleaning import CleanReport, Tally
+from recovery.inspect.describe import BaseInfo, JobDescription, OperatorInfo
+from recovery.inspect.jobs import JobSummary
+from recovery.inspect.verify import VerifyReport
+from snapshot.retention.garbage_collection import CleanReport, Tally
+from statebackend.cli.console_output import counted, table, when
 from statebackend.cli.doctor import Check
-from statebackend.cli.output import counted, table, when
 from statebackend.texts import size
 
 __all__ = ["checks", "cleaning", "description", "jobs", "verification"]

@@ -6,8 +6,8 @@ import contextlib
 from typing import Any, Final
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
-from statebackend.rocks.options import LEVEL0_FULL_FILES, LEVEL0_STOP_FILES
-from statebackend.rocks.settling import hold_up_writes, level0_files
+from statebackend.rocks.load_compaction import hold_up_writes, level0_files
+from statebackend.rocks.rocksdb_options import LEVEL0_FULL_FILES, LEVEL0_STOP_FILES
 
 __all__ = ["classify", "close_at_once"]
 

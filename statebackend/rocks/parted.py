@@ -19,8 +19,8 @@ from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.rocks.clipping import LAST_GROUP, group_key
 from statebackend.rocks.faults import classify
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, Routes, read_layout, write_layout
-from statebackend.rocks.options import RocksSettings
 from statebackend.rocks.reading import META_PREFIX, KeyRange
+from statebackend.rocks.rocksdb_options import RocksSettings
 from statebackend.rocks.store import Marker, RocksStore, Rows, StoreSlice
 
 __all__ = ["Opener", "PartedStore", "Store", "open_database", "open_store"]

@@ -36,16 +36,16 @@ from statebackend.rocks.clipping import (
     outside,
 )
 from statebackend.rocks.faults import classify, close_at_once
-from statebackend.rocks.filters import WholeFilters, are_in_parts, went_over
-from statebackend.rocks.options import (
+from statebackend.rocks.filter_placement import WholeFilters, are_in_parts, went_over
+from statebackend.rocks.load_compaction import Settling, flush_rows, hold_up_writes, level0_files
+from statebackend.rocks.reading import META_PREFIX, RocksReads
+from statebackend.rocks.rocksdb_options import (
     LEVEL0_FULL_FILES,
     LEVEL0_STOP_FILES,
     RocksSettings,
     level0_files_max,
     store_options,
 )
-from statebackend.rocks.reading import META_PREFIX, RocksReads
-from statebackend.rocks.settling import Settling, flush_rows, hold_up_writes, level0_files
 
 __all__ = [
     "META_PREFIX",

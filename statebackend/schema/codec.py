@@ -1,8 +1,8 @@
 """Value codecs: a row of a schema to bytes and back, one by one or by the column.
 
 Byte 0 of every encoded row is the schema's version, so that rows of several versions can lie side
-by side. What follows is `statebackend.schema.fixed` where every field has a fixed width, and
-`statebackend.schema.rows` (msgpack) otherwise. Both are part of the format.
+by side. What follows is `statebackend.schema.fixed_rows` where every field has a fixed width, and
+`statebackend.schema.msgpack_rows` (msgpack) otherwise. Both are part of the format.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError
-from statebackend.schema.fixed import FixedCodec
-from statebackend.schema.rows import MsgpackCodec
+from statebackend.schema.fixed_rows import FixedCodec
+from statebackend.schema.msgpack_rows import MsgpackCodec
 from statebackend.schema.types import check_value_schema, is_fixed_width
 
 __all__ = ["RowCodec", "codec_for"]

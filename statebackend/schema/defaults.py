@@ -33,7 +33,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.schema.ddl import DEFAULT, parse_ddl_default
-from statebackend.schema.wire import to_wire
+from statebackend.schema.msgpack_types import to_wire
 
 __all__ = ["check_defaults", "remembered", "wire_default"]
 
@@ -101,7 +101,7 @@ def _plain(dtype: T.DataType, given: Any) -> Any:
 
 
 def wire_default(field: T.StructField, path: str) -> Any:
-    """A field's default in wire form (see `statebackend.schema.wire`); None where it is null.
+    """A field's default in wire form (see `schema.msgpack_types`); None where it is null.
 
     Raises:
         SchemaError: it is no value of the field's type, naming ``path``.

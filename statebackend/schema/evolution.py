@@ -25,11 +25,11 @@ from pyspark.sql import types as T
 from statebackend.errors import ValueMismatchError
 from statebackend.schema.defaults import wire_default
 from statebackend.schema.meanings import elsewhere, moved, other_meaning
+from statebackend.schema.msgpack_types import arrow_from_wire, from_wire
 from statebackend.schema.scalars import Convert
 from statebackend.schema.shapes import row_maker
 from statebackend.schema.types import arrow_type
 from statebackend.schema.widening import may_become, widener
-from statebackend.schema.wire import arrow_from_wire, from_wire
 
 __all__ = ["Evolution", "Incompatible", "Problem", "resolve"]
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from statebackend.state.binary_columns import Entries, ascends, newest, order_of, take
 from statebackend.state.blocks import SortedRows, binary_array
-from statebackend.state.columns import Entries, ascends, newest, order_of, take
-from statebackend.state.hotrows import HotRows
+from statebackend.state.row_cache import HotRows
 from statebackend.state.spill import Run, count_merged, merge
 
 __all__ = ["FrozenOverlay", "Overlay", "joined"]

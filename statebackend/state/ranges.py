@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statebackend.state.binary_columns import EMPTY, lasts, take, valid_bits
 from statebackend.state.blocks import binary_array
-from statebackend.state.columns import EMPTY, lasts, take, valid_bits
 from statebackend.state.spill import Run
 from statebackend.state.table import StateTable
 

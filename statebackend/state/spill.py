@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statebackend.state.binary_columns import EMPTY, bools_of, places_array
 from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, binary_array, disk_failed
-from statebackend.state.columns import EMPTY, bools_of, places_array
 from statebackend.threads import THREADS, Threads
 
 __all__ = ["ArrowRows", "OverlaySpill", "Run", "count_merged", "merge"]

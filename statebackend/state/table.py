@@ -20,18 +20,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend.state.bases import BaseReads, MemoryBase, ReadableBase
-from statebackend.state.blocks import ABSENT, SortedRows, binary_array
-from statebackend.state.columns import (
+from statebackend.state.binary_columns import (
     indices_of,
     newest,
     places_array,
     take,
     valid_bits,
 )
-from statebackend.state.hotrows import HotRows
-from statebackend.state.hotstates import HotStates
+from statebackend.state.blocks import ABSENT, SortedRows, binary_array
+from statebackend.state.confirmed import BaseReads, MemoryBase, ReadableBase
+from statebackend.state.decoded_states import HotStates
 from statebackend.state.overlay import FrozenOverlay, Overlay
+from statebackend.state.row_cache import HotRows
 from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import ValueMismatchError
+from statebackend.state.binary_columns import take
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
-from statebackend.state.columns import take
 from statebackend.state.ranges import (
     ABOVE,
     BIAS,

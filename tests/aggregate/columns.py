@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import count_distinct, first, last, top_k
+from statebackend.operators.aggregate.functions import count_distinct, first, last, top_k
 
 SECOND_US = 1_000_000
 

@@ -13,18 +13,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from statebackend.aggregate.operators import processor_for
-from statebackend.aggregate.partial import PartialAggregation
-from statebackend.aggregate.plan import AggregatePlan
-from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.hashing import key_groups
-from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.operatorplan import OperatorPlan
-from statebackend.ops.packing import RowPacker, unpacked
-from statebackend.ops.redeclared import redeclared, versions_of
-from statebackend.ops.rowconv import arrow_schema
+from statebackend.operators.aggregate.aggregate_calls import processor_for
+from statebackend.operators.aggregate.aggregation_plan import AggregatePlan
+from statebackend.operators.aggregate.partial import PartialAggregation
+from statebackend.operators.arrow_calls import record_arrow_states
+from statebackend.operators.declared_states import EpochTimes
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.input.packing import RowPacker, unpacked
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.redeclared_states import redeclared, versions_of
+from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.schema.types import arrow_type
 from statebackend.state.table import MemoryBase, StateTable
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from statebackend.aggregate.accumulators import Accumulator
-from statebackend.aggregate.functions import approx_count_distinct, first, last
-from statebackend.aggregate.grouping import first_rows, group_rows
-from statebackend.aggregate.plan import plan_aggregate
 from statebackend.errors import ValueMismatchError
+from statebackend.operators.aggregate.accumulators import Accumulator
+from statebackend.operators.aggregate.aggregation_plan import plan_aggregate
+from statebackend.operators.aggregate.functions import approx_count_distinct, first, last
+from statebackend.operators.aggregate.row_numbers import first_rows, group_rows
 from statebackend.schema.types import arrow_type
 
 LONG_MAX = 2**63 - 1

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import Window, session, sliding, tumbling
-from statebackend.aggregate.plan import AggregatePlan, plan_aggregate
+from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
+from statebackend.operators.aggregate.functions import Window, session, sliding, tumbling
 from tests.aggregate.columns import ALL, MERGEABLE, SCHEMA, SECOND_US, numbered, rows
 from tests.aggregate.engine import TRUTHS, Job, Row, assert_alike, same
 
@@ -202,7 +202,7 @@ def test_the_truth_knows_that_sessions_meet_at_their_ends() -> None:
 def test_windows_that_overlap_much_are_filled_a_few_rows_at_a_time(
     asked: ASKED, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.aggregate.windowed._EXPANDED_ROWS", 30)
+    monkeypatch.setattr("statebackend.operators.aggregate.windowed._EXPANDED_ROWS", 30)
     window = sliding("10 seconds", "1 second")
     nothing: Row = dict.fromkeys(SCHEMA.names)
     keys = [1.5, -2.0, 0.0, 1.5, 1.5, -2.0, 1.5] * 2

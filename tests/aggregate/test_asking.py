@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import (
+from statebackend.errors import (
+    EnvironmentMissingError,
+    SchemaError,
+    SettingError,
+    StateBackendError,
+    UnsupportedTypeError,
+)
+from statebackend.operators.aggregate.aggregate_calls import processor_for
+from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
+from statebackend.operators.aggregate.functions import (
     Window,
     approx_count_distinct,
     count_distinct,
@@ -21,16 +30,7 @@ from statebackend.aggregate.functions import (
     top_k,
     tumbling,
 )
-from statebackend.aggregate.operators import processor_for
-from statebackend.aggregate.partial import PartialAggregation
-from statebackend.aggregate.plan import AggregatePlan, plan_aggregate
-from statebackend.errors import (
-    EnvironmentMissingError,
-    SchemaError,
-    SettingError,
-    StateBackendError,
-    UnsupportedTypeError,
-)
+from statebackend.operators.aggregate.partial import PartialAggregation
 
 SCHEMA = T.StructType(
     [

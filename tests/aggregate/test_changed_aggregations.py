@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import (
+from statebackend.errors import StateMismatchError, ValueMismatchError
+from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
+from statebackend.operators.aggregate.functions import (
     Window,
     approx_count_distinct,
     count_distinct,
@@ -19,8 +21,6 @@ from statebackend.aggregate.functions import (
     top_k,
     tumbling,
 )
-from statebackend.aggregate.plan import AggregatePlan, plan_aggregate
-from statebackend.errors import StateMismatchError, ValueMismatchError
 from tests.aggregate.engine import Job
 
 MINUTE_US = 60_000_000

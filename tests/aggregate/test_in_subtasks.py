@@ -9,7 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import (
+from statebackend.errors import StateMismatchError
+from statebackend.operators.aggregate.aggregate_calls import processor_for
+from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
+from statebackend.operators.aggregate.functions import (
     approx_count_distinct,
     count_distinct,
     first,
@@ -18,10 +21,7 @@ from statebackend.aggregate.functions import (
     sliding,
     top_k,
 )
-from statebackend.aggregate.operators import processor_for
-from statebackend.aggregate.plan import AggregatePlan, plan_aggregate
-from statebackend.api.tester import ProcessorTester
-from statebackend.errors import StateMismatchError
+from statebackend.testing.tester import ProcessorTester
 from tests.aggregate.engine import Row, batch_of, rows_of
 
 SCHEMA = T.StructType(

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import sliding, tumbling
-from statebackend.aggregate.partial import PartialAggregation
-from statebackend.aggregate.plan import EVENT_MAX, PANE, ROWS, plan_aggregate
-from statebackend.ops.lateness import EventMaxima
+from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, PANE, ROWS, plan_aggregate
+from statebackend.operators.aggregate.functions import sliding, tumbling
+from statebackend.operators.aggregate.partial import PartialAggregation
+from statebackend.operators.input.lateness import EventMaxima
 
 SCHEMA = T.StructType(
     [

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.aggregate.functions import Window, count_distinct, session, top_k, tumbling
-from statebackend.aggregate.plan import plan_aggregate
+from statebackend.operators.aggregate.aggregation_plan import plan_aggregate
+from statebackend.operators.aggregate.functions import (
+    Window,
+    count_distinct,
+    session,
+    top_k,
+    tumbling,
+)
 from tests.aggregate.engine import Job
 
 SECOND_US = 1_000_000

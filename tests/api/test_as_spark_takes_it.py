@@ -22,15 +22,15 @@ from statebackend import (
     KeyedProcessor,
     ProcessorTester,
 )
-from statebackend.api.arrowcalls import record_arrow_states
-from statebackend.api.calls import record_keyed_states
 from statebackend.errors import (
     KeyContextError,
     SettingError,
     StateMismatchError,
     ValueMismatchError,
 )
-from statebackend.ops.tws import record_states
+from statebackend.operators.arrow_calls import record_arrow_states
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.stateful_processor import record_states
 from tests.api.processors import Alarm, AlarmInPandas, Remembering, RunningCountInPandas, Words
 
 # --- a processor goes from its test into a query -------------------------------------------------

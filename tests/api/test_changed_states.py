@@ -13,9 +13,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.api.tester import ProcessorTester
 from statebackend.errors import StateMismatchError, UsageError
 from statebackend.state.ttl import TTL
+from statebackend.testing.tester import ProcessorTester
 
 HOUR = TTL(3_600_000)
 

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.api.calls import record_keyed_states
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import ProcessorError, ValueMismatchError
 from statebackend.hashing import key_groups
-from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators.declared_states import EpochTimes
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.state.table import MemoryBase, StateTable
 from tests.api.processors import Reminder, Totals
 

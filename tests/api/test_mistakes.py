@@ -17,9 +17,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import TTL
-from statebackend.api.calls import record_keyed_states
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.api.tester import ProcessorTester
 from statebackend.errors import (
     KeyContextError,
     LocalDirError,
@@ -31,13 +29,15 @@ from statebackend.errors import (
     ValueMismatchError,
 )
 from statebackend.hashing import key_groups
-from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.operatorplan import OperatorPlan
-from statebackend.ops.sparkerrors import TimersRefusedError
-from statebackend.ops.tws import record_states
+from statebackend.operators.declared_states import EpochTimes
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.errors.spark_errors import TimersRefusedError
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.stateful_processor import record_states
 from statebackend.state.table import MemoryBase, StateTable
+from statebackend.testing.tester import ProcessorTester
 
 FLAVOURS = ["rows", "pandas", "keyed", "sides"]
 INPUT = T.StructType().add("user", "string").add("n", "long")

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from statebackend.api.calls import has_initial, record_keyed_states
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.api.tester import ProcessorTester
 from statebackend.errors import (
     KeyContextError,
     ProcessorError,
@@ -24,7 +22,9 @@ from statebackend.errors import (
     UsageError,
     ValueMismatchError,
 )
+from statebackend.operators.processor_calls import has_initial, record_keyed_states
 from statebackend.state.ttl import TTL
+from statebackend.testing.tester import ProcessorTester
 from tests.api.processors import Pairs, Reminder, Totals
 
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.api.calls import SideReader, Sides
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor
-from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import group_rows
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators.declared_states import EpochTimes
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.input.group_by_key import group_rows
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.processor_calls import SideReader, Sides
 from statebackend.state.table import MemoryBase, StateTable
 
 LEFT = T.StructType().add("k", "long").add("name", "string").add("l", "integer")

@@ -21,7 +21,6 @@ from pyspark.sql import Row
 
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import KeyedProcessor
-from statebackend.api.tester import ProcessorTester
 from statebackend.errors import (
     NullKeyError,
     ParallelismError,
@@ -32,7 +31,8 @@ from statebackend.errors import (
     ValueMismatchError,
     error_for_code,
 )
-from statebackend.ops import sparkerrors
+from statebackend.operators.errors import spark_errors as sparkerrors
+from statebackend.testing.tester import ProcessorTester
 from tests.api.processors import (
     Alarm,
     Clock,
@@ -630,7 +630,7 @@ _ALONE = """
 import sys
 from pyspark import SparkContext
 from pyspark.sql import Row
-from statebackend.api.tester import ProcessorTester
+from statebackend.testing.tester import ProcessorTester
 from tests.api.processors import Words
 with ProcessorTester(Words(), keySchema="key string") as tester:
     assert tester.test("a", [Row(word="x")]) == [Row(words=["x"])]

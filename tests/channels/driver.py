@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recovery.restarting import ExponentialDelay, Restarts
-from snapshot.checkpoints import (
+from recovery.decide.restarting import ExponentialDelay, Restarts
+from snapshot.barriers.checkpoints import (
     Aborted,
     Action,
     Checkpoints,
@@ -19,7 +19,7 @@ from snapshot.checkpoints import (
     Subtask,
     check_in_flight,
 )
-from snapshot.trigger import Failures, Request, Trigger, TriggerPolicy
+from snapshot.barriers.trigger import Failures, Request, Trigger, TriggerPolicy
 from statebackend.errors import RescaleError
 from tests.channels.checkers.base import Violation
 from tests.channels.plan import Config

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from snapshot.alignment import Mode
+from snapshot.barriers.alignment import Mode
 from tests.support.faults import Fault
 
 __all__ = [

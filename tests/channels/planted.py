@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import snapshot.watermarks
+import snapshot.barriers.channel_watermarks
 import tests.channels.driver
-from snapshot.alignment import Alignment, Captured, Overtake, Unblock
-from snapshot.barrier import EndOfInput
-from snapshot.checkpoints import Aborted, Checkpoints, Commit, Complete, Reason
-from snapshot.watermarks import Watermarks
+from snapshot.barriers.alignment import Alignment, Captured, Overtake, Unblock
+from snapshot.barriers.barrier import EndOfInput
+from snapshot.barriers.channel_watermarks import Watermarks
+from snapshot.barriers.checkpoints import Aborted, Checkpoints, Commit, Complete, Reason
 from tests.channels.driver import Driver
 from tests.channels.tasks import Channel, Task
 from tests.channels.world import World
@@ -229,7 +229,7 @@ def rows_in_flight_are_rescaled() -> Patches:
 
 
 def largest_watermark() -> Patches:
-    yield snapshot.watermarks, "min", max
+    yield snapshot.barriers.channel_watermarks, "min", max
 
 
 def ended_channel_holds_the_watermark() -> Patches:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from snapshot.alignment import (
+from snapshot.barriers.alignment import (
     Abort,
     Action,
     Alignment,
@@ -23,9 +23,9 @@ from snapshot.alignment import (
     Unblock,
     Why,
 )
-from snapshot.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
-from snapshot.checkpoints import Reason, Subtask
-from snapshot.watermarks import END_MS, START_MS, Watermarks
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
+from snapshot.barriers.channel_watermarks import END_MS, START_MS, Watermarks
+from snapshot.barriers.checkpoints import Reason, Subtask
 from tests.channels.plan import BROADCAST, KEY, Edge, Vertex, final_row, key_of, mix
 
 if TYPE_CHECKING:

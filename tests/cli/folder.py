@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from blake3 import blake3
 
-from snapshot.base import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.delta import chain, decode_delta, encode_delta
-from snapshot.lineage import OperatorLineage, SliceRef, resolve
-from snapshot.log import CommitLog, Tenure
-from snapshot.names import base_file_name, data_name
-from snapshot.operators import operators_setting
-from snapshot.record import Manifest, SliceEntry, parse_record, record_name
-from snapshot.storage.base import ObjectStore
+from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
+from snapshot.formats.delta import chain, decode_delta, encode_delta
+from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.record import Manifest, SliceEntry, parse_record, record_name
+from snapshot.log.commit_log import CommitLog, Tenure
+from snapshot.protocol.lineage import OperatorLineage, SliceRef, resolve
+from snapshot.protocol.operators import operators_setting
+from snapshot.storage.object_store import ObjectStore
 
 JOB, OPERATOR = "clicks per user", "count"
 PARALLELISM, MAX_PARALLELISM = 2, 8

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.folders import home_of
-from recovery.jobs import job_folder
-from snapshot.record import record_name
+from recovery.inspect.jobs import job_folder
+from recovery.local.folders import home_of
+from snapshot.formats.record import record_name
 from snapshot.storage import LocalStore
 from snapshot.storage.open import open_store
 from statebackend import system

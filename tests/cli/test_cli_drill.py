@@ -19,10 +19,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from recovery.drill import runner
-from recovery.drill.bundled import BUNDLED
 from recovery.drill.catalogue import ALL
-from recovery.drill.outcome import DrillReport, Struck
+from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.report.outcome import DrillReport, Struck
+from recovery.drill.run import runner
 from statebackend.cli.app import app
 from statebackend.errors import DrillError
 from tests.recovery.drill.reports import LOSSES, full_report
@@ -72,7 +72,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "jobs" / "my_drilled_job.py"
     file.parent.mkdir()
     file.write_text(
-        "from recovery.drill.job import DrillJob\n"
+        "from recovery.drill.jobs.drill_job import DrillJob\n"
         "def build(spark, backend, folder): ...\n"
         "def truth(folder): return []\n"
         "JOB = DrillJob(name='mine', build=build, truth=truth)\n"
@@ -290,7 +290,7 @@ def test_a_report_that_could_not_be_drawn_is_told_before_the_drill(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.page", raising=False)
+    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
     done = drill("run", "--report", str(tmp_path), status=2)
     assert "pip install 'statebackend[drill]'" in done.stderr
     assert not stand.told

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.jobs import job_folder
+from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
 from statebackend.cli.app import app
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
@@ -57,7 +57,7 @@ def test_a_job_on_s3_is_listed_checked_and_cleaned(
 def test_a_server_that_is_not_there_is_a_sentence_and_status_2(
     aws_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.cli.jobs.DEADLINE_S", 0.5)
+    monkeypatch.setattr("statebackend.cli.job_folders.DEADLINE_S", 0.5)
     flags = ("--s3-endpoint", "http://127.0.0.1:9", "--s3-region", "us-east-1")
     answer = data("list", "s3://nobody/jobs", *flags, status=2)
     assert answer["error"]["code"] == "SB2002"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.jobs import job_folder
-from recovery.savepoint import read_savepoint
-from recovery.savepoint_start import begin_job, saved_state
-from snapshot.log import CommitLog
+from recovery.inspect.jobs import job_folder
+from recovery.savepoints.claim import begin_job, saved_state
+from recovery.savepoints.savepoint import read_savepoint
+from snapshot.log.commit_log import CommitLog
 from snapshot.storage.open import open_store
 from statebackend.cli.app import app
 from statebackend.errors import SettingError
-from statebackend.spark.job import Job
+from statebackend.runtime.driver.job import Job
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from recovery.jobs import folder_name, job_folder, split_jobs
-from snapshot.storage.base import ObjectInfo, is_name
+from recovery.inspect.jobs import folder_name, job_folder, split_jobs
+from snapshot.storage.object_store import ObjectInfo, is_name
 from snapshot.storage.open import open_store
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.store_options import StoreOptions
 from statebackend.cli.app import app
 from statebackend.errors import SettingError
-from statebackend.spark.job import Job
+from statebackend.runtime.driver.job import Job
 from tests.cli.folder import Folder, new_id
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from snapshot.bases import BasePolicy
-from snapshot.cleaning import ALL_PREFIXES, clean, outside_view, read_index
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.names import parse_base_name, parse_data_name
-from snapshot.record import parse_record_name
-from snapshot.storage.base import ObjectStore
+from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.record import parse_record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.lineage import resolve
+from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view, read_index
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.local import LocalStore
+from snapshot.storage.local_store import LocalStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CommitUnknownError, FencedError, StateBackendError
 from tests.crash.disk import Image, Op, write_image
 from tests.crash.recorder import Fail, Recorder

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, Literal
 from unittest import mock
 
-from snapshot.storage.base import ObjectStore
 from snapshot.storage.failing import FailingStore, Failure
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import StateBackendError
 from tests.crash.life import (
     LONG_S,
@@ -100,7 +100,7 @@ def step_of(verb: str, name: str) -> str:
     return names.get(folder, folder)
 
 
-@mock.patch("snapshot.cleaning.DELETE_BATCH", 1)  # each deletion is a request
+@mock.patch("snapshot.retention.garbage_collection.DELETE_BATCH", 1)  # each deletion is a request
 def try_requests(kind: Kind, root: Path, share: tuple[int, int] = (0, 1)) -> RequestsTried:
     """Cut everywhere.
 

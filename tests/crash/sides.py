@@ -15,10 +15,10 @@ from unittest.mock import MagicMock
 
 import pyarrow as pa
 
-from recovery.rewind import LogProgress, Verdict, decide_start
-from recovery.workspace import Workspace
-from statebackend.spark.goingback import GoingBack
-from statebackend.spark.location import CheckpointLocation
+from recovery.decide.rewind import LogProgress, Verdict, decide_start
+from recovery.local.workspace import Workspace
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.going_back import GoingBack
 from statebackend.state.blocks import BlockFile
 from tests.crash.disk import Image, write_image
 from tests.crash.recorder import Recorder

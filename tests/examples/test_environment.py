@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statebackend.errors import EnvironmentMissingError
-from statebackend.spark.environment import (
+from statebackend.runtime.driver.environment import (
     java_major_version,
     require_java,
     warn_of_other_python,

@@ -11,16 +11,16 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from recovery.keeper import Clock
-from recovery.local import Incarnation, LocalSubtask
-from snapshot.base import FileEntry, FileIndex, encode_index
+from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.store_pool import Clock
+from snapshot.formats.base import FileEntry, FileIndex, encode_index
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
-from statebackend.state.bases import MemoryBase
 from statebackend.state.blocks import BlockFile
 from statebackend.state.cells import ListCell
+from statebackend.state.confirmed import MemoryBase
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.expiry import ListHead, list_items
 from statebackend.state.table import StateTable

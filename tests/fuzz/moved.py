@@ -9,12 +9,17 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from recovery.jobs import BEGUN_NAME
-from recovery.savepoint import SAVEPOINT_NAME, Savepoint, encode_savepoint, read_savepoint
-from snapshot.base import FileEntry, decode_index, encode_index, index_of
-from snapshot.storage.memory import MemoryStore
+from recovery.inspect.jobs import BEGUN_NAME
+from recovery.savepoints.savepoint import (
+    SAVEPOINT_NAME,
+    Savepoint,
+    encode_savepoint,
+    read_savepoint,
+)
+from snapshot.formats.base import FileEntry, decode_index, encode_index, index_of
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.rocks.layout import Layout, Routes, decode_layout, encode_layout
-from statebackend.state.operator import (
+from statebackend.state.operator_state import (
     StoredList,
     StoredMap,
     decode_lists,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from snapshot.messages import (
+from snapshot.protocol.messages import (
     AckReply,
     BaseDone,
     BaseReply,
@@ -19,9 +19,9 @@ from snapshot.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, error_for_code
-from statebackend.spark.wire import Credentials, Endpoint, Server, read_reply
+from statebackend.rpc.service import Credentials, Endpoint, Server, read_reply
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or
 from tests.recovery.driver import (

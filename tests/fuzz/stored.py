@@ -11,13 +11,12 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from snapshot.base import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.delta import decode_delta, encode_delta
-from snapshot.delta_stream import iter_delta
-from snapshot.lineage import resolve
-from snapshot.names import parse_base_name, parse_data_name
-from snapshot.packed import pack
-from snapshot.record import (
+from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
+from snapshot.formats.delta import decode_delta, encode_delta
+from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.packed import pack
+from snapshot.formats.record import (
     FOOTER_BYTES,
     Manifest,
     SliceEntry,
@@ -26,14 +25,15 @@ from snapshot.record import (
     parse_record_name,
     read_manifest,
 )
-from snapshot.storage.memory import MemoryStore
+from snapshot.protocol.lineage import resolve
+from snapshot.storage.memory_store import MemoryStore
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or
 from tests.recovery.driver import Run, new_id
 
 __all__ = ["sealed", "targets"]
 
-_FOOTER: Final = struct.Struct("<8sIQI16sQ8s")  # as the docstring of snapshot.record has it
+_FOOTER: Final = struct.Struct("<8sIQI16sQ8s")  # as the docstring of snapshot.formats.record has it
 _LENGTHS: Final = (0, 1, -1, 2**31, 2**40, 2**62, 2**63 - 1)
 _BOMB: Final = pack(bytes(300 << 20))  # more than a manifest may be
 

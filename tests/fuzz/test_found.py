@@ -10,27 +10,27 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from recovery.keeper import Clock
-from recovery.local import LocalSubtask
-from recovery.workspace import Workspace
-from snapshot.base import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.lineage import resolve
-from snapshot.packed import pack
-from snapshot.record import parse_record
+from recovery.local.local_copies import LocalSubtask
+from recovery.local.store_pool import Clock
+from recovery.local.workspace import Workspace
+from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
+from snapshot.formats.packed import pack
+from snapshot.formats.record import parse_record
+from snapshot.protocol.lineage import resolve
 from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
 from statebackend.keygroups import KeyGroupRange
+from statebackend.operators.vector.column_states import ArrowListState, StateSite
+from statebackend.operators.vector.entries import Entries
 from statebackend.rocks.store import RocksSettings, RocksStore
+from statebackend.rpc.service import Server, read_reply
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.wire import Server, read_reply
-from statebackend.state.bases import MemoryBase
 from statebackend.state.cells import ListCell
+from statebackend.state.confirmed import MemoryBase
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.expiry import ListHead, list_items
 from statebackend.state.table import StateTable
-from statebackend.vector.entries import Entries
-from statebackend.vector.states import ArrowListState, StateSite
 from tests.fuzz.stored import sealed
 from tests.recovery.driver import Run, new_id
 

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from statebackend.ops.declared import StateDeclaration
+from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl, parse_ddl_type
 from statebackend.schema.keys import KeyCodec

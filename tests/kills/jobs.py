@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery.drill import sink
-from recovery.drill.bundled import (
+from recovery.drill.jobs import batch_sink as sink
+from recovery.drill.jobs.bundled import (
     BUNDLED,
     DELAY_MS,
     WINDOW_MS,
@@ -24,13 +24,13 @@ from recovery.drill.bundled import (
     running_totals_truth,
     timers_truth,
 )
-from recovery.drill.job import DrillJob
+from recovery.drill.jobs.drill_job import DrillJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from statebackend.continuous.dataflow import ContinuousStream
-    from statebackend.spark.backend import StateBackend
+    from statebackend.backend import StateBackend
+    from statebackend.continuous.job.dataflow import ContinuousStream
 
 _ROWS = "k bigint, seq bigint, v bigint, file int"
 _RULES = "file int, factor bigint"
@@ -212,7 +212,7 @@ def ruled_truth(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def continuous_ruled(spark: SparkSession, backend: StateBackend, folder: Path) -> ContinuousStream:
-    from statebackend.continuous.sources.files import FileSource
+    from statebackend.continuous.sources.file_source import FileSource
     from tests.kills.processors import RuledAtTheEnd
 
     sources = []

@@ -36,7 +36,7 @@ class Outcome:
 
 def lived(one: Round, folder: str) -> Outcome:
     """One round, in this process."""
-    from recovery.drill.runner import run_drill
+    from recovery.drill.run.runner import run_drill
 
     began_s, root = time.monotonic(), Path(folder)
     with (root.parent / f"{root.name}.log").open("w") as log:

@@ -15,9 +15,9 @@ from pyspark.sql.types import LongType, StringType, StructType
 from statebackend.errors import ForeignRowError, LocalDirError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
-from statebackend.ops.broadcast import RuleRows
-from statebackend.ops.rowconv import arrow_schema
-from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
+from statebackend.operators.input.broadcast_rows import RuleRows
+from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
 
 SCHEMA = StructType().add("name", StringType()).add("n", LongType())
 

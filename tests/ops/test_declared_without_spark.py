@@ -12,7 +12,7 @@ from pyspark.errors import ParseException
 from pyspark.sql.types import DataType
 
 from statebackend.errors import SchemaError, SparkLostError
-from statebackend.ops.declared import parse_schema
+from statebackend.operators.declared_states import parse_schema
 
 
 def answering(

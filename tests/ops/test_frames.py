@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowBatchTransformer
 
-from statebackend.ops import frames
-from statebackend.ops.frames import (
+from statebackend.operators.frames import frame_reader as frames
+from statebackend.operators.frames.frame_reader import (
     FrameOperator,
     FrameReader,
     choose_maker,
@@ -23,8 +23,8 @@ from statebackend.ops.frames import (
     inner_maker,
     public_maker,
 )
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.rowconv import arrow_schema
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor
 

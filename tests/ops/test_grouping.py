@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from statebackend.ops.grouping import Groups, group_rows
+from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.schema.keys import KeyCodec
 
 GROUPS = [0, 1, 255, 256, 32767]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from statebackend.ops.lateness import EventMaxima, LateRows
+from statebackend.operators.input.lateness import EventMaxima, LateRows
 
 MOMENT = pa.timestamp("us", "UTC")
 

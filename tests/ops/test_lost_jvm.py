@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 
 from statebackend.errors import SparkLostError
-from statebackend.ops import jvm
+from statebackend.operators.errors import lost_jvm as jvm
 
 
 def lost() -> NoReturn:

@@ -16,11 +16,11 @@ from pyspark.sql import types as T
 from statebackend.errors import BarrierMissingError, CorruptionError, ForeignRowError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
-from statebackend.ops.lateness import EventMaxima
-from statebackend.ops.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked
-from statebackend.ops.rowconv import arrow_schema
-from statebackend.ops.staging import InputStage
-from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
+from statebackend.operators.input.lateness import EventMaxima
+from statebackend.operators.input.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked
+from statebackend.operators.input.staging import InputStage
+from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
 
 GROUPS = 16
 SUBTASKS = 3

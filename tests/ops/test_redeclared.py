@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from statebackend.errors import CorruptionError, SchemaError, StateMismatchError
-from statebackend.ops.declared import Declarations, StateDeclaration
-from statebackend.ops.redeclared import check_operator_key, redeclared, versions_of
+from statebackend.operators.declared_states import Declarations, StateDeclaration
+from statebackend.operators.redeclared_states import check_operator_key, redeclared, versions_of
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.types import schema_from_json
 from statebackend.state.ttl import TTL

@@ -20,8 +20,8 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
-from statebackend.ops import rowconv
-from statebackend.ops.rowconv import (
+from statebackend.operators.rows import rowconv
+from statebackend.operators.rows.rowconv import (
     RowWriter,
     arrow_schema,
     columns_to_python,
@@ -29,7 +29,7 @@ from statebackend.ops.rowconv import (
     row_type,
     shown_keys,
 )
-from statebackend.ops.rowshapes import MisfitError
+from statebackend.operators.rows.rowshapes import MisfitError
 from statebackend.schema.keys import KeyCodec
 
 INNER = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])

@@ -16,9 +16,9 @@ from statebackend.errors import (
     StoreUnreachableError,
     ValueMismatchError,
 )
-from statebackend.ops.failures import call_once
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.rows import RowOperator
+from statebackend.operators.errors.user_errors import call_once
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.rows.row_processor import RowOperator
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor, ValueCell

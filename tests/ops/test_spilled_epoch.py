@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from snapshot.delta_stream import encode_frozen
+from snapshot.formats.delta_stream import encode_frozen
 from statebackend.errors import (
     BarrierMissingError,
     HashMismatchError,
@@ -20,12 +20,12 @@ from statebackend.errors import (
     ProcessorError,
 )
 from statebackend.hashing import key_groups
-from statebackend.ops import operator as rows_module
-from statebackend.ops.rows import RowOperator
-from statebackend.ops.staging import InputStage
+from statebackend.operators import keyed_operator as rows_module
+from statebackend.operators.input.staging import InputStage
+from statebackend.operators.rows.row_processor import RowOperator
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.intake import NONCE_BITS, EpochInput, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable

@@ -17,9 +17,9 @@ from pyspark.sql import types as T
 
 from statebackend.errors import LocalDirError
 from statebackend.hashing import key_groups
-from statebackend.ops import staging
-from statebackend.ops.grouping import Groups, group_part
-from statebackend.ops.staging import InputStage, StagedRows
+from statebackend.operators.input import staging
+from statebackend.operators.input.group_by_key import Groups, group_part
+from statebackend.operators.input.staging import InputStage, StagedRows
 from statebackend.schema.keys import KeyCodec
 
 SCHEMA = pa.schema([("n", pa.int64()), ("k", pa.string()), ("many", pa.list_(pa.int32()))])

@@ -14,11 +14,11 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.errors import ProcessorError, ValueMismatchError
-from statebackend.ops import operator as operator_module
-from statebackend.ops.declared import EpochTimes, StateDeclaration
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.grouping import Groups, group_rows
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators import keyed_operator as operator_module
+from statebackend.operators.declared_states import EpochTimes, StateDeclaration
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.input.group_by_key import Groups, group_rows
+from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.state.table import MemoryBase, StateTable
 
 INPUT = T.StructType(

@@ -13,15 +13,18 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from recovery.plan import RestorePlan
-from recovery.upload import Uploaded
-from snapshot.bases import BasePolicy, Grant
-from snapshot.coordinator import Coordinator
-from snapshot.delta import chain, decode_delta, encode_delta
-from snapshot.epoch import Acked
-from snapshot.lineage import OperatorLineage, resolve
-from snapshot.log import CommitLog
-from snapshot.messages import (
+from recovery.decide.restore_plan import RestorePlan
+from recovery.restore.upload import Uploaded
+from snapshot.barriers.job_watermark import NextDue
+from snapshot.formats.delta import chain, decode_delta, encode_delta
+from snapshot.formats.names import data_name
+from snapshot.formats.record import Manifest
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BasePolicy, Grant
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.epoch_acks import Acked
+from snapshot.protocol.lineage import OperatorLineage, resolve
+from snapshot.protocol.messages import (
     PROTOCOL,
     AckRequest,
     BaseDone,
@@ -32,14 +35,11 @@ from snapshot.messages import (
     SlicePart,
     Use,
 )
-from snapshot.names import data_name
-from snapshot.operators import Admitted, CommitWork, OperatorSpec, operators_setting
-from snapshot.record import Manifest
-from snapshot.stamps import Stamps
-from snapshot.storage.base import ObjectStore
-from snapshot.tenure import Patience
-from snapshot.watermark import NextDue
-from statebackend.spark.session import RunSession
+from snapshot.protocol.operators import Admitted, CommitWork, OperatorSpec, operators_setting
+from snapshot.protocol.stamps import Stamps
+from snapshot.protocol.tenure import Patience
+from snapshot.storage.object_store import ObjectStore
+from statebackend.runtime.driver.session import RunSession
 from statebackend.system import SYSTEM, System
 
 JOB, JOB_ID = "clicks", "job-0"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from snapshot.lineage import resolve
-from snapshot.messages import AckReply, BeginReply
-from snapshot.operators import CommitWork
-from snapshot.storage.base import Buffer, CreateOutcome
-from snapshot.storage.memory import MemoryStore
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckReply, BeginReply
+from snapshot.protocol.operators import CommitWork
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
     CommitUnknownError,
     FencedError,

@@ -10,7 +10,7 @@ import pytest
 
 from statebackend.api.processors import BroadcastProcessor
 from statebackend.errors import StateMismatchError
-from statebackend.spark import operatorstate
+from statebackend.runtime.worker import operator_state_io as operatorstate
 from tests.support.inprocess import InProcessJob
 
 LOOK = [(1, 0)]

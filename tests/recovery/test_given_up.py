@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from snapshot.lineage import resolve
-from snapshot.record import Manifest
-from statebackend.spark.startpoint import StartPoint
+from snapshot.formats.record import Manifest
+from snapshot.protocol.lineage import resolve
+from statebackend.spark.start.start_point import StartPoint
 from tests.recovery import driver
 from tests.recovery.driver import Run
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
-from recovery.rewind import TakenBack
-from snapshot.record import Manifest
-from snapshot.tenure import Tenure
+from recovery.decide.rewind import TakenBack
+from snapshot.formats.record import Manifest
+from snapshot.protocol.tenure import Tenure
 from statebackend import StateBackend
 from statebackend.errors import RewindError, SettingError, StateBackendError
-from statebackend.spark.job import Job
-from statebackend.spark.specs import Operator
-from statebackend.spark.startpoint import StartPoint
+from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.spark.start.start_point import StartPoint
 from tests.recovery.driver import JOB, JOB_ID, MAX_PARALLELISM, Run, new_id, stamp_of
 from tests.recovery.test_starts_that_freeze import Files, Shared
 

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import Row
 
-from recovery.verify import verify
-from snapshot.record import Manifest
+from recovery.inspect.verify import verify
+from snapshot.formats.record import Manifest
 from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.errors import StateMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
-from statebackend.spark import operatorstate
+from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.state.ttl import TTL
 from tests.support.golden import (
     EPOCHS,

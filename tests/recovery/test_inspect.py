@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recovery.inspect import describe
-from recovery.jobs import job_folder, split_jobs, summarise
-from recovery.verify import VerifyReport, verify
-from snapshot.base import decode_index
-from snapshot.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name
+from recovery.inspect.describe import describe
+from recovery.inspect.jobs import job_folder, split_jobs, summarise
+from recovery.inspect.verify import VerifyReport, verify
+from snapshot.formats.base import decode_index
+from snapshot.formats.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name
 from snapshot.storage import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from snapshot.storage.open import open_store
 from statebackend.errors import NotRestorableError, SettingError, StoreUnreachableError
@@ -298,8 +298,8 @@ def test_records_that_are_cleaned_while_the_log_is_read_are_no_gap() -> None:
 def test_large_slices_and_records_are_read_in_pieces(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.verify.WHOLE_BYTES", 10)
-    monkeypatch.setattr("recovery.verify.SPOOL_BYTES", 40)
+    monkeypatch.setattr("recovery.inspect.verify.WHOLE_BYTES", 10)
+    monkeypatch.setattr("recovery.inspect.verify.SPOOL_BYTES", 40)
     folder = Folder(store).epochs(2).epochs(2, own=True, base="base").epochs(1, base="files")
     assert verify(store, JOB).ok
     last = tip(folder)

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from recovery.keeper import Clock, Keeper, KeeperSettings, ask_for
-from recovery.local import Incarnation, LocalSubtask
-from snapshot.storage.local import LocalStore
+from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.store_pool import Clock, Keeper, KeeperSettings, ask_for
+from snapshot.storage.local_store import LocalStore
 from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import RocksStore
@@ -110,7 +110,7 @@ def told(held: Incarnation, method: str) -> threading.Event:
 WORKER = """
 import json, sys
 from pathlib import Path
-from recovery.keeper import Keeper, KeeperSettings
+from recovery.local.store_pool import Keeper, KeeperSettings
 from tests.recovery.test_keeper import REAL, seen, subtask, written
 keeper = Keeper.of_process(REAL, KeeperSettings())
 local = subtask(Path(sys.argv[1]), keeper)
@@ -277,8 +277,8 @@ EPOCHS: list[Changes] = [
 DRIVER_AND_WORKER = """
 import sys
 from pathlib import Path
-from recovery.keeper import Keeper, KeeperSettings
-from snapshot.storage.local import LocalStore
+from recovery.local.store_pool import Keeper, KeeperSettings
+from snapshot.storage.local_store import LocalStore
 from tests.recovery.driver import new_id
 from tests.recovery.test_keeper import EPOCHS, REAL, store_of
 from tests.recovery.test_restore import Job
@@ -473,7 +473,7 @@ def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(
 FORK = """
 import os, sys
 from pathlib import Path
-from recovery.keeper import Keeper, KeeperSettings
+from recovery.local.store_pool import Keeper, KeeperSettings
 from tests.recovery.test_keeper import REAL, subtask, written
 root = Path(sys.argv[1])
 ours = Keeper.of_process(REAL, KeeperSettings())

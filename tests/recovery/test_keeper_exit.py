@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 _PROGRAM = """
 import sys, time
 from pathlib import Path
-from recovery.keeper import Keeper, KeeperSettings
-from recovery.keeper import Clock
+from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import Clock
 
 class Held:
     bad = recent = store = None

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from recovery.keeper import Clock
-from recovery.local import Incarnation, LocalSubtask
-from snapshot.messages import LocalCopy
+from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.store_pool import Clock
+from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings
@@ -172,7 +172,7 @@ def test_who_got_the_lease_of_what_no_longer_counts_gives_it_back(tmp_path: Path
 
 HOLD = """
 import sys
-from recovery.local import LocalSubtask
+from recovery.local.local_copies import LocalSubtask
 from tests.recovery.test_local import SMALL, marker, subtask
 from pathlib import Path
 local = subtask(Path(sys.argv[1]))

@@ -6,25 +6,25 @@ import msgspec
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from recovery.verify import verify
-from snapshot.lineage import resolve
-from snapshot.messages import AckReply, BeginReply
-from snapshot.names import data_name
-from snapshot.record import record_name
-from snapshot.retention import Fate, classify, view_of
+from recovery.inspect.verify import verify
+from snapshot.formats.names import data_name
+from snapshot.formats.record import record_name
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckReply, BeginReply
+from snapshot.retention.retention import Fate, classify, view_of
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import (
     BroadcastDivergedError,
     CorruptionError,
     NotRestorableError,
     ProtocolError,
 )
-from statebackend.ops.operatorstate import HeldOperatorState
+from statebackend.operators.operator_lists_maps import HeldOperatorState
+from statebackend.runtime.worker import operator_state_io as operatorstate
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark import operatorstate
-from statebackend.spark.operatorstate import OperatorStateIO
 from tests.recovery.driver import JOB, Started, ack_of, begin_of, manifests_of, new_id, part_of
 
 NUMBER = StructType().add("n", LongType())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from recovery.verify import verify
-from snapshot.record import SliceEntry
+from recovery.inspect.verify import verify
+from snapshot.formats.record import SliceEntry
 from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
-from statebackend.spark import operatorstate
+from statebackend.runtime.worker import operator_state_io as operatorstate
 from tests.support.inprocess import InProcessJob
 
 BUDGET = 4096

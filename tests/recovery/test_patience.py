@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snapshot.record import parse_record
-from snapshot.storage.base import Buffer, CreateOutcome
+from snapshot.formats.record import parse_record
 from snapshot.storage.failing import FailingStore, Failure
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
     CommitUnknownError,
     FencedError,
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.spark.housekeeping import StorePatience
+from statebackend.runtime.driver.housekeeping import StorePatience
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from recovery.plan import RestorePlan, StepSource, plan_restore
-from snapshot.lineage import SubtaskLineage, resolve
-from snapshot.messages import LocalCopy
+from recovery.decide.restore_plan import RestorePlan, StepSource, plan_restore
+from snapshot.protocol.lineage import SubtaskLineage, resolve
+from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import CorruptionError, NotRestorableError
 from tests.recovery.driver import JOB_ID, Run, part_of
 

@@ -12,15 +12,15 @@ from typing import NoReturn
 
 import pytest
 
-from recovery import peers
-from recovery.folders import home_of, own_file_text, own_folder
-from recovery.incarnation import HOLDER
-from recovery.keeper import Keeper, KeeperSettings, ask_for
-from recovery.local import copies_seen
-from recovery.workspace import Workspace
+from recovery.local import peers
+from recovery.local.folders import home_of, own_file_text, own_folder
+from recovery.local.local_copies import copies_seen
+from recovery.local.store_directory import HOLDER
+from recovery.local.store_pool import Keeper, KeeperSettings, ask_for
+from recovery.local.workspace import Workspace
 from statebackend import system
 from statebackend.errors import LocalDirError
-from statebackend.spark.heartbeat import HeartbeatFile
+from statebackend.spark.frames.heartbeat import HeartbeatFile
 from tests.recovery.driver import new_id
 from tests.recovery.test_keeper import AT_ONCE_S, REAL, keeping, subtask
 from tests.recovery.test_local import SMALL, filled

@@ -25,20 +25,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from recovery.plan import plan_restore
-from recovery.rewind import LocationProgress, Verdict, decide_start
-from recovery.upload import Uploaded
-from snapshot.base import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.bases import BasePolicy
-from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
-from snapshot.names import base_file_name, data_name
-from snapshot.operators import takes_initial
-from snapshot.record import parse_record, record_name, slice_key
-from snapshot.storage.base import Buffer, CreateOutcome
-from snapshot.storage.memory import MemoryStore
+from recovery.decide.restore_plan import plan_restore
+from recovery.decide.rewind import LocationProgress, Verdict, decide_start
+from recovery.restore.upload import Uploaded
+from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
+from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.record import parse_record, record_name, slice_key
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
+from snapshot.protocol.operators import takes_initial
+from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
     CommitUnknownError,
     CorruptionError,
@@ -49,7 +49,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.spark.job import Job
+from statebackend.runtime.driver.job import Job
 from tests.recovery.driver import (
     JOB,
     Started,
@@ -157,7 +157,7 @@ class Upload:
 
 @dataclass
 class Copy:
-    """A local copy as `recovery.local` keeps one, the state a dict."""
+    """A local copy as `recovery.local.local_copies` keeps one, the state a dict."""
 
     job_id: str = ""
     epoch: int | None = None

@@ -17,15 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recovery import restore
-from recovery.ancestors import Ancestors
-from recovery.keeper import Clock, Keeper, KeeperSettings
-from recovery.local import Incarnation, LocalSubtask
-from recovery.restore import OpenSubtask, Restorer, Site
-from recovery.upload import BaseUpload, Uploaded
-from snapshot.bases import BasePolicy
-from snapshot.lineage import resolve
-from snapshot.messages import (
+from recovery.local.ancestors import Ancestors
+from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.store_pool import Clock, Keeper, KeeperSettings
+from recovery.restore import restorer as restore
+from recovery.restore.restorer import OpenSubtask, Restorer, Site
+from recovery.restore.upload import BaseUpload, Uploaded
+from snapshot.formats.names import data_name
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import (
     AncestorCopy,
     BaseGrant,
     BeginReply,
@@ -33,9 +34,8 @@ from snapshot.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.names import data_name
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.state.table import StateTable

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import rescale
-from recovery.rescale import Piece, PieceError, assemble, clip_pieces, clip_rows
-from snapshot.delta import DeltaRows
-from snapshot.delta_stream import as_lists
+from recovery.restore import rescale
+from recovery.restore.rescale import Piece, PieceError, assemble, clip_pieces, clip_rows
+from snapshot.formats.delta import DeltaRows
+from snapshot.formats.delta_stream import as_lists
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.rocks.parted import PartedStore, Store, open_store
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore

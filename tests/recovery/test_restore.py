@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 from rocksdict import Rdict
 
-from recovery import restore
-from recovery.keeper import Clock, Keeper
-from recovery.local import LocalSubtask
-from recovery.restore import OpenSubtask, Restorer, Site
-from recovery.upload import BaseUpload, Uploaded
-from snapshot.delta import DeltaRows
-from snapshot.delta_stream import as_lists
-from snapshot.messages import (
+from recovery.local.local_copies import LocalSubtask
+from recovery.local.store_pool import Clock, Keeper
+from recovery.restore import restorer as restore
+from recovery.restore.restorer import OpenSubtask, Restorer, Site
+from recovery.restore.upload import BaseUpload, Uploaded
+from snapshot.formats.delta import DeltaRows
+from snapshot.formats.delta_stream import as_lists
+from snapshot.formats.names import data_name
+from snapshot.formats.record import record_name
+from snapshot.protocol.messages import (
     AncestorCopy,
     BaseGrant,
     BeginReply,
@@ -29,11 +31,9 @@ from snapshot.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.names import data_name
-from snapshot.record import record_name
-from snapshot.storage.base import ObjectStore
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     CorruptionError,
     LocalCopyError,

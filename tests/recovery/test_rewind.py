@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from recovery.rewind import (
+from recovery.decide.rewind import (
     COMMITS,
     OFFSETS,
     LocationProgress,
@@ -22,11 +22,11 @@ from recovery.rewind import (
     lacks_for,
     next_to_take,
 )
-from recovery.savepoint_state import last_epochs as epochs_known
-from snapshot.record import Manifest
-from snapshot.storage.memory import MemoryStore
+from recovery.savepoints.state_at_epoch import last_epochs as epochs_known
+from snapshot.formats.record import Manifest
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import CheckpointLocationError, IncompleteEpochError, RewindError
-from statebackend.spark.job import Job
+from statebackend.runtime.driver.job import Job
 from tests.recovery.driver import JOB, Run, Started, ack_of, begin_of, manifests_of, part_of
 
 

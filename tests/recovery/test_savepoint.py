@@ -12,9 +12,19 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from recovery.inspect import describe
-from recovery.jobs import BEGUN_NAME, SAVEPOINT_NAME, split_jobs
-from recovery.savepoint import (
+from recovery.inspect.describe import describe
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, split_jobs
+from recovery.inspect.verify import verify
+from recovery.savepoints.claim import (
+    Standing,
+    begin_job,
+    left_in_the_middle,
+    saved_state,
+    standing,
+)
+from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.savepoint import (
     Savepoint,
     below,
     default_folder,
@@ -23,23 +33,13 @@ from recovery.savepoint import (
     read_savepoint,
     savepoints_folder,
 )
-from recovery.savepoint_create import Making, create_savepoint
-from recovery.savepoint_spark import StoreLocation
-from recovery.savepoint_start import (
-    Standing,
-    begin_job,
-    left_in_the_middle,
-    saved_state,
-    standing,
-)
-from recovery.verify import verify
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.messages import SlicePart
-from snapshot.record import record_name
+from snapshot.formats.record import record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import SlicePart
 from snapshot.storage.failing import FailingStore
-from snapshot.storage.local import LocalStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.local_store import LocalStore
+from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.open import open_store
 from snapshot.storage.uris import parse_s3_uri
 from statebackend.errors import (
@@ -52,7 +52,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
     UnsupportedQueryError,
 )
-from statebackend.state.operator import StoredList, encode_lists
+from statebackend.state.operator_state import StoredList, encode_lists
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.recovery import driver
 
@@ -693,7 +693,7 @@ def test_savepoints_lie_in_a_hidden_folder_also_in_s3() -> None:
 
 
 def test_large_objects_go_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("recovery.savepoint_copy._IN_MEMORY_BYTES", 16)
+    monkeypatch.setattr("recovery.savepoints.state_copy._IN_MEMORY_BYTES", 16)
     stand = Stand().run(2, own=True).run(2, base="files")
     target = LocalStore(tmp_path, new_id=new_id)
     savepoint = create_savepoint(stand.making(open_target=lambda _: target))

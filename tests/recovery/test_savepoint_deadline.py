@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from recovery.savepoint_create import create_savepoint
-from recovery.savepoint_spark import StoreLocation
+from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.location_part import StoreLocation
 from snapshot.storage.deadline import Deadline, DeadlineStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.passing import PassingStore
 from snapshot.storage.slow import SlowStore
 from statebackend.errors import CorruptionError, StoreUnreachableError

@@ -11,8 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.rewind import LocationProgress
-from recovery.savepoint import (
+from recovery.decide.rewind import LocationProgress
+from recovery.inspect.verify import verify
+from recovery.savepoints.claim import left_in_the_middle, standing
+from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.savepoint import (
     BEGUN_NAME,
     SAVEPOINT_NAME,
     Begun,
@@ -21,23 +24,20 @@ from recovery.savepoint import (
     list_savepoints,
     read_savepoint,
 )
-from recovery.savepoint_check import check_savepoint
-from recovery.savepoint_create import create_savepoint
-from recovery.savepoint_start import left_in_the_middle, standing
-from recovery.verify import verify
-from snapshot.lineage import resolve
-from snapshot.record import Manifest
-from snapshot.storage.base import CreateOutcome
-from snapshot.storage.local import LocalStore
-from snapshot.storage.memory import MemoryStore
+from recovery.savepoints.savepoint_check import check_savepoint
+from snapshot.formats.record import Manifest
+from snapshot.protocol.lineage import resolve
+from snapshot.storage.local_store import LocalStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import CreateOutcome
 from statebackend.errors import (
     CheckpointLocationError,
     FencedError,
     NotRestorableError,
     StoreUnreachableError,
 )
-from statebackend.spark.from_savepoint import begin_with, has_begun
-from statebackend.spark.job import Job
+from statebackend.runtime.driver.job import Job
+from statebackend.spark.start.query_from_savepoint import begin_with, has_begun
 from tests.recovery import driver, test_savepoint
 from tests.recovery.driver import JOB, new_id
 from tests.recovery.test_savepoint import (

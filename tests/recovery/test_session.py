@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.messages import AckReply, AckRequest, BeginReply, LocalCopy, SlicePart
-from snapshot.record import slice_key
-from snapshot.storage.base import Buffer, CreateOutcome
+from snapshot.formats.record import slice_key
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckReply, AckRequest, BeginReply, LocalCopy, SlicePart
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
     CommitUnknownError,
     CoordinatorUnreachableError,
@@ -25,7 +25,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.spark.session import RunSession
+from statebackend.runtime.driver.session import RunSession
 from tests.recovery.driver import (
     JOB,
     Changes,

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from snapshot.messages import BeginReply
-from snapshot.storage.base import CreateOutcome
-from snapshot.storage.memory import MemoryStore
-from snapshot.watermark import NextDue
+from snapshot.barriers.job_watermark import NextDue
+from snapshot.protocol.messages import BeginReply
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import CreateOutcome
 from statebackend.errors import CommitUnknownError, ProtocolError, StoreUnreachableError
-from statebackend.spark.session import RunSession
+from statebackend.runtime.driver.session import RunSession
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
 
 EVENT: dict[str, Any] = {"time_mode": "event", "watermark_delay_ms": 10}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.rewind import LogProgress, TakenBack, Verdict, decide_start
+from recovery.decide.rewind import LogProgress, TakenBack, Verdict, decide_start
 from statebackend.errors import FencedError, JobRunningError, StateBackendError
-from statebackend.spark.goingback import GoingBack
-from statebackend.spark.location import CheckpointLocation, _CannotReplaceError
-from statebackend.spark.startpoint import refuse_hidden
+from statebackend.spark.start.checkpoint_location import CheckpointLocation, _CannotReplaceError
+from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.start_point import refuse_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable

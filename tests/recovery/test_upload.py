@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery.keeper import Keeper
-from recovery.local import Incarnation
-from recovery.restore import OpenSubtask
-from recovery.upload import BaseUpload, Uploaded
-from snapshot.base import FileIndex, decode_index
-from snapshot.bases import BasePolicy
-from snapshot.lineage import SliceRef
-from snapshot.messages import BaseGrant
-from snapshot.storage.base import ObjectStore
+from recovery.local.local_copies import Incarnation
+from recovery.local.store_pool import Keeper
+from recovery.restore.restorer import OpenSubtask
+from recovery.restore.upload import BaseUpload, Uploaded
+from snapshot.formats.base import FileIndex, decode_index
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.lineage import SliceRef
+from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.failing import FailingStore, Failure
-from snapshot.storage.files import opened_file
-from snapshot.storage.memory import MemoryStore
+from snapshot.storage.local_files import opened_file
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     CoordinatorUnreachableError,
     CorruptionError,

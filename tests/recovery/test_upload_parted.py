@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery.fetch import fetch_index
-from recovery.incarnation import Incarnation
-from snapshot.base import (
+from recovery.local.store_directory import Incarnation
+from recovery.restore.fetch import fetch_index
+from snapshot.formats.base import (
     FORMAT_VERSION,
     FileEntry,
     FileIndex,
@@ -19,10 +19,10 @@ from snapshot.base import (
     index_of,
     reusable,
 )
-from snapshot.names import BaseName, base_file_name, parse_base_name
-from snapshot.retention import Fate, View, classify
-from snapshot.storage.base import ObjectInfo, ObjectStore
-from snapshot.storage.memory import MemoryStore
+from snapshot.formats.names import BaseName, base_file_name, parse_base_name
+from snapshot.retention.retention import Fate, View, classify
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import CorruptionError, UnsupportedFormatError
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.rewind import LocationProgress, LogProgress, decide_start
+from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
 from statebackend.errors import JobRunningError, RewindError
-from statebackend.spark import startpoint
-from statebackend.spark.job import Job
-from statebackend.spark.startpoint import StartPoint
+from statebackend.runtime.driver.job import Job
+from statebackend.spark.start import start_point as startpoint
+from statebackend.spark.start.start_point import StartPoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statebackend.rocks import options
+from statebackend.rocks import rocksdb_options as options
 from statebackend.rocks.layout import Layout
 from statebackend.rocks.parted import PartedStore
 from statebackend.rocks.store import RocksStore

@@ -11,7 +11,7 @@ import pytest
 
 from statebackend import system
 from statebackend.rocks.memory import CACHE_MAX_BYTES, cache_bytes
-from statebackend.rocks.options import RocksSettings
+from statebackend.rocks.rocksdb_options import RocksSettings
 
 GB, MB = 1 << 30, 1 << 20
 

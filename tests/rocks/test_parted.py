@@ -23,7 +23,7 @@ from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, Routes, read_layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.state.bases import MemoryBase
+from statebackend.state.confirmed import MemoryBase
 from tests.rocks.conftest import MEMORY
 from tests.rocks.test_store import ROOT, TINY, marker
 

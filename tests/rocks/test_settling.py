@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from statebackend.rocks import settling
+from statebackend.rocks import load_compaction as settling
 from statebackend.rocks.store import RocksStore
 from tests.rocks.test_store import TINY, apply, entries_of, marker
 

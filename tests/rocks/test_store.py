@@ -21,7 +21,7 @@ from rocksdict import Checkpoint
 
 from statebackend.errors import LocalCopyError, LocalDirError, StateBackendError, StoreBusyError
 from statebackend.rocks import store as store_module
-from statebackend.rocks.options import LEVEL0_FULL_FILES
+from statebackend.rocks.rocksdb_options import LEVEL0_FULL_FILES
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore, classify
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from rocksdict import Checkpoint, Rdict
 from statebackend.errors import LocalDirError
 from statebackend.rocks import store as store_module
 from statebackend.rocks.clipping import group_key
-from statebackend.rocks.options import LEVEL0_FULL_FILES, LEVEL0_STOP_FILES, store_options
+from statebackend.rocks.rocksdb_options import LEVEL0_FULL_FILES, LEVEL0_STOP_FILES, store_options
 from statebackend.rocks.store import RocksStore
 from tests.rocks.test_store import TINY, Entries, apply, marker
 

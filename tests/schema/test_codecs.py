@@ -22,8 +22,8 @@ from statebackend.errors import (
     ValueMismatchError,
 )
 from statebackend.schema.codec import RowCodec, codec_for
-from statebackend.schema.fixed import FixedCodec
-from statebackend.schema.rows import MsgpackCodec
+from statebackend.schema.fixed_rows import FixedCodec
+from statebackend.schema.msgpack_rows import MsgpackCodec
 from statebackend.schema.types import (
     arrow_schema,
     as_schema,

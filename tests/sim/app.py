@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from snapshot.log import RecordCache
-from snapshot.storage.base import ObjectStore
+from snapshot.log.commit_log import RecordCache
 from snapshot.storage.counting import CountingStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
+from statebackend.runtime.driver.housekeeping import StorePatience
+from statebackend.runtime.driver.job import Job
 from statebackend.settings import Settings
-from statebackend.spark.housekeeping import StorePatience
-from statebackend.spark.job import Job
-from statebackend.spark.launch import Launch, Operator
-from statebackend.spark.surroundings import Surroundings
+from statebackend.spark.start.launch import Launch, Operator
+from statebackend.spark.start.surroundings import Surroundings
 from tests.sim import second
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from greenlet import GreenletExit
 
-from snapshot.names import parse_base_name
-from snapshot.storage.base import (
+from snapshot.formats.names import parse_base_name
+from snapshot.storage.object_store import (
     Buffer,
     Capabilities,
     CreateOutcome,

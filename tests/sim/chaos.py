@@ -6,8 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
-from snapshot.log import CommitLog
+from snapshot.log.commit_log import CommitLog
+from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
 from statebackend.errors import StateBackendError
 from tests.sim import clocks, savepoints
 from tests.sim.bucket import SimStore

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from recovery.keeper import Clock, KeeperSettings
-from snapshot.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
+from recovery.local.store_pool import Clock, KeeperSettings
+from snapshot.protocol.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
-from statebackend.spark.operatorstate import KeptBlobs
+from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock
 from tests.sim.disk import SimIncarnation, SimKeeper
@@ -40,7 +40,7 @@ class Host:
 
 
 class Client:
-    """What `statebackend.spark.wire.Client` is to a task: requests to its driver."""
+    """What `statebackend.rpc.service.Client` is to a task: requests to its driver."""
 
     def __init__(self, app: App) -> None:
         self._app = app

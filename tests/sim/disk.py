@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from recovery.folders import unusable
-from recovery.keeper import HOLDER, Clock, Keeper, KeeperSettings
-from recovery.local import Incarnation, LocalSubtask
+from recovery.local.folders import unusable
+from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.store_pool import HOLDER, Clock, Keeper, KeeperSettings
 from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
@@ -382,7 +382,7 @@ class SimKeeper(Keeper):
 
 
 def ask_for(doors: dict[str, SimKeeper], path: MemPath, timeout_s: float) -> bool:
-    """As `recovery.keeper.ask_for`: a message to the holder, and its answer."""
+    """As `recovery.local.store_pool.ask_for`: a message to the holder, and its answer."""
     sched = current().sched
     try:
         keeper = doors[(path / HOLDER).read_text()]

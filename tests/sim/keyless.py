@@ -15,12 +15,12 @@ from zlib import crc32
 
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from statebackend.ops.operatorstate import (
+from statebackend.operators.operator_lists_maps import (
     HeldOperatorState,
     OperatorSnapshot,
     StoredOperatorState,
 )
-from statebackend.state.operator import StoredList, StoredMap
+from statebackend.state.operator_state import StoredList, StoredMap
 from tests.sim.location import Plan
 
 __all__ = ["KeylessState", "Part", "Played", "Rows", "decoded_part", "part_after", "whole_after"]

@@ -13,9 +13,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from recovery.rewind import TakenBack
+from recovery.decide.rewind import TakenBack
 from statebackend.keygroups import subtask_of
-from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.sim.clocks import BEGAN_MS
 from tests.sim.config import Config
 from tests.sim.freezes import at_call

@@ -7,33 +7,36 @@ from typing import Any
 
 import msgspec
 
-import recovery.local
-import recovery.plan
-import recovery.restore
-import recovery.rewind
-import recovery.upload
-import snapshot.log
-import snapshot.retention
-from recovery.incarnation import Incarnation
-from recovery.plan import Step, StepSource
-from recovery.restore import Restorer
-from recovery.rewind import COMMITS, OFFSETS, LocationProgress
-from snapshot.bases import BaseBook, Grant
-from snapshot.coordinator import Coordinator
-from snapshot.epoch import Acked, EpochState
-from snapshot.lineage import SubtaskLineage
-from snapshot.log import CommitLog
-from snapshot.retention import Fate
-from snapshot.running import RunningOperator
-from snapshot.stamps import Stamps
-from snapshot.tenure import Verdict
+import recovery.decide.restore_plan
+import recovery.decide.rewind
+import recovery.local.local_copies.local_copies
+import recovery.restore.restorer.restorer
+import recovery.restore.restorer.upload
+import snapshot.log.commit_log.commit_log
+import snapshot.retention.retention.retention
+from recovery.decide.restore_plan import Step, StepSource
+from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
+from recovery.local.store_directory import Incarnation
+from recovery.restore.restorer import Restorer
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BaseBook, Grant
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.epoch_acks import Acked, EpochState
+from snapshot.protocol.lineage import SubtaskLineage
+from snapshot.protocol.running_operator import RunningOperator
+from snapshot.protocol.stamps import Stamps
+from snapshot.protocol.tenure import Verdict
+from snapshot.retention.retention import Fate
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.spark import atstart, goingback, session, startpoint
-from statebackend.spark.goingback import GoingBack
-from statebackend.spark.location import CheckpointLocation
-from statebackend.spark.session import RunSession
-from statebackend.spark.startpoint import StartPoint
+from statebackend.runtime.driver import session
+from statebackend.runtime.driver.session import RunSession
+from statebackend.spark import session_settings as atstart
+from statebackend.spark.start import going_back as goingback
+from statebackend.spark.start import start_point as startpoint
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.start_point import StartPoint
 from tests.planted.bug import Patches
 from tests.sim.kernel import current
 from tests.sim.seams import decoded
@@ -74,15 +77,15 @@ def ack_without_barrier() -> Patches:
 
 
 def claims_deleted() -> Patches:
-    really = snapshot.retention._record
+    really = snapshot.retention.retention._record
 
     def record(name: str, view: Any) -> Fate:
         fate = really(name, view)
-        sequence = snapshot.retention.parse_record_name(name)
+        sequence = snapshot.retention.retention.parse_record_name(name)
         old = sequence is not None and sequence < view.oldest_needed
         return Fate.DEAD if old and fate is Fate.LIVE else fate
 
-    yield snapshot.retention, "_record", record
+    yield snapshot.retention.retention, "_record", record
 
 
 def applied_too_early() -> Patches:
@@ -136,23 +139,23 @@ def pruned_too_early() -> Patches:
 
 
 def taken_slot_is_success() -> Patches:
-    really = snapshot.log.judge
+    really = snapshot.log.commit_log.judge
 
     def judge(outcome: Any, found: Any, own: str) -> Verdict:
         verdict = really(outcome, found, own)
         return Verdict.COMMITTED if verdict is Verdict.FENCED else verdict
 
-    yield snapshot.log, "judge", judge
+    yield snapshot.log.commit_log, "judge", judge
 
 
 def unknown_is_success() -> Patches:
-    really = snapshot.log.judge
+    really = snapshot.log.commit_log.judge
 
     def judge(outcome: Any, found: Any, own: str) -> Verdict:
         verdict = really(outcome, found, own)
         return Verdict.COMMITTED if verdict is Verdict.UNKNOWN else verdict
 
-    yield snapshot.log, "judge", judge
+    yield snapshot.log.commit_log, "judge", judge
 
 
 def generation_not_raised() -> Patches:
@@ -215,33 +218,33 @@ def lapsed_grants_count() -> Patches:
 
 def pending_ignored() -> Patches:
     yield Coordinator, "pending_names", lambda self: set()
-    really = snapshot.retention._data
+    really = snapshot.retention.retention._data
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DEAD if fate is Fate.DRIVERS and view.is_driver else fate
 
-    yield snapshot.retention, "_data", data
+    yield snapshot.retention.retention, "_data", data
 
 
 def garbage_is_kept() -> Patches:
-    really = snapshot.retention._data
+    really = snapshot.retention.retention._data
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention, "_data", data
+    yield snapshot.retention.retention, "_data", data
 
 
 def bases_are_kept() -> Patches:
-    really = snapshot.retention._base
+    really = snapshot.retention.retention._base
 
     def base(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention, "_base", base
+    yield snapshot.retention.retention, "_base", base
 
 
 def only_the_commit_taken_back() -> Patches:
@@ -273,7 +276,7 @@ def no_lease() -> Patches:
         def flock(file: int, how: int) -> None:
             """Everybody gets it."""
 
-    yield recovery.local, "fcntl", Fcntl
+    yield recovery.local.local_copies, "fcntl", Fcntl
 
 
 def files_by_name() -> Patches:
@@ -281,13 +284,13 @@ def files_by_name() -> Patches:
         files = granted.files if granted is not None else []
         return {f.name: f for f in files if not f.name.startswith(("CURRENT", "MANIFEST-"))}
 
-    yield recovery.upload, "reusable", reusable
-    really = recovery.upload.BaseUpload._file
+    yield recovery.restore.upload, "reusable", reusable
+    really = recovery.restore.upload.BaseUpload._file
 
     def file(self: Any, path: Any, size_bytes: int, known: Any) -> Any:
         return known if known is not None else really(self, path, size_bytes, None)
 
-    yield recovery.upload.BaseUpload, "_file", file
+    yield recovery.restore.upload.BaseUpload, "_file", file
 
 
 def overtaken_goes_on() -> Patches:
@@ -318,7 +321,7 @@ def parents_forgotten() -> Patches:
 
 
 def rows_not_clipped() -> Patches:
-    yield recovery.restore, "clip_pieces", lambda rows, first, last: rows
+    yield recovery.restore.restorer, "clip_pieces", lambda rows, first, last: rows
 
 
 def any_origin_known() -> Patches:
@@ -342,17 +345,17 @@ def folder_by_index() -> Patches:
     def folder(key_groups: KeyGroupRange) -> str:
         return str(round(key_groups.start / len(key_groups)))
 
-    yield recovery.local, "_folder", folder
+    yield recovery.local.local_copies, "_folder", folder
 
 
 def ancestor_as_it_is() -> Patches:
     def part(lineage: SubtaskLineage, epoch: int, keep: KeyGroupRange, known: Any) -> Any:
         copy, at = known.copies.get(lineage.key_groups), lineage.key_groups
         if copy is None or copy.epoch is None:
-            return recovery.plan._without_copy(lineage, epoch, keep, known)
+            return recovery.decide.restore_plan._without_copy(lineage, epoch, keep, known)
         return [Step(None, StepSource.LOCAL, keep, at, copy.epoch, copy.chain)]
 
-    yield recovery.plan, "_part", part
+    yield recovery.decide.restore_plan, "_part", part
 
 
 def child_marked_first() -> Patches:
@@ -423,7 +426,7 @@ def time_is_the_stamp() -> Patches:
 
 
 def location_not_looked_at() -> Patches:
-    yield recovery.rewind, "_require_files", lambda location, decision: None
+    yield recovery.decide.rewind, "_require_files", lambda location, decision: None
 
 
 def retried_in_part() -> Patches:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import snapshot.coordinator as coordinator
-import statebackend.spark.operatorstate as product
-from snapshot.coordinator import Coordinator
-from snapshot.operatorstate import OperatorBlobs
-from snapshot.running import RunningOperator
-from statebackend.spark.operatorstate import OperatorStateIO
-from statebackend.spark.session import RunSession
-from statebackend.spark.startpoint import StartPoint
+import snapshot.protocol.coordinator as coordinator
+import statebackend.runtime.worker.operator_state_io as product
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.keyless_state import OperatorBlobs
+from snapshot.protocol.running_operator import RunningOperator
+from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO
+from statebackend.spark.start.start_point import StartPoint
 from tests.planted.bug import Patches
 
 __all__ = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import recovery.savepoint_create as making
-import statebackend.spark.from_savepoint as product
-from recovery.savepoint import encode_savepoint
-from recovery.savepoint_copy import Copied
-from recovery.savepoint_spark import query_id_of
-from recovery.savepoint_start import Beginning, Standing
-from recovery.savepoint_state import last_epochs
+import recovery.savepoints.create as making
+import statebackend.spark.start.query_from_savepoint as product
+from recovery.savepoints.claim import Beginning, Standing
+from recovery.savepoints.location_part import query_id_of
+from recovery.savepoints.savepoint import encode_savepoint
+from recovery.savepoints.state_at_epoch import last_epochs
+from recovery.savepoints.state_copy import Copied
 from statebackend.errors import CheckpointLocationError, NotRestorableError
-from statebackend.spark.housekeeping import Cleaner
+from statebackend.runtime.driver.housekeeping import Cleaner
 from tests.planted.bug import Patches
 
 __all__ = ["cleaner_not_held", "cut_is_begun", "json_first", "tip_of_the_log"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import recovery.rewind
-from recovery.rewind import LocationProgress, StartDecision
-from snapshot.log import CommitLog
-from snapshot.stamps import Stamps
+import recovery.decide.rewind
+from recovery.decide.rewind import LocationProgress, StartDecision
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.stamps import Stamps
 from statebackend.errors import JobRunningError, RewindError
-from statebackend.spark import launch
-from statebackend.spark.goingback import GoingBack
+from statebackend.spark.start import launch
+from statebackend.spark.start.going_back import GoingBack
 from tests.planted.bug import Patches, PlantedBug
 from tests.sim import chaos, world
 from tests.sim.task import SimEpoch
@@ -171,19 +171,19 @@ def looks_before_it_lists() -> Patches:
 
 def missing_not_named() -> Patches:
     def require(location: LocationProgress, decision: StartDecision) -> None:
-        if recovery.rewind.lacks_for(location, decision.batch):
+        if recovery.decide.rewind.lacks_for(location, decision.batch):
             raise RewindError(f"{location.path} lacks files.")
 
-    yield recovery.rewind, "_require_files", require
+    yield recovery.decide.rewind, "_require_files", require
 
 
 def plan_before_not_looked_for() -> Patches:
-    really = recovery.rewind.lacks_for
+    really = recovery.decide.rewind.lacks_for
 
     def lacks_for(location: LocationProgress, batch: int) -> list[str]:
         return [name for name in really(location, batch) if name.endswith(f"/{batch}")]
 
-    yield recovery.rewind, "lacks_for", lacks_for
+    yield recovery.decide.rewind, "lacks_for", lacks_for
 
 
 def never_put_back() -> Patches:

@@ -30,11 +30,11 @@ ROOT = Path(__file__).parents[2]
 REASONS = Path(__file__).with_name("unreached.toml")
 # The protocol, and the drivers of both modes. What is left out has a reason in `unreached.toml`.
 PROTOCOL = (
-    "snapshot/*.py",
-    "recovery/*.py",
-    "statebackend/spark/{goingback,housekeeping,job,launch,records,replies,savepoints}.py",
-    "statebackend/spark/{session,slices,startpoint,task}.py",
-    "statebackend/continuous/*.py",
+    "snapshot/{protocol,barriers,formats,log,retention}/*.py",
+    "recovery/{decide,local,restore,savepoints,inspect}/*.py",
+    "statebackend/runtime/{driver,worker}/*.py",
+    "statebackend/spark/{start,worker}/*.py",
+    "statebackend/continuous/{driver,worker,job}/*.py",
 )
 
 

@@ -13,12 +13,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from recovery.savepoint import delete_savepoint
-from recovery.savepoint_create import Making, create_savepoint
-from snapshot.log import CommitLog
+from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.savepoint import delete_savepoint
+from snapshot.log.commit_log import CommitLog
 from statebackend.errors import NotRestorableError, StateBackendError
-from statebackend.spark.from_savepoint import begin_with
-from statebackend.spark.savepoints import take
+from statebackend.spark.start.query_from_savepoint import begin_with
+from statebackend.spark.start.query_savepoints import take
 from tests.sim.bucket import SimStore
 from tests.sim.kernel import Process
 from tests.sim.places import FolderStore, NewLocation, SavedLocation
@@ -26,7 +26,7 @@ from tests.sim.threads import SimSystem
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
-    from statebackend.spark.launch import Launch
+    from statebackend.spark.start.launch import Launch
     from tests.sim.app import App
     from tests.sim.world import World
 

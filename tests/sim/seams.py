@@ -17,18 +17,18 @@ import msgspec
 import pyarrow as pa
 from blake3 import blake3
 
-import recovery.folders
-import recovery.incarnation
-import recovery.local
-import recovery.rescale
-import recovery.restore
-import recovery.savepoint_copy
-import recovery.steps
-import recovery.upload
-import statebackend.spark.slices
-import statebackend.spark.task
-from snapshot.delta import Delta, DeltaRows, check_digest
-from snapshot.delta_stream import EncodedDelta
+import recovery.local.local_copies.folders
+import recovery.local.local_copies.local_copies
+import recovery.local.local_copies.store_directory
+import recovery.restore.restorer.rescale
+import recovery.restore.restorer.restorer
+import recovery.restore.restorer.steps
+import recovery.restore.restorer.upload
+import recovery.savepoints.state_copy
+import statebackend.runtime.worker.ack_slices
+import statebackend.spark.worker.task
+from snapshot.formats.delta import Delta, DeltaRows, check_digest
+from snapshot.formats.delta_stream import EncodedDelta
 from statebackend.rocks import layout, parted
 from statebackend.rocks import store as rocks
 from statebackend.state.table import FrozenOverlay
@@ -86,7 +86,7 @@ def decoded(data: bytes, *, arrow: bool) -> list[tuple[bytes, bytes | None]]:
         return []
     if not arrow:
         return _pairs(data)
-    from snapshot.delta import decode_delta
+    from snapshot.formats.delta import decode_delta
 
     rows = decode_delta(data)
     return list(zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True))
@@ -98,30 +98,34 @@ def decoded(data: bytes, *, arrow: bool) -> list[tuple[bytes, bytes | None]]:
 def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tuple[Any, str, Any]]:
     yield parted, "os", disk.os
     yield layout, "open", lambda path, mode: MemPath(path).open(mode)
-    yield recovery.rescale, "SMALL_BYTES", small_bytes
-    yield recovery.local, "Path", MemPath
+    yield recovery.restore.restorer.rescale, "SMALL_BYTES", small_bytes
+    yield recovery.local.local_copies, "Path", MemPath
     # One user has the disks of a world.
-    yield recovery.local, "home_of", MemPath
-    yield recovery.local, "own_folder", lambda path: path.mkdir(parents=True, exist_ok=True)
-    yield recovery.local, "own_file_text", _text
+    yield recovery.local.local_copies, "home_of", MemPath
+    yield (
+        recovery.local.local_copies,
+        "own_folder",
+        lambda path: path.mkdir(parents=True, exist_ok=True),
+    )
+    yield recovery.local.local_copies, "own_file_text", _text
     for module in (
-        recovery.folders,
-        recovery.incarnation,
-        recovery.local,
-        recovery.rescale,
-        recovery.restore,
-        recovery.upload,
+        recovery.local.local_copies.folders,
+        recovery.local.local_copies.store_directory,
+        recovery.local.local_copies,
+        recovery.restore.restorer.rescale,
+        recovery.restore.restorer,
+        recovery.restore.upload,
     ):
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
-    yield recovery.savepoint_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
+    yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:
         yield _spark.task, "encode_frozen", _encoded_frozen
         yield _spark.slices, "encode_delta", _encoded
-        yield recovery.upload, "encode_delta", _encoded
-        yield recovery.steps, "iter_delta", _iterated
+        yield recovery.restore.upload, "encode_delta", _encoded
+        yield recovery.restore.steps, "iter_delta", _iterated
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statebackend.errors import StaleRequestError, StateBackendError
-from statebackend.spark import atstart
+from statebackend.spark import session_settings as atstart
 from tests.sim.kernel import TimedOutError, current
 from tests.sim.keyless import KeylessState
 from tests.sim.location import Plan, State, rows_of

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from recovery.local import LocalSubtask
-from recovery.restore import OpenSubtask
-from recovery.upload import BaseUpload
-from snapshot.messages import BaseGrant, BeginReply, Use
+from recovery.local.local_copies import LocalSubtask
+from recovery.restore.restorer import OpenSubtask
+from recovery.restore.upload import BaseUpload
+from snapshot.protocol.messages import BaseGrant, BeginReply, Use
 from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
-from statebackend.spark.operatorstate import OperatorStateIO, StateParts
-from statebackend.spark.reporter import UploadReporter
-from statebackend.spark.task import SubtaskEpoch, _Timings
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO, StateParts
+from statebackend.runtime.worker.upload_reporter import UploadReporter
+from statebackend.spark.worker.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim.disk import SimSubtask
 from tests.sim.keyless import KeylessState, Played

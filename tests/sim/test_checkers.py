@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from snapshot.delta import chain_start
-from snapshot.record import Manifest, SliceEntry, encode_record, record_name
+from snapshot.formats.delta import chain_start
+from snapshot.formats.record import Manifest, SliceEntry, encode_record, record_name
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import Marker

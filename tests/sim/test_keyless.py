@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from snapshot.record import Record, SliceEntry
-from statebackend.ops.operatorstate import StoredOperatorState
-from statebackend.state.operator import encode_lists, redistribute
+from snapshot.formats.record import Record, SliceEntry
+from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.state.operator_state import encode_lists, redistribute
 from tests.sim.checkers.keyless import Keyless
 from tests.sim.kernel import Scheduler
 from tests.sim.keyless import KeylessState, Part, Played, Rows, decoded_part, whole_after

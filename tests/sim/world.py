@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from recovery.rewind import COMMITS, OFFSETS
-from snapshot.cleaning import CleanReport, clean
-from snapshot.messages import BeginReply
+from recovery.decide.rewind import COMMITS, OFFSETS
+from snapshot.protocol.messages import BeginReply
+from snapshot.retention.garbage_collection import CleanReport, clean
 from statebackend.errors import StateBackendError
-from statebackend.spark.launch import Launch
+from statebackend.spark.start.launch import Launch
 from statebackend.state.table import StateTable
 from tests.planted.bug import PlantedBug, adjust, planted
 from tests.sim import chaos, revival

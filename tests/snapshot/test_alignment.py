@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.alignment import (
+from snapshot.barriers.alignment import (
     Abort,
     Action,
     Alignment,
@@ -24,7 +24,7 @@ from snapshot.alignment import (
     Unblock,
     Why,
 )
-from snapshot.barrier import Barrier, Cancel, EndOfInput
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput
 from statebackend.errors import ProtocolError
 
 STEP = re.compile(r"([bBXE])(\d+)(?:@(\d+))?")

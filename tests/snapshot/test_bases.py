@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.bases import BaseBook, BasePolicy, Due, due
-from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
-from snapshot.messages import AckRequest, BaseDone, BaseGrant, BeginReply, SlicePart
-from snapshot.record import SliceEntry
-from snapshot.storage.memory import MemoryStore
+from snapshot.formats.record import SliceEntry
+from snapshot.protocol.bases import BaseBook, BasePolicy, Due, due
+from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
+from snapshot.protocol.messages import AckRequest, BaseDone, BaseGrant, BeginReply, SlicePart
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, StaleRequestError
 from tests.recovery.driver import (
     PROTOCOL,

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recovery.verify import verify
-from snapshot.cleaning import (
+from recovery.inspect.verify import verify
+from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.record import record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.retention.garbage_collection import (
     ALL_PREFIXES,
     LOOK_AGAIN,
     CleanReport,
@@ -18,10 +21,7 @@ from snapshot.cleaning import (
     outside_view,
     read_indexes,
 )
-from snapshot.log import CommitLog
-from snapshot.names import base_file_name, data_name
-from snapshot.record import record_name
-from snapshot.retention import RecordKind, View, view_of
+from snapshot.retention.retention import RecordKind, View, view_of
 from snapshot.storage import CreateOutcome, LocalStore, MemoryStore, ObjectStore
 from statebackend.errors import CorruptionError, NotRestorableError, StoreUnreachableError
 from tests.cli.folder import JOB, Folder, new_id

@@ -14,10 +14,10 @@ from typing import ClassVar
 import pytest
 from blake3 import blake3
 
-from snapshot.log import CommitLog, Tenure, Verdict, judge
-from snapshot.record import Manifest, SliceEntry, encode_record, parse_record, record_name
+from snapshot.formats.record import Manifest, SliceEntry, encode_record, parse_record, record_name
+from snapshot.log.commit_log import CommitLog, Tenure, Verdict, judge
 from snapshot.storage import CountingStore, CreateOutcome, LocalStore, MemoryStore, ObjectStore
-from snapshot.storage.base import Buffer
+from snapshot.storage.object_store import Buffer
 from statebackend.errors import (
     CommitUnknownError,
     CorruptionError,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.delta import chain_start
-from snapshot.epoch import Acked
-from snapshot.lineage import resolve
-from snapshot.messages import AckRequest, SlicePart
-from snapshot.names import data_name
+from snapshot.formats.delta import chain_start
+from snapshot.formats.names import data_name
+from snapshot.protocol.epoch_acks import Acked
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckRequest, SlicePart
 from statebackend.errors import (
     CommitUnknownError,
     FencedError,

@@ -12,8 +12,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot import delta as delta_module
-from snapshot.delta import (
+from snapshot.formats import delta as delta_module
+from snapshot.formats.delta import (
     DIGEST_BYTES,
     Delta,
     DeltaRows,
@@ -241,7 +241,7 @@ def test_a_column_over_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_encoding_and_decoding_do_not_import_pandas() -> None:
     code = (
-        "import sys; from snapshot.delta import decode_delta, encode_delta;"
+        "import sys; from snapshot.formats.delta import decode_delta, encode_delta;"
         "decode_delta(encode_delta([b'a', b'b'], [b'1', None]).data);"
         "assert 'pandas' not in sys.modules"
     )

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapshot import delta as delta_module
-from snapshot import delta_stream
-from snapshot.delta import DeltaRows, decode_delta, encode_delta
-from snapshot.delta_stream import as_lists, encode_frozen, encode_stream, iter_delta
+from snapshot.formats import delta as delta_module
+from snapshot.formats import delta_stream
+from snapshot.formats.delta import DeltaRows, decode_delta, encode_delta
+from snapshot.formats.delta_stream import as_lists, encode_frozen, encode_stream, iter_delta
 from statebackend.errors import CorruptionError, FormatError, LocalDirError, SettingError
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.blocks import binary_array

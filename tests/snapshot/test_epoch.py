@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.epoch import Acked, EpochState
-from snapshot.messages import AckRequest, Use
+from snapshot.protocol.epoch_acks import Acked, EpochState
+from snapshot.protocol.messages import AckRequest, Use
 from tests.recovery.driver import ack_of, part_of
 
 START = "00" * 32

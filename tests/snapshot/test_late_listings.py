@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from snapshot.log import CommitLog
+from snapshot.log.commit_log import CommitLog
 from snapshot.storage import Listing, MemoryStore
 from statebackend.errors import StoreCapabilityError
-from statebackend.spark.job import held_before
+from statebackend.runtime.driver.job import held_before
 
 
 class LateStore(MemoryStore):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.plan import plan_restore
-from snapshot.delta import chain_start
-from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
-from snapshot.messages import LocalCopy
-from snapshot.record import Manifest, SliceEntry
+from recovery.decide.restore_plan import plan_restore
+from snapshot.formats.delta import chain_start
+from snapshot.formats.record import Manifest, SliceEntry
+from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
+from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import KeyGroupRange
 from tests.recovery.driver import (

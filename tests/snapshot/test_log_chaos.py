@@ -21,10 +21,10 @@ import pytest
 from blake3 import blake3
 
 from recovery.drill import Fault, FaultProxy, Kind, Rule, Script, Verb, stormy
-from snapshot.cleaning import clean
-from snapshot.log import CommitLog, Tenure
-from snapshot.record import Manifest, Record, SliceEntry, parse_record, record_name
-from snapshot.retention import view_of
+from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record, record_name
+from snapshot.log.commit_log import CommitLog, Tenure
+from snapshot.retention.garbage_collection import clean
+from snapshot.retention.retention import view_of
 from snapshot.storage import ObjectStore, StoreOptions, open_store
 from statebackend.errors import (
     CommitUnknownError,

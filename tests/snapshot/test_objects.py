@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from recovery.upload import Uploaded
-from snapshot.bases import Grant
-from snapshot.epoch import Acked
-from snapshot.messages import AckRequest, BaseDone, SlicePart
-from snapshot.names import base_file_name, data_name
+from recovery.restore.upload import Uploaded
+from snapshot.formats.names import base_file_name, data_name
+from snapshot.protocol.bases import Grant
+from snapshot.protocol.epoch_acks import Acked
+from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
 from statebackend.errors import ForeignObjectError, StaleRequestError
 from tests.recovery.driver import Run, ack_of, done_of, part_of
 

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.messages import SlicePart
-from snapshot.names import data_name
-from snapshot.operators import check_initial, lacks_initial, operators_setting, takes_initial
-from snapshot.storage.memory import MemoryStore
+from snapshot.formats.names import data_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import SlicePart
+from snapshot.protocol.operators import (
+    check_initial,
+    lacks_initial,
+    operators_setting,
+    takes_initial,
+)
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError
 from tests.recovery.driver import Run, new_id, spec_of
 

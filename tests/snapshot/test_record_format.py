@@ -12,8 +12,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.packed import pack, unpack
-from snapshot.record import (
+from snapshot.formats.packed import pack, unpack
+from snapshot.formats.record import (
     FOOTER_BYTES,
     Manifest,
     SliceEntry,

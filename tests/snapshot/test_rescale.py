@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.damage import needs_of, slice_key
-from recovery.plan import RestorePlan, StepSource, plan_restore
-from snapshot.delta import decode_delta
-from snapshot.lineage import SubtaskLineage, resolve
-from snapshot.messages import LocalCopy
-from snapshot.record import Manifest
+from recovery.decide.damage import needs_of, slice_key
+from recovery.decide.restore_plan import RestorePlan, StepSource, plan_restore
+from snapshot.formats.delta import decode_delta
+from snapshot.formats.record import Manifest
+from snapshot.protocol.lineage import SubtaskLineage, resolve
+from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import KeyGroupRange, key_group_range, subtask_of
 from tests.recovery.driver import JOB_ID, MAX_PARALLELISM, Run, State, changed, replayed

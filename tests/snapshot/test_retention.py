@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from snapshot.base import FileEntry, FileIndex
-from snapshot.names import base_file_name, data_name
-from snapshot.record import Manifest, SliceEntry, parse_record_name, record_name
-from snapshot.retention import (
+from snapshot.formats.base import FileEntry, FileIndex
+from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.record import Manifest, SliceEntry, parse_record_name, record_name
+from snapshot.retention.retention import (
     Fate,
     Garbage,
     RecordKind,
@@ -24,7 +24,7 @@ from snapshot.retention import (
     classify,
     view_of,
 )
-from snapshot.storage.base import ObjectInfo
+from snapshot.storage.object_store import ObjectInfo
 from statebackend.errors import SettingError
 
 JOB = "clicks"

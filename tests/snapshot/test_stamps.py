@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from snapshot import stamps as module
-from snapshot.stamps import Stamps
+from snapshot.protocol import stamps as module
+from snapshot.protocol.stamps import Stamps
 
 
 def bound(count: int, before: Stamps | None = None) -> Stamps:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.stateids import RESERVED_IDS_FROM, StateIds, assign_ids
+from snapshot.formats.state_ids import RESERVED_IDS_FROM, StateIds, assign_ids
 from statebackend.errors import StateMismatchError
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.checkpoints import Reason
-from snapshot.trigger import Failures, Kind, Request, Trigger, TriggerPolicy
+from snapshot.barriers.checkpoints import Reason
+from snapshot.barriers.trigger import Failures, Kind, Request, Trigger, TriggerPolicy
 from statebackend.errors import SettingError
 
 

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.record import Manifest
-from snapshot.watermark import JobTime, NextDue, OperatorTime, next_due, resumed, timer_due
+from snapshot.barriers.job_watermark import (
+    JobTime,
+    NextDue,
+    OperatorTime,
+    next_due,
+    resumed,
+    timer_due,
+)
+from snapshot.formats.record import Manifest
 from statebackend.errors import FencedError
 from statebackend.state.timers import DUE_AT_LIMIT
 from tests.recovery.driver import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.barrier import EndOfInput, Idle, Watermark
-from snapshot.watermarks import END_MS, START_MS, Watermarks
+from snapshot.barriers.barrier import EndOfInput, Idle, Watermark
+from snapshot.barriers.channel_watermarks import END_MS, START_MS, Watermarks
 
 IDLE, BACK, END = Idle(idle=True), Idle(idle=False), EndOfInput()
 

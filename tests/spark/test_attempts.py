@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from snapshot.storage.memory import MemoryStore
-from statebackend.spark.attempts import Attempts, look
+from snapshot.storage.memory_store import MemoryStore
+from statebackend.runtime.driver.attempt_timeouts import Attempts, look
 from statebackend.threads import THREADS
 from tests.recovery.driver import Started, ack_of, begin_of, part_of
 

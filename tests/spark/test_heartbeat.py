@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statebackend.errors import UnsupportedQueryError
-from statebackend.spark.heartbeat import HeartbeatFile, check_trigger, wanted_epoch
+from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger, wanted_epoch
 
 NEVER = -2
 

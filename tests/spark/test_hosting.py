@@ -16,17 +16,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recovery import peers
-from recovery.keeper import Keeper, KeeperSettings, socket_address
-from recovery.local import LocalSubtask
-from snapshot.messages import Use
+from recovery.local import peers
+from recovery.local.local_copies import LocalSubtask
+from recovery.local.store_pool import Keeper, KeeperSettings, socket_address
+from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
-from statebackend.spark import guestwire, hosting
-from statebackend.spark.context import EpochContext
-from statebackend.spark.guestwire import Frames, HungUp
-from statebackend.spark.hosting import Hosting, Request, Run, pass_on
-from statebackend.spark.wire import Endpoint
+from statebackend.rpc.service import Endpoint
+from statebackend.spark.worker import delegated_calls as guestwire
+from statebackend.spark.worker import delegated_epochs as hosting
+from statebackend.spark.worker.batch_context import EpochContext
+from statebackend.spark.worker.delegated_calls import Frames, HungUp
+from statebackend.spark.worker.delegated_epochs import Hosting, Request, Run, pass_on
 from tests.recovery.test_keeper import REAL, subtask
 from tests.recovery.test_local import SMALL, marker
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JError
 
-from snapshot.progress import ProgressBook
-from statebackend.spark.placement import PlacementWatch, surplus
-from statebackend.spark.rebalancing import LOOK_EVERY_S, Rebalancer
+from snapshot.log.progress import ProgressBook
+from statebackend.spark.frames.rebalancing import LOOK_EVERY_S, Rebalancer
+from statebackend.spark.frames.skew_watch import PlacementWatch, surplus
 
 SETTLE_S = 10.0
 

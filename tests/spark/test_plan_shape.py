@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from statebackend.spark.planshape import misplanned
+from statebackend.spark.frames.physical_plan import misplanned
 
 TOP = """== Physical Plan ==
 MapInArrow SubtaskTask(c0#1, __statebackend_stamp#2)#3, [k#4], false

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.progress import ProgressBook
+from snapshot.log.progress import ProgressBook
 from statebackend.errors import FencedError, RescaleError, SettingError, StoreUnreachableError
-from statebackend.spark.scaling.measuring import Meter, state_bytes_of, waiting_rows_of
-from statebackend.spark.scaling.policy import Load, RescalePolicy, Suggestion, suggest
-from statebackend.spark.scaling.rescaler import Rescaler
+from statebackend.scaling.measuring import Meter, state_bytes_of, waiting_rows_of
+from statebackend.scaling.policy import Load, RescalePolicy, Suggestion, suggest
+from statebackend.scaling.rescaler import Rescaler
 
 QUICK = RescalePolicy(window_s=20.0, warm_up_s=10.0, up_pause_s=30.0, down_pause_s=60.0)
 UNBOUNDED = RescalePolicy(

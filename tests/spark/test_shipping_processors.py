@@ -24,10 +24,10 @@ from pyspark import cloudpickle
 from pyspark.serializers import ChunkedStream
 
 from statebackend.errors import ProcessorError
-from statebackend.spark import shipped as shipped_module
-from statebackend.spark.constants import pack, ship
-from statebackend.spark.shipped import Constant, ConstantCache, ShippedProcessor
-from statebackend.spark.unpicklable import explain_unpicklable
+from statebackend.runtime.worker import shipped_processor as shipped_module
+from statebackend.runtime.worker.shipped_constants import pack, ship
+from statebackend.runtime.worker.shipped_processor import Constant, ConstantCache, ShippedProcessor
+from statebackend.runtime.worker.unpicklable import explain_unpicklable
 
 LIMIT = 10_000
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
-from statebackend.spark.javaerrors import ShortJavaError
+from statebackend.spark.java_errors import ShortJavaError
 
 EXCEPTION: Any = SimpleNamespace(_target_id="o1", _gateway_client=None)
 

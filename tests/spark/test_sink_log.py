@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend.errors import CheckpointLocationError
-from statebackend.spark.sinklog import SinkLog, batches_before
+from statebackend.spark.start.sink_log import SinkLog, batches_before
 
 
 class Cut(Exception):

@@ -10,9 +10,9 @@ from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkValueError
 
+from statebackend.backend import StateBackend
 from statebackend.errors import SettingError, SparkLostError
-from statebackend.spark.backend import StateBackend
-from statebackend.spark.inputs import key_names
+from statebackend.runtime.driver.inputs import key_names
 
 if TYPE_CHECKING:
     from pathlib import Path

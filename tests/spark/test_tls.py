@@ -18,19 +18,19 @@ from cryptography import x509
 from pyspark import cloudpickle
 from rich.pretty import pretty_repr
 
-from snapshot.messages import PROTOCOL
-from statebackend.continuous.exchange.messages import Identity
+from snapshot.protocol.messages import PROTOCOL
+from statebackend.continuous.exchange.channel_messages import Identity
 from statebackend.errors import (
     CoordinatorUnreachableError,
     EnvironmentMissingError,
     SettingError,
     StateBackendError,
 )
+from statebackend.rpc import tls as tls_module
+from statebackend.rpc.service import Call, Client, Credentials, Endpoint, Server, client_for
+from statebackend.rpc.tls import Tls, driver_tls, self_signed
+from statebackend.runtime.driver.services import Services, driver_server
 from statebackend.settings import Settings
-from statebackend.spark import tls as tls_module
-from statebackend.spark.services import Services, driver_server
-from statebackend.spark.tls import Tls, driver_tls, self_signed
-from statebackend.spark.wire import Call, Client, Credentials, Endpoint, Server, client_for
 from tests.support.wiretap import tapped
 
 TOKEN = "the token of this session"

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from snapshot.messages import PROTOCOL
+from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import ProtocolError, StaleRequestError
-from statebackend.spark import wire
-from statebackend.spark.wire import Call, Client, Endpoint, Server
+from statebackend.rpc import service as wire
+from statebackend.rpc.service import Call, Client, Endpoint, Server
 
 TOKEN, OTHER = "the token of this session", "the token of another session"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend.state.columns import (
+from statebackend.state.binary_columns import (
     EMPTY,
     ascends,
     bools_of,

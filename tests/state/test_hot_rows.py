@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from statebackend.state.blocks import ABSENT, binary_array
-from statebackend.state.hotrows import HotRows
 from statebackend.state.overlay import FrozenOverlay, joined
+from statebackend.state.row_cache import HotRows
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 

@@ -26,13 +26,13 @@ from hypothesis.stateful import (
 )
 from pyspark.sql import types as T
 
-from snapshot.delta import Delta, chain, chain_start, decode_delta, encode_delta
+from snapshot.formats.delta import Delta, chain, chain_start, decode_delta, encode_delta
 from statebackend.errors import ValueMismatchError
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 from statebackend.schema.codec import codec_for
-from statebackend.schema.fixed import FixedCodec
+from statebackend.schema.fixed_rows import FixedCodec
 from statebackend.schema.keys import KeyCodec
-from statebackend.schema.rows import MsgpackCodec
+from statebackend.schema.msgpack_rows import MsgpackCodec
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.table import FrozenOverlay, StateTable, state_prefix
 

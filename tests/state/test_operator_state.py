@@ -19,7 +19,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
     ValueMismatchError,
 )
-from statebackend.ops.operatorstate import (
+from statebackend.operators.operator_lists_maps import (
     HeldOperatorState,
     OperatorSnapshot,
     StoredOperatorState,
@@ -28,7 +28,7 @@ from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.versions import codec_of_versions
-from statebackend.state.operator import (
+from statebackend.state.operator_state import (
     BroadcastState,
     OperatorList,
     StoredList,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from snapshot.delta import decode_delta, encode_delta
+from snapshot.formats.delta import decode_delta, encode_delta
 from statebackend.errors import LocalDirError
 from statebackend.state import blocks as blocks_module
 from statebackend.state import spill as spill_module

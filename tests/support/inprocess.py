@@ -17,33 +17,33 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from recovery.inspect import live_lineages
-from recovery.keeper import KeeperSettings
-from snapshot.bases import BasePolicy
-from snapshot.coordinator import Coordinator
-from snapshot.log import CommitLog
+from recovery.inspect.describe import live_lineages
+from recovery.local.store_pool import KeeperSettings
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.coordinator import Coordinator
 from snapshot.storage.open import open_store
-from snapshot.storage.options import StoreOptions
+from snapshot.storage.store_options import StoreOptions
 from statebackend import system
-from statebackend.api.calls import record_keyed_states
 from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
-from statebackend.ops.declared import Declarations
-from statebackend.ops.operatorplan import OperatorPlan
-from statebackend.ops.tws import record_states
+from statebackend.operators.declared_states import Declarations
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.stateful_processor import record_states
 from statebackend.rocks.store import RocksSettings
+from statebackend.rpc.service import Endpoint
+from statebackend.runtime.driver.operator_specs import Operator, operator_specs
+from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.worker.shipped_constants import pack
+from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.settings import Settings
-from statebackend.spark import task as task_module
-from statebackend.spark.constants import pack
-from statebackend.spark.context import EpochContext
-from statebackend.spark.intake import CONTROL_COLUMNS, NONCE_BITS
-from statebackend.spark.session import RunSession
-from statebackend.spark.specs import Operator, operator_specs
-from statebackend.spark.task import SubtaskTask
-from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.timeplan import TimePlan
-from statebackend.spark.wire import Endpoint
+from statebackend.spark.worker import task as task_module
+from statebackend.spark.worker.batch_context import EpochContext
+from statebackend.spark.worker.input_reader import CONTROL_COLUMNS, NONCE_BITS
+from statebackend.spark.worker.task import SubtaskTask
 
 __all__ = ["InProcessJob"]
 
@@ -238,7 +238,7 @@ def _flavour(processor: Any) -> tuple[str, Callable[..., Declarations]]:
         return "keyed", record_keyed_states
     if isinstance(processor, BroadcastProcessor):
         return "broadcast", record_keyed_states
-    from statebackend.api.arrowcalls import record_arrow_states  # not in older trees
+    from statebackend.operators.arrow_calls import record_arrow_states  # not in older trees
 
     return "arrow", record_arrow_states
 

@@ -17,13 +17,13 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 PROTOCOL = (
     "snapshot/x.py",
-    "recovery/plan.py",
-    "recovery/rewind.py",
+    "recovery/decide/restore_plan.py",
+    "recovery/decide/rewind.py",
     "statebackend/hashing.py",
     "statebackend/keygroups.py",
     "statebackend/schema/x.py",
     "statebackend/state/x.py",
-    "statebackend/ops/x.py",
+    "statebackend/operators/x.py",
     "statebackend/spark/x.py",
     "statebackend/continuous/x.py",
     # What the simulation runs: it hands a System to each.
@@ -73,13 +73,13 @@ PROTOCOL = (
     ),
 )
 EDGES = (
-    "statebackend/spark/wire.py",
+    "statebackend/rpc/service.py",
     "statebackend/continuous/exchange/x.py",
     "statebackend/rocks/x.py",
     "statebackend/system.py",
     "statebackend/threads.py",
     "snapshot/storage/x.py",
-    "recovery/local.py",
+    "recovery/local/local_copies.py",
     "examples/flights/__main__.py",
     "tests/snapshot/test_x.py",
     "bench/x.py",
@@ -162,7 +162,9 @@ def test_an_edge_may_not_unpickle(path: str) -> None:
 def test_what_crosses_to_the_workers_may_be_unpickled() -> None:
     codes = set()
     for banned in ("pickle.loads", "cloudpickle", "pyspark.cloudpickle"):
-        codes |= set(_reported(NOT_IN_PROTOCOL[banned], "statebackend/spark/shipped.py"))
+        codes |= set(
+            _reported(NOT_IN_PROTOCOL[banned], "statebackend/runtime/worker/shipped_processor.py")
+        )
     assert not codes & {"TID251", "TID253", "S301"}
 
 
@@ -196,16 +198,18 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> str:
     offenders = {
         "statebackend/schema/upward.py": "import statebackend.rocks.db\n",
         "statebackend/state/store.py": "import rocksdict\n",
-        "statebackend/ops/late.py": "def run():\n    import rocksdict\n",
+        "statebackend/operators/late.py": "def run():\n    import rocksdict\n",
         "snapshot/storage/coded.py": "def read():\n    import cloudpickle\n",
         "snapshot/faced.py": "from statebackend import StateBackend\n",
-        "recovery/restore.py": "import recovery.drill\n",
+        "recovery/restore/restorer.py": "import recovery.drill\n",
     }
     sound = {
         "statebackend/rocks/db.py": "import rocksdict\n",
-        "statebackend/spark/task.py": "import cloudpickle\nimport recovery.plan\n",
-        "recovery/plan.py": "import snapshot\n",
-        "recovery/drill/__init__.py": "import statebackend.spark.task\n",
+        "statebackend/spark/worker/task.py": (
+            "import cloudpickle\nimport recovery.decide.restore_plan\n"
+        ),
+        "recovery/decide/restore_plan.py": "import snapshot\n",
+        "recovery/drill/__init__.py": "import statebackend.spark.worker.task\n",
     }
     for name, text in (offenders | sound).items():
         path = root / name
@@ -214,9 +218,8 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> str:
         for folder in path.relative_to(root).parents:
             if folder != Path():
                 (root / folder / "__init__.py").touch()
-    face = (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import statebackend.spark.task\n"
-    )
+    task = "statebackend.spark.worker.task"
+    face = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {task}\n"
     (root / "statebackend/__init__.py").write_text(face, encoding="utf-8")
     return _imports(root)
 
@@ -225,9 +228,9 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("importer", "imported"),
     [
         ("statebackend.schema.upward", "statebackend.rocks.db"),
-        ("recovery.restore", "recovery.drill"),
+        ("recovery.restore.restorer", "recovery.drill"),
         ("statebackend.state.store", "rocksdict"),
-        ("statebackend.ops.late", "rocksdict"),
+        ("statebackend.operators.late", "rocksdict"),
         ("snapshot.storage.coded", "cloudpickle"),
         ("snapshot.faced", "statebackend"),
     ],
@@ -237,7 +240,7 @@ def test_import_linter_reports(verdict: str, importer: str, imported: str) -> No
 
 
 @pytest.mark.parametrize(
-    "importer", ["statebackend.rocks.db", "statebackend.spark.task", "statebackend"]
+    "importer", ["statebackend.rocks.db", "statebackend.spark.worker.task", "statebackend"]
 )
 def test_import_linter_lets_pass(verdict: str, importer: str) -> None:
     assert "Contracts: 0 kept, 4 broken" in verdict, verdict

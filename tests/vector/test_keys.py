@@ -16,7 +16,7 @@ from statebackend.errors import (
     ProcessorError,
     UsageError,
 )
-from statebackend.vector.keys import Keys
+from statebackend.operators.vector.key_vector import Keys
 from tests.support.ids import stable
 from tests.vector.trials import Scripted, amounts, trial
 

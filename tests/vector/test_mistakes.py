@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from statebackend.api.arrow import ArrowContext
-from statebackend.api.arrowcalls import record_arrow_states
 from statebackend.errors import (
     KeyContextError,
     ProcessorError,
@@ -18,6 +17,7 @@ from statebackend.errors import (
     UsageError,
     ValueMismatchError,
 )
+from statebackend.operators.arrow_calls import record_arrow_states
 from tests.vector.trials import SOME, Body, Scripted, Totals, pairs, trial
 
 BATCHES: list[tuple[str, Body]] = [

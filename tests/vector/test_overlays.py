@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from snapshot.delta import decode_delta, encode_delta
-from snapshot.delta_stream import encode_frozen
-from statebackend.ops.grouping import group_part, group_rows
-from statebackend.ops.staging import Part
+from snapshot.formats.delta import decode_delta, encode_delta
+from snapshot.formats.delta_stream import encode_frozen
+from statebackend.operators.input.group_by_key import group_part, group_rows
+from statebackend.operators.input.staging import Part
+from statebackend.operators.vector.entries import scan_state, under_keys
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
-from statebackend.vector.entries import scan_state, under_keys
 from tests.schema.strategies import present, struct_of, to_arrow, types
 from tests.vector.sides import Operator
 
@@ -324,7 +324,7 @@ def test_the_quick_grouping_is_the_grouping_by_encoded_keys(case: Any, chunked: 
 )
 def test_zeros_are_one_key_and_nans_are_one(column: pa.Array) -> None:
     kind = {"double": "double", "float": "float"}[str(column.type)]
-    from statebackend.ops.declared import parse_schema
+    from statebackend.operators.declared_states import parse_schema
 
     codec = KeyCodec(parse_schema(f"k {kind}", "the key"))
     table = pa.table([column, pa.array(range(5))], ["k", "row"])

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.api.tester import ProcessorTester
 from statebackend.errors import (
     LocalCopyError,
     NullKeyError,
@@ -24,10 +23,11 @@ from statebackend.errors import (
     UsageError,
     ValueMismatchError,
 )
-from statebackend.ops.declared import parse_schema
+from statebackend.operators.declared_states import parse_schema
+from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.table import StateTable
 from statebackend.state.ttl import TTL
-from statebackend.vector.keys import Keys
+from statebackend.testing.tester import ProcessorTester
 from tests.schema.strategies import to_arrow
 from tests.vector.sides import KEYS, python_rows
 from tests.vector.trials import SOME, Scripted, Totals, amounts, pairs, trial
@@ -250,13 +250,13 @@ import sys
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 from pyspark.sql import types as T
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.api.arrowcalls import record_arrow_states
+from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.hashing import key_groups
-from statebackend.ops.declared import EpochTimes
-from statebackend.ops.epoch import StatefulEpoch
-from statebackend.ops.operatorplan import OperatorPlan
-from statebackend.ops.grouping import group_part
-from statebackend.ops.staging import Part
+from statebackend.operators.declared_states import EpochTimes
+from statebackend.operators.epoch_phases import StatefulEpoch
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.input.group_by_key import group_part
+from statebackend.operators.input.staging import Part
 from statebackend.state.table import MemoryBase, StateTable
 
 class Totals(ArrowProcessor):

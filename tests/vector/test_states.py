@@ -16,14 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from snapshot.delta import encode_delta
-from snapshot.delta_stream import encode_frozen
+from snapshot.formats.delta import encode_delta
+from snapshot.formats.delta_stream import encode_frozen
+from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.expiry import read_share_ms
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
 from statebackend.state.ttl import TTL, ExpiryIndex
-from statebackend.vector.keys import Keys
 from tests.vector.sides import (
     FIXED,
     FIXEDS,

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend.api.arrow import ArrowContext
+from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.timers import TimerIndex
-from statebackend.vector.keys import Keys
 from tests.vector.sides import KEYS, Operator, RowSide, places
 from tests.vector.trials import Alarms, alarms, fired, timers
 
@@ -108,7 +108,7 @@ def test_a_timer_that_is_being_called_for_is_gone_after_the_call() -> None:
 def test_a_due_timer_that_is_deleted_before_its_call_does_not_fire(
     again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.vector.timers._CHUNK_ROWS", 1)
+    monkeypatch.setattr("statebackend.operators.vector.column_timers._CHUNK_ROWS", 1)
 
     def react(keys: Keys, ctx: ArrowContext) -> None:
         ctx.timers.delete(keys, 200)
@@ -262,7 +262,7 @@ def test_what_is_deleted_while_timers_fire_does_not_fire_later(
     left = sorted({(at, place) for place, at in set_before})
     gone: set[tuple[int, int]] = set()
     again: set[tuple[int, int]] = set()
-    from statebackend.vector import timers as module
+    from statebackend.operators.vector import column_timers as module
 
     before, module._CHUNK_ROWS = module._CHUNK_ROWS, size  # type: ignore[misc]
     try:

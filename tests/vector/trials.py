@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.api.tester import ProcessorTester
+from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.ttl import TTL
-from statebackend.vector.keys import Keys
+from statebackend.testing.tester import ProcessorTester
 
 KEY, OUT = "k string", "k string, total double"
 Body = Callable[["Scripted", pa.RecordBatch, ArrowContext], Any]

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final
 
 from recovery.drill.catalogue.waits import until_met
-from recovery.drill.scenario import DrillFault
-from recovery.drill.shim import Shim, shim_of
-from recovery.drill.stage import Stage
+from recovery.drill.faults.reach import Stage
+from recovery.drill.faults.shim import Shim, shim_of
+from recovery.drill.run.scenario import DrillFault
 
 __all__ = ["FAULTS", "LASTS_S"]
 

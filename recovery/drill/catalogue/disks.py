@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from recovery.drill.catalogue.waits import until_or_end
-from recovery.drill.scenario import DrillFault
-from recovery.drill.shim import Shim, shim_of
-from recovery.drill.stage import CannotStrikeError, Host, Stage
+from recovery.drill.faults.reach import CannotStrikeError, Host, Stage
+from recovery.drill.faults.shim import Shim, shim_of
+from recovery.drill.run.scenario import DrillFault
 
 __all__ = ["FAULTS", "LASTS_S", "LocalPlace", "places"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from recovery.drill.catalogue.middles import COMMIT, stopped_at
+from recovery.drill.catalogue.mid_operation import COMMIT, stopped_at
 from recovery.drill.catalogue.waits import until_or_end
-from recovery.drill.scenario import DrillFault
-from recovery.drill.stage import CannotStrikeError, Stage
+from recovery.drill.faults.reach import CannotStrikeError, Stage
+from recovery.drill.run.scenario import DrillFault
 
 __all__ = ["FAULTS"]
 

@@ -10,14 +10,14 @@ from random import Random
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from recovery.drill.catalogue.middles import UPLOADS, land
+from recovery.drill.catalogue.mid_operation import UPLOADS, land
 from recovery.drill.catalogue.stores import planned
-from recovery.drill.faults import Facts, Fault
-from recovery.drill.s3 import WRITES, Verb
-from recovery.drill.scenario import DrillFault
-from recovery.drill.shim import shim_of
-from recovery.drill.stage import CannotStrikeError, Stage
-from recovery.drill.told import Taken
+from recovery.drill.cluster.driver_messages import Taken
+from recovery.drill.faults.reach import CannotStrikeError, Stage
+from recovery.drill.faults.shim import shim_of
+from recovery.drill.faults.store_faults import Facts, Fault
+from recovery.drill.proxy.s3_requests import WRITES, Verb
+from recovery.drill.run.scenario import DrillFault
 from statebackend.errors import DrillError
 
 __all__ = ["FAULTS", "HoldBelow"]

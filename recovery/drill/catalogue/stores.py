@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from recovery.drill.catalogue.waits import until_met, until_or_end
-from recovery.drill.faults import Calm, Chance, Facts, Fault, FaultPlan, Weather
-from recovery.drill.proxy import FaultProxy
-from recovery.drill.s3 import WRITES, Verb
-from recovery.drill.scenario import DrillFault, Need
-from recovery.drill.shim import shim_of
-from recovery.drill.stage import CannotStrikeError, Stage
-from recovery.drill.told import Event
+from recovery.drill.cluster.driver_messages import Event
+from recovery.drill.faults.reach import CannotStrikeError, Stage
+from recovery.drill.faults.shim import shim_of
+from recovery.drill.faults.store_faults import Calm, Chance, Facts, Fault, FaultPlan, Weather
+from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.s3_requests import WRITES, Verb
+from recovery.drill.run.scenario import DrillFault, Need
 
 __all__ = ["FAULTS", "planned", "proxy_of", "store_down"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from recovery.drill.stage import CannotStrikeError, Stage
+from recovery.drill.faults.reach import CannotStrikeError, Stage
 
 __all__ = ["MET_LIMIT_S", "until_met", "until_or_end"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from snapshot.barrier import EndOfInput
+from snapshot.barriers.barrier import EndOfInput
 from statebackend.continuous.exchange.credits import Credits
 from statebackend.continuous.exchange.elements import Element, check_capacity, compact, cost_of
 from statebackend.continuous.exchange.inbox import Inbox

@@ -12,8 +12,7 @@ import pyarrow.flight as flight
 
 from statebackend import system
 from statebackend.continuous.exchange.channel import ChannelSender
-from statebackend.continuous.exchange.elements import Element
-from statebackend.continuous.exchange.messages import (
+from statebackend.continuous.exchange.channel_messages import (
     BROKEN,
     PROTOCOL,
     TOKEN_HEADER,
@@ -32,9 +31,10 @@ from statebackend.continuous.exchange.messages import (
     encode,
     peer_lost,
 )
+from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
-from statebackend.spark.tls import connect
+from statebackend.rpc.tls import connect
 
 __all__ = ["ExchangeClient", "RemoteChannel"]
 

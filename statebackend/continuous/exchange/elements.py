@@ -7,9 +7,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from snapshot.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
 from statebackend.errors import SettingError
-from statebackend.state.columns import take
+from statebackend.state.binary_columns import take
 
 __all__ = [
     "CAPACITY_MIN_BYTES",

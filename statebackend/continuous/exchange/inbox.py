@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from snapshot.barrier import Barrier, EndOfInput
+from snapshot.barriers.barrier import Barrier, EndOfInput
 from statebackend.continuous.exchange.credits import again
 from statebackend.continuous.exchange.elements import (
     FREE_EVENTS_MAX,

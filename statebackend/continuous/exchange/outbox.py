@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from snapshot.barrier import Barrier, Cancel, Event, Watermark
+from snapshot.barriers.barrier import Barrier, Cancel, Event, Watermark
 from statebackend import system
 from statebackend.continuous.exchange.channel import ChannelSender
 from statebackend.continuous.exchange.elements import (
@@ -18,7 +18,7 @@ from statebackend.continuous.exchange.elements import (
     cost_of_bytes,
     row_bytes_max,
 )
-from statebackend.continuous.exchange.partition import Partitioner
+from statebackend.continuous.exchange.partitioner import Partitioner
 from statebackend.errors import SchemaError, SettingError, StateBackendError
 
 __all__ = ["Outbox"]

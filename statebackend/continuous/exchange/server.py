@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow.flight as flight
 
 from statebackend import system
-from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import (
+from statebackend.continuous.exchange.channel_messages import (
     BROKEN,
     PROTOCOL,
     TOKEN_HEADER,
@@ -32,10 +31,11 @@ from statebackend.continuous.exchange.messages import (
     encode,
     peer_lost,
 )
+from statebackend.continuous.exchange.closing_connections import sever
+from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
-from statebackend.continuous.exchange.severing import sever
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
-from statebackend.spark.tls import Tls, location_of
+from statebackend.rpc.tls import Tls, location_of
 
 __all__ = ["ExchangeServer"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from statebackend.continuous.sinks.base import Committer, NoCommitter, Sink, SinkContext, SinkWriter
+from statebackend.continuous.sinks.sink import Committer, NoCommitter, Sink, SinkContext, SinkWriter
 
 __all__ = ["CallbackSink"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from statebackend.continuous.sinks.base import (
+from statebackend.continuous.sinks.sink import (
     Committer,
     Sink,
     SinkContext,

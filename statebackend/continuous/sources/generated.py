@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import types as T
 
-from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
+from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import SettingError
 from statebackend.system import monotonic_s
 

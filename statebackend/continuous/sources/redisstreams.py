@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from statebackend.continuous.formats import check_types
-from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
+from statebackend.continuous.files.file_formats import check_types
+from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import (
     ConnectorError,
     DamagedInputError,

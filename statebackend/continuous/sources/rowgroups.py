@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import types as T
 
-from statebackend.continuous.places import Place
-from statebackend.continuous.sources.base import Json, SplitReader
+from statebackend.continuous.files.folder_access import Place
+from statebackend.continuous.sources.source import Json, SplitReader
 from statebackend.errors import ConnectorError, DamagedInputError, ValueMismatchError
 from statebackend.schema.types import arrow_schema, conform
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapshot.watermarks import END_MS
+from snapshot.barriers.channel_watermarks import END_MS
 from tests.channels.checkers.base import Checker
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from snapshot.barrier import EndOfInput
+from snapshot.barriers.barrier import EndOfInput
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_messages import Address, Identity
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import Address, Identity
 from statebackend.continuous.exchange.server import ExchangeServer
-from statebackend.spark.tls import Tls
+from statebackend.rpc.tls import Tls
 
 ME = Identity(job="sums", run="run-1", generation=3, token="a secret of this run")
 QUICK = {"heartbeat_s": 0.2, "silence_s": 3.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from snapshot.barrier import Barrier, Cancel, EndOfInput, Idle, Watermark
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Idle, Watermark
 from statebackend.continuous.exchange.channel import ChannelSender
 from statebackend.continuous.exchange.elements import Element
 from statebackend.errors import PeerLostError, UsageError

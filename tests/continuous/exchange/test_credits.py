@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from snapshot.barrier import Barrier, Cancel, EndOfInput, Idle, Watermark
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Idle, Watermark
 from statebackend.continuous.exchange.credits import Credits
 from statebackend.continuous.exchange.elements import (
     CAPACITY_MIN_BYTES,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from snapshot.barrier import Barrier, Cancel, EndOfInput, Watermark
+from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Watermark
 from statebackend.continuous.exchange.elements import FREE_EVENTS_MAX, Element
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.errors import PeerLostError, ProtocolError, StateBackendError, UsageError

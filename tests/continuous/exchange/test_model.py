@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from snapshot.barrier import Barrier
+from snapshot.barriers.barrier import Barrier
 from statebackend.continuous.exchange.channel import LocalChannel
 from statebackend.continuous.exchange.elements import Element, cost_of
 from statebackend.continuous.exchange.inbox import Inbox

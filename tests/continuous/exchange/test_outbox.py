@@ -5,12 +5,12 @@ import threading
 import pyarrow as pa
 import pytest
 
-from snapshot.barrier import Barrier, EndOfInput, Idle, Watermark
+from snapshot.barriers.barrier import Barrier, EndOfInput, Idle, Watermark
 from statebackend.continuous.exchange.channel import LocalChannel
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.exchange.partition import by_key_group, forward, rebalance
+from statebackend.continuous.exchange.partitioner import by_key_group, forward, rebalance
 from statebackend.errors import PeerLostError, SchemaError, SettingError
 from tests.continuous.exchange.peers import numbers, rows, until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend.continuous.exchange.partition import (
+from statebackend.continuous.exchange.partitioner import (
     broadcast,
     by_key_group,
     forward,

@@ -16,11 +16,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from snapshot.barrier import Barrier, EndOfInput
-from statebackend.continuous.exchange import messages
-from statebackend.continuous.exchange.client import ExchangeClient
-from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import (
+from snapshot.barriers.barrier import Barrier, EndOfInput
+from statebackend.continuous.exchange import channel_messages as messages
+from statebackend.continuous.exchange.channel_messages import (
     TOKEN_HEADER,
     Address,
     Hello,
@@ -29,9 +27,11 @@ from statebackend.continuous.exchange.messages import (
     Told,
     encode,
 )
+from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.closing_connections import sever
+from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.pulse import Pulse
 from statebackend.continuous.exchange.server import ExchangeServer
-from statebackend.continuous.exchange.severing import sever
 from statebackend.errors import (
     PeerLostError,
     ProtocolError,
@@ -39,7 +39,7 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
-from statebackend.spark.tls import Tls, self_signed
+from statebackend.rpc.tls import Tls, self_signed
 from tests.continuous.exchange.peers import (
     ME,
     QUICK,

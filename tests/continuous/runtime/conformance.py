@@ -12,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.api.processors import KeyedProcessor
-from statebackend.continuous.sources.base import Json, Split, SplitReader
 from statebackend.continuous.sources.generated import GeneratedSource
+from statebackend.continuous.sources.source import Json, Split, SplitReader
 from statebackend.schema.types import arrow_schema
 from statebackend.system import monotonic_s
 

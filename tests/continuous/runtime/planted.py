@@ -12,22 +12,24 @@ from typing import Any
 
 import msgspec
 
-from snapshot.alignment import Alignment
-from snapshot.barrier import Barrier
-from snapshot.checkpoints import Subtask
-from statebackend.continuous import driverlists, subtaskstate, takeover
-from statebackend.continuous.driverlists import prepared_by
+from snapshot.barriers.alignment import Alignment
+from snapshot.barriers.barrier import Barrier
+from snapshot.barriers.checkpoints import Subtask
+from statebackend.continuous.driver import driver_lists as driverlists
+from statebackend.continuous.driver import takeover
+from statebackend.continuous.driver.driver_lists import prepared_by
+from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.driver.run_state import RunMachine
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.job import JobRun
-from statebackend.continuous.machine import RunMachine
-from statebackend.continuous.output import Output
-from statebackend.continuous.sinks import files
-from statebackend.continuous.sinks.base import Prepared
+from statebackend.continuous.sinks import file_sink as files
+from statebackend.continuous.sinks.sink import Prepared
 from statebackend.continuous.sources.assigner import SplitAssigner
-from statebackend.continuous.sources.base import Assignment
-from statebackend.continuous.sourcetask import SourceSubtask
-from statebackend.continuous.subtaskstate import SubtaskState
-from statebackend.continuous.vertexstate import VertexState
+from statebackend.continuous.sources.source import Assignment
+from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
+from statebackend.continuous.worker.checkpointed_state import VertexState
+from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.source_subtask import SourceSubtask
+from statebackend.continuous.worker.subtask_output import Output
 from tests.continuous.runtime.world import ThreadCluster
 from tests.planted.bug import Patches
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.restarting import FixedDelay
-from statebackend.continuous.job import JobRun, StageEnded
-from statebackend.continuous.options import RunOptions
+from recovery.decide.restarting import FixedDelay
+from statebackend.continuous.driver.run import JobRun, StageEnded
+from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.slot import Slot
+from statebackend.continuous.worker.slot import Slot
 from statebackend.errors import ConnectorError, PeerLostError, ProcessorError, StateBackendError
 from statebackend.system import SYSTEM
 from tests.continuous.runtime import jobs
@@ -31,8 +31,8 @@ from tests.continuous.runtime.world import soon
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
-    from statebackend.continuous.sinks.base import SinkContext, SinkWriter
+    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.sinks.sink import SinkContext, SinkWriter
     from tests.continuous.runtime.world import World
 
 ROWS = 2000

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
 from statebackend import system
 from statebackend.continuous.sinks.collect import CollectSink
 from tests.continuous.runtime.conformance import OUTPUT, FailingOnce, Sums, exact
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 QUICK: dict[str, dict[str, Any]] = {"as it is": {}, "inline limit 16": {"inline_limit_bytes": 16}}

@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.restarting import FixedDelay
-from snapshot.log import CommitLog
+from recovery.decide.restarting import FixedDelay
+from snapshot.log.commit_log import CommitLog
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.sources.files import FileSource
-from statebackend.spark.operatorstate import OperatorStateIO
+from statebackend.continuous.sources.file_source import FileSource
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from tests.continuous.runtime.jobs import OUTPUT, Numbers
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 RULE = "r" * 5_000

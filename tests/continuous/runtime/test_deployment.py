@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
-from statebackend.continuous import slot as slot_module
-from statebackend.continuous.cluster import Stage
-from statebackend.continuous.job import _stage_error
+from recovery.decide.restarting import FixedDelay, NoRestart
+from statebackend.continuous.driver.run import _stage_error
+from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.worker import slot as slot_module
 from statebackend.errors import (
     PeerLostError,
     ProcessorError,
@@ -21,8 +21,8 @@ from statebackend.errors import (
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
 
 if TYPE_CHECKING:
-    from statebackend.continuous.slot import Run
-    from statebackend.spark.wire import Credentials
+    from statebackend.continuous.worker.slot import Run
+    from statebackend.rpc.service import Credentials
     from tests.continuous.runtime.world import World
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from statebackend.continuous.door import Door
-from statebackend.continuous.messages import (
+from statebackend.continuous.driver.driver_endpoint import Door
+from statebackend.continuous.job.slot_messages import (
     Commands,
     Failed,
     Poll,

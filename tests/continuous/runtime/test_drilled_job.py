@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.drill import files
-from recovery.drill.bundled import BUNDLED
-from recovery.drill.check import check
-from recovery.drill.continuous import let_end
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
+from recovery.drill.cluster.continuous_driver import let_end
+from recovery.drill.jobs import continuous_output as files
+from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.report.check import check
 from statebackend import system
-from statebackend.continuous.dataflow import ContinuousStream, continuous
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.job.dataflow import ContinuousStream, continuous
+from statebackend.continuous.sinks.file_sink import FileSink
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
-from snapshot.checkpoints import Reason
-from snapshot.log import CommitLog
-from snapshot.storage.memory import MemoryStore
-from snapshot.trigger import Request
+from recovery.decide.restarting import FixedDelay, NoRestart
+from snapshot.barriers.checkpoints import Reason
+from snapshot.barriers.trigger import Request
+from snapshot.log.commit_log import CommitLog
+from snapshot.storage.memory_store import MemoryStore
 from statebackend import system
-from statebackend.continuous.checkpointbook import CheckpointBook
-from statebackend.continuous.exchange.severing import sever
-from statebackend.continuous.machine import Settled
-from statebackend.continuous.saving import Savings
-from statebackend.continuous.sinks.base import Committer
+from statebackend.continuous.driver.checkpoint_book import CheckpointBook
+from statebackend.continuous.driver.run_state import Settled
+from statebackend.continuous.driver.savepoint_requests import Savings
+from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.sink import Committer
 from statebackend.errors import (
     CoordinatorUnreachableError,
     CorruptionError,
@@ -34,17 +34,17 @@ from statebackend.errors import (
     StoreUnreachableError,
     UnsupportedFormatError,
 )
-from statebackend.spark.job import Job, taken_from
-from statebackend.spark.wire import Server
+from statebackend.rpc.service import Server
+from statebackend.runtime.driver.job import Job, taken_from
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from statebackend.continuous.query import ContinuousQuery
-    from statebackend.continuous.slot import Slot
-    from statebackend.continuous.sources.base import Discovery
+    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.sources.source import Discovery
+    from statebackend.continuous.worker.slot import Slot
     from tests.continuous.runtime.world import World
 
 
@@ -488,7 +488,7 @@ def test_nobody_waits_for_a_checkpoint_of_a_job_that_has_ended(world: World) -> 
 def test_a_checkpoint_that_expires_names_those_it_waited_for(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statebackend.continuous.subtaskstate import SubtaskState
+    from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 
     persist = SubtaskState.persist
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
-from snapshot.log import CommitLog
-from snapshot.record import Manifest
+from recovery.decide.restarting import FixedDelay, NoRestart
+from snapshot.formats.record import Manifest
+from snapshot.log.commit_log import CommitLog
 from statebackend import system
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import FencedError, JobRunningError, ProcessorError, SettingError
 from tests.continuous.runtime.jobs import (
     OUTPUT,
@@ -33,8 +33,8 @@ from tests.continuous.runtime.world import World, soon
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
-    from statebackend.continuous.sources.base import Source
+    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.sources.source import Source
 
 
 def counting(world: World, source: Source, processor: Any = None) -> CollectSink:

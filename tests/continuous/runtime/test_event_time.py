@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.schema.types import arrow_schema
 from tests.continuous.runtime.jobs import KEYS, HeldClock, Numbers, Windows

@@ -10,24 +10,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
+from recovery.decide.restarting import FixedDelay, NoRestart
 from statebackend import system
-from statebackend.continuous.driverlink import DriverLink
-from statebackend.continuous.job import JobRun
-from statebackend.continuous.messages import Failed, Report
-from statebackend.continuous.sinks.base import Committer, SinkWriter
+from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.job.slot_messages import Failed, Report
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.sources.files import FileSource
+from statebackend.continuous.sinks.sink import Committer, SinkWriter
+from statebackend.continuous.sources.file_source import FileSource
+from statebackend.continuous.worker.driver_link import DriverLink
 from statebackend.errors import CheckpointsFailedError, ConnectorError, StoreUnreachableError
-from statebackend.spark.session import RunSession
+from statebackend.runtime.driver.session import RunSession
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from snapshot.messages import AckReply, AckRequest
-    from statebackend.continuous.sinks.base import SinkContext
+    from snapshot.protocol.messages import AckReply, AckRequest
+    from statebackend.continuous.sinks.sink import SinkContext
     from tests.continuous.runtime.world import World
 
 
@@ -94,7 +94,7 @@ def test_a_sink_that_cannot_prepare_ends_the_job_with_its_own_error(world: World
 def test_a_store_that_fails_under_a_snapshot_costs_checkpoints_and_then_the_job(
     world: World, tolerable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statebackend.continuous.subtaskstate import SubtaskState
+    from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 
     failing, persist = [3], SubtaskState.persist
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from statebackend.continuous.gathering import Gathering
+from statebackend.continuous.worker.batch_sizing import Gathering
 
 
 def test_nothing_more_is_taken_before_it_is_known_how_long_it_takes() -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapshot.checkpoints import Reason, Subtask
-from statebackend.continuous.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
-from statebackend.continuous.machine import (
+from snapshot.barriers.checkpoints import Reason, Subtask
+from statebackend.continuous.driver.run_state import (
     Broken,
     Ended,
     Out,
@@ -18,7 +17,9 @@ from statebackend.continuous.machine import (
     Tell,
     Write,
 )
-from statebackend.continuous.messages import (
+from statebackend.continuous.job.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
+from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.job.slot_messages import (
     Aborted,
     Acked,
     Completed,
@@ -29,7 +30,6 @@ from statebackend.continuous.messages import (
     Stop,
     Trigger,
 )
-from statebackend.continuous.options import RunOptions
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.errors import PeerLostError, ProcessorError

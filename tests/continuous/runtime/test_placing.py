@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.restarting import FixedDelay
-from statebackend.continuous.messages import Copy
-from statebackend.continuous.placing import placed
+from recovery.decide.restarting import FixedDelay
+from statebackend.continuous.driver.assignment import placed
+from statebackend.continuous.job.slot_messages import Copy
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.keygroups import key_group_range
 from tests.continuous.runtime.jobs import OUTPUT, ArrowCounting, Counting, Numbers

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-import recovery.savepoint_create
-from recovery.restarting import FixedDelay, NoRestart
-from recovery.savepoint import delete_savepoint, read_savepoint
-from recovery.savepoint_check import check_savepoint
+import recovery.savepoints.create
+from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
+from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
 from statebackend.cli.app import app
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import (
     CheckpointLocationError,
     MaxParallelismChangedError,
@@ -28,7 +28,7 @@ from statebackend.errors import (
     StateMismatchError,
     StoreUnreachableError,
 )
-from statebackend.spark.savepoints import listed
+from statebackend.spark.start.query_savepoints import listed
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from recovery.savepoint import Savepoint
-    from recovery.verify import VerifyReport
-    from statebackend.continuous.query import ContinuousQuery
+    from recovery.inspect.verify import VerifyReport
+    from recovery.savepoints.savepoint import Savepoint
+    from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 ROWS, PER_S = 4000, 1000
@@ -268,14 +268,14 @@ def test_what_is_copied_is_not_cleaned_meanwhile_nor_by_the_next_run(
 ) -> None:
     world.renew(clean_every_epochs=1, clean_min_age_s=0, base_every_epochs=2)
     inside, go_on = threading.Event(), threading.Event()
-    copy_state = recovery.savepoint_create.copy_state
+    copy_state = recovery.savepoints.create.copy_state
 
     def slow(*args: Any, **named: Any) -> Any:
         inside.set()
         assert go_on.wait(60.0)
         return copy_state(*args, **named)
 
-    monkeypatch.setattr(recovery.savepoint_create, "copy_state", slow)
+    monkeypatch.setattr(recovery.savepoints.create, "copy_state", slow)
     marker = tmp_path / "failed"
     processor = FailingOnce(str(marker), 2000)
     sink = counting(world, 8000, processor, 1000, clock=world.held(5.0))
@@ -314,9 +314,9 @@ def test_nothing_half_made_is_left_where_making_one_fails(
         copied.append(copy_state(*args, **named))
         raise StoreUnreachableError("The store is down.")
 
-    copy_state = recovery.savepoint_create.copy_state
+    copy_state = recovery.savepoints.create.copy_state
     with monkeypatch.context() as patch:
-        patch.setattr(recovery.savepoint_create, "copy_state", fails)
+        patch.setattr(recovery.savepoints.create, "copy_state", fails)
         with pytest.raises(StoreUnreachableError, match="down"):
             query.savepoint()
     assert copied
@@ -340,7 +340,7 @@ def test_where_the_copy_at_the_end_fails_it_is_made_of_the_job_that_has_ended(
         raise StoreUnreachableError("The store is down.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery.savepoint_create, "copy_state", fails)
+        patch.setattr(recovery.savepoints.create, "copy_state", fails)
         with pytest.raises(StoreUnreachableError, match="down"):
             query.stop_with_savepoint()
     assert query.await_termination(30.0)
@@ -455,7 +455,7 @@ def test_the_command_line_on_a_continuous_job(world: World, tmp_path: Path) -> N
 
 
 def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
-    from recovery.jobs import job_folder
+    from recovery.inspect.jobs import job_folder
     from snapshot.storage.open import open_store
     from tests.cli.folder import JOB, Folder, new_id
 
@@ -465,7 +465,7 @@ def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "--checkpoint-location" in done.output
     with pytest.raises(SettingError):
-        recovery.savepoint_create.complete_epoch(
+        recovery.savepoints.create.complete_epoch(
             Folder(open_store(job_folder(uri, JOB), new_id=new_id)).log.manifests()
         )
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from blake3 import blake3
 
-from recovery.savepoint_between import (
+from recovery.savepoints.between_modes import (
     CONTINUOUS,
     has_no_key,
     is_continuous,
@@ -23,12 +23,19 @@ from recovery.savepoint_between import (
     state_for_stream,
     without,
 )
-from recovery.savepoint_state import KeptRecord, Needed, StateAt
-from snapshot.record import Manifest, SliceEntry
-from statebackend.continuous.beginning import begin_with
-from statebackend.continuous.inflight import ELEMENT, Flight, Lane, Place, watermark, with_elements
+from recovery.savepoints.state_at_epoch import KeptRecord, Needed, StateAt
+from snapshot.formats.record import Manifest, SliceEntry
+from statebackend.continuous.driver.job_from_savepoint import begin_with
 from statebackend.continuous.sinks.callback import CallbackSink
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.worker.overtaken_rows import (
+    ELEMENT,
+    Flight,
+    Lane,
+    Place,
+    watermark,
+    with_elements,
+)
 from statebackend.errors import (
     CheckpointLocationError,
     CorruptionError,
@@ -37,19 +44,19 @@ from statebackend.errors import (
     SettingError,
     UnsupportedFormatError,
 )
-from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
+from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
+from statebackend.runtime.driver.job import Job
 from statebackend.schema.codec import codec_for
-from statebackend.spark.from_savepoint import begin_with as begin_query_with
-from statebackend.spark.from_savepoint import open_saved, saved_lineages
-from statebackend.spark.job import Job
-from statebackend.spark.savepoints import deadline_of, making_of
-from statebackend.state.operator import StoredList, decode_lists, encode_lists, redistribute
+from statebackend.spark.start.query_from_savepoint import begin_with as begin_query_with
+from statebackend.spark.start.query_from_savepoint import open_saved, saved_lineages
+from statebackend.spark.start.query_savepoints import deadline_of, making_of
+from statebackend.state.operator_state import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon
 from tests.recovery.test_savepoint_later import Files
 
 if TYPE_CHECKING:
-    from recovery.savepoint import Savepoint
+    from recovery.savepoints.savepoint import Savepoint
     from tests.continuous.runtime.world import World
 
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
@@ -192,9 +199,9 @@ def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
     """The same state as a streaming query leaves it: made into a job's, and saved from there."""
     from dataclasses import replace
 
-    from recovery.savepoint_create import create_savepoint
-    from recovery.savepoint_spark import StoreLocation
-    from snapshot.storage.memory import MemoryStore
+    from recovery.savepoints.create import create_savepoint
+    from recovery.savepoints.location_part import StoreLocation
+    from snapshot.storage.memory_store import MemoryStore
     from statebackend import system
 
     location, files = MemoryStore(system.new_id()), Files()

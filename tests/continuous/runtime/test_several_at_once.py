@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.restarting import FixedDelay
-from recovery.savepoint_check import check_savepoint
+from recovery.decide.restarting import FixedDelay
+from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
-from statebackend.continuous import subtaskstate
-from statebackend.continuous.machine import Publish, RunMachine
+from statebackend.continuous.driver.run_state import Publish, RunMachine
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
 from statebackend.errors import StoreUnreachableError
 from tests.continuous.runtime.jobs import (
     OUTPUT,
@@ -29,7 +29,7 @@ from tests.continuous.runtime.test_unaligned import NARROW, SCALED, SlowCounting
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.sinks.base import Committer
+    from statebackend.continuous.sinks.sink import Committer
     from tests.continuous.runtime.world import World
 
 ROWS = 4000

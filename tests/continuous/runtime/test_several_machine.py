@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from snapshot.checkpoints import Reason, Subtask
-from statebackend.continuous.machine import Broken, Ended, Out, Publish, Settled, Write
-from statebackend.continuous.messages import (
+from snapshot.barriers.checkpoints import Reason, Subtask
+from statebackend.continuous.driver.run_state import Broken, Ended, Out, Publish, Settled, Write
+from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.job.slot_messages import (
     Aborted,
     Acked,
     Completed,
@@ -20,8 +21,7 @@ from statebackend.continuous.messages import (
     Stop,
     Trigger,
 )
-from statebackend.continuous.options import RunOptions
-from statebackend.continuous.sources.base import Assignment
+from statebackend.continuous.sources.source import Assignment
 from statebackend.errors import SettingError
 from tests.continuous.runtime.test_machine import COUNTS, SOURCES, Driver, P, begun, told
 

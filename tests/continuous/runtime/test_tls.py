@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pyarrow.flight as flight
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
-from statebackend.continuous import slot as slot_module
+from recovery.decide.restarting import FixedDelay, NoRestart
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.worker import slot as slot_module
 from statebackend.errors import EnvironmentMissingError
-from statebackend.spark.tls import Tls, self_signed
+from statebackend.rpc.tls import Tls, self_signed
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     ArrowCounting,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.continuous.driver.query import ContinuousQuery
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.errors import SchemaError, SettingError
 from tests.continuous.runtime.jobs import (
@@ -22,7 +22,7 @@ from tests.continuous.runtime.jobs import (
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.query import ContinuousQuery
+    from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 SIDES = "key BIGINT, side INT, n BIGINT, total BIGINT"

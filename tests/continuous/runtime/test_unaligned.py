@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
 from statebackend import system
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.errors import RescaleError, SettingError, StateMismatchError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from statebackend.continuous.query import ContinuousCheckpoint, ContinuousQuery
+    from statebackend.continuous.driver.query import ContinuousCheckpoint, ContinuousQuery
     from tests.continuous.runtime.world import World
 
 SIDES = "key BIGINT, side INT, n BIGINT, total BIGINT"

@@ -21,20 +21,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
-from statebackend.continuous import subtaskstate
-from statebackend.continuous.cluster import Stage
-from statebackend.continuous.job import JobRun
-from statebackend.continuous.machine import RunMachine
-from statebackend.continuous.sinks.files import FileSink
-from statebackend.continuous.slot import Run
-from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
+from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.driver.run_state import RunMachine
+from statebackend.continuous.driver.slot_stage import Stage
+from statebackend.continuous.sinks.file_sink import FileSink
+from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
+from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
+from statebackend.continuous.worker.slot import Run
 from statebackend.errors import StateBackendError, StoreUnreachableError
+from statebackend.rpc.service import Credentials
+from statebackend.runtime.driver.session import RunSession
 from statebackend.schema.types import arrow_schema
-from statebackend.spark.session import RunSession
-from statebackend.spark.wire import Credentials
 from tests.continuous.runtime.world import ThreadCluster, World
 from tests.support.faults import Fault
 

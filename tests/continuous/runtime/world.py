@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from statebackend import system
-from statebackend.continuous.cluster import Stage
-from statebackend.continuous.dataflow import ContinuousStream, continuous
-from statebackend.continuous.flow import Flow, JobSetup
-from statebackend.continuous.options import RunOptions
-from statebackend.continuous.query import ContinuousQuery, start
-from statebackend.continuous.slot import Run, Slot
-from statebackend.continuous.sources.base import Source
+from statebackend.continuous.driver.query import ContinuousQuery, start
+from statebackend.continuous.driver.slot_stage import Stage
+from statebackend.continuous.job.dataflow import ContinuousStream, continuous
+from statebackend.continuous.job.flow import Flow, JobSetup
+from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.sources.source import Source
+from statebackend.continuous.worker.slot import Run, Slot
+from statebackend.rpc.service import Credentials, Server
+from statebackend.rpc.tls import Tls
+from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.worker_memory import WorkerMemory
+from statebackend.runtime.worker.shipped_constants import PackedProcessor
+from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
-from statebackend.spark.constants import PackedProcessor
-from statebackend.spark.from_savepoint import saved_lineages
-from statebackend.spark.job import Job
-from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.tls import Tls
-from statebackend.spark.wire import Credentials, Server
-from statebackend.spark.workermemory import WorkerMemory
+from statebackend.spark.start.query_from_savepoint import saved_lineages
 from tests.continuous.runtime.jobs import HeldBack, HeldClock
 
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend.continuous.places import Place
-from statebackend.continuous.sinks.base import Prepared, SinkContext, run_name
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.files.folder_access import Place
+from statebackend.continuous.sinks.file_sink import FileSink
+from statebackend.continuous.sinks.sink import Prepared, SinkContext, run_name
 from statebackend.errors import (
     ConnectorError,
     CorruptionError,

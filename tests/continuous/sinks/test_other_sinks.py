@@ -7,9 +7,9 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from statebackend.continuous.sinks.base import SinkContext
 from statebackend.continuous.sinks.callback import CallbackSink
 from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.sink import SinkContext
 from statebackend.errors import CorruptionError
 
 

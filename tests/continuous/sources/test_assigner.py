@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from statebackend.continuous.sources.assigner import WAIT, SplitAssigner, Wait
-from statebackend.continuous.sources.base import (
+from statebackend.continuous.sources.source import (
     Assignment,
     Discovery,
     Split,

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statebackend.continuous.sinks.base import SinkContext
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.continuous.sinks.file_sink import FileSink
+from statebackend.continuous.sinks.sink import SinkContext
 from statebackend.continuous.sources import lines as lines_module
-from statebackend.continuous.sources.base import Json, Split, SplitReader
-from statebackend.continuous.sources.files import FileSource
+from statebackend.continuous.sources.file_source import FileSource
+from statebackend.continuous.sources.source import Json, Split, SplitReader
 from statebackend.errors import (
     ConnectorError,
     DamagedInputError,

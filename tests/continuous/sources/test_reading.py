@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.barrier import Idle, Watermark
+from snapshot.barriers.barrier import Idle, Watermark
 from statebackend.continuous.sources.assigner import WAIT, SplitAssigner
-from statebackend.continuous.sources.base import (
+from statebackend.continuous.sources.generated import RangeSource
+from statebackend.continuous.sources.source import (
     Assignment,
     Discovery,
     Json,
@@ -20,8 +21,7 @@ from statebackend.continuous.sources.base import (
     SplitReader,
     decode_assignment,
 )
-from statebackend.continuous.sources.generated import RangeSource
-from statebackend.continuous.sources.reading import SplitsInHand
+from statebackend.continuous.sources.split_reading import SplitsInHand
 
 
 class Script(Source):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statebackend.continuous.sources.base import Json, SplitReader
 from statebackend.continuous.sources.redisstreams import RedisStreamSource
+from statebackend.continuous.sources.source import Json, SplitReader
 from statebackend.errors import (
     ConnectorError,
     DamagedInputError,

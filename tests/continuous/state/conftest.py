@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from recovery.keeper import Keeper
+from recovery.local.store_pool import Keeper
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-import snapshot.coordinator
-from snapshot.bases import BasePolicy
-from statebackend.api.calls import record_keyed_states
+import snapshot.protocol.coordinator
+from snapshot.protocol.bases import BasePolicy
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import StateBackendError
-from statebackend.spark.operatorstate import OperatorStateIO
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_of
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name, planted
 from tests.recovery.driver import manifests_of
@@ -160,7 +160,7 @@ def names_outlive_objects() -> Patches:
         return really(self, taken, more, names, budget_bytes)
 
     yield OperatorStateIO, "write", write
-    yield snapshot.coordinator, "check_ack_objects", lambda ack, generation, given: None
+    yield snapshot.protocol.coordinator, "check_ack_objects", lambda ack, generation, given: None
 
 
 BUGS: Final = by_name(

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from statebackend.api.calls import record_keyed_states
 from statebackend.api.processors import KeyedProcessor
-from statebackend.ops.declared import StateDeclaration
+from statebackend.operators.declared_states import StateDeclaration
+from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.state.ttl import TTL
 
 OUTPUT = "k bigint, what string, a bigint, b bigint, c bigint, d bigint"

@@ -16,26 +16,26 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from recovery.keeper import KeeperSettings
-from recovery.workspace import Workspace
-from snapshot.lineage import resolve
-from snapshot.storage.base import ObjectStore
-from snapshot.storage.memory import MemoryStore
-from snapshot.storage.options import StoreOptions
+from recovery.local.store_pool import KeeperSettings
+from recovery.local.workspace import Workspace
+from snapshot.protocol.lineage import resolve
+from snapshot.storage.memory_store import MemoryStore
+from snapshot.storage.object_store import ObjectStore
+from snapshot.storage.store_options import StoreOptions
 from statebackend import system
-from statebackend.continuous.heldacks import HeldAcks
-from statebackend.continuous.plainstate import PlainState
-from statebackend.continuous.subtaskstate import KeyedFrozen, SubtaskState
-from statebackend.continuous.vertexstate import Frozen, Membership
+from statebackend.continuous.driver.pending_acks import HeldAcks
+from statebackend.continuous.worker.checkpointed_state import Frozen, Membership
+from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
+from statebackend.continuous.worker.list_state_subtask import PlainState
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
-from statebackend.ops.declared import StateDeclaration
-from statebackend.ops.operatorplan import OperatorPlan
+from statebackend.operators.declared_states import StateDeclaration
+from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
+from statebackend.rpc.service import Endpoint
+from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.schema.ddl import parse_ddl
-from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.timeplan import TimePlan
-from statebackend.spark.wire import Endpoint
 from tests.recovery.driver import JOB, Started, manifests_of, stamp_of
 
 GROUPS = 16

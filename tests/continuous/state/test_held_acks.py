@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from blake3 import blake3
 
-from snapshot.lineage import resolve
-from snapshot.messages import AckReply, AckRequest, SlicePart
-from snapshot.storage.memory import MemoryStore
-from statebackend.continuous.heldacks import HeldAcks
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import AckReply, AckRequest, SlicePart
+from snapshot.storage.memory_store import MemoryStore
+from statebackend.continuous.driver.pending_acks import HeldAcks
 from statebackend.errors import ProtocolError
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
 

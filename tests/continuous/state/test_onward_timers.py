@@ -7,8 +7,8 @@ import random
 import pytest
 
 from statebackend.state.cells import KeyCursor
-from statebackend.state.onward import OnwardTimers
 from statebackend.state.spill import OverlaySpill
+from statebackend.state.streaming_timers import OnwardTimers
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
 
 GROUPS = range(4)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.continuous.pace import Pace
+from statebackend.continuous.worker.background_pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

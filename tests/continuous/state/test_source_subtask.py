@@ -8,19 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from snapshot.barrier import Barrier, EndOfInput, Watermark
-from snapshot.watermarks import START_MS
+from snapshot.barriers.barrier import Barrier, EndOfInput, Watermark
+from snapshot.barriers.channel_watermarks import START_MS
 from statebackend import system
-from statebackend.continuous.driverlists import IN_FLIGHT, DriverLists
+from statebackend.continuous.driver.driver_lists import IN_FLIGHT, DriverLists
 from statebackend.continuous.exchange.channel import LocalChannel
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.exchange.partition import forward
-from statebackend.continuous.inflight import Lane, Place, batches_of, decode, watermark
-from statebackend.continuous.messages import Aborted, Acked, Grant, SplitAsked, Trigger
-from statebackend.continuous.output import Output, Route
-from statebackend.continuous.sources.base import Assignment, Split
-from statebackend.continuous.sourcetask import SourceSubtask
+from statebackend.continuous.exchange.partitioner import forward
+from statebackend.continuous.job.slot_messages import Aborted, Acked, Grant, SplitAsked, Trigger
+from statebackend.continuous.sources.source import Assignment, Split
+from statebackend.continuous.worker.overtaken_rows import Lane, Place, batches_of, decode, watermark
+from statebackend.continuous.worker.source_subtask import SourceSubtask
+from statebackend.continuous.worker.subtask_output import Output, Route
 from statebackend.errors import RescaleError
 from tests.continuous.runtime.jobs import FIRST_MS, Numbers
 

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.api.arrowcalls import record_arrow_states
-from statebackend.api.calls import record_keyed_states
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import NullKeyError, ProcessorError
-from statebackend.ops.operatorstate import HeldOperatorState, StoredOperatorState
-from statebackend.ops.streaming import SideRows, StreamOperator, StreamTimes
-from statebackend.ops.tws import record_states
+from statebackend.operators.arrow_calls import record_arrow_states
+from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.streaming_operator import SideRows, StreamOperator, StreamTimes
 from statebackend.schema.ddl import parse_ddl
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl import TTL

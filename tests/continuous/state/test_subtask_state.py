@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from snapshot.bases import BasePolicy
-from snapshot.storage.memory import MemoryStore
-from snapshot.watermarks import END_MS
+from snapshot.barriers.channel_watermarks import END_MS
+from snapshot.protocol.bases import BasePolicy
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, StoreUnreachableError
 from tests.continuous.state.ledger import OUTPUT, Ledger, Model, declared
 from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_of
@@ -357,7 +357,7 @@ def test_of_an_attempt_that_failed_no_file_stays(
     frozen = job.freeze()
     before = work_files(job)
     assert any(layer.spilled for _, layer in frozen[0][0].layers)
-    monkeypatch.setattr("statebackend.continuous.subtaskstate.durable_slice", fails)
+    monkeypatch.setattr("statebackend.continuous.worker.keyed_state_subtask.durable_slice", fails)
     with pytest.raises(StoreUnreachableError):
         job.keyed[0].persist(frozen[0][0])
     assert files[0] > before, "the delta was in a file"

@@ -10,19 +10,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from snapshot.barrier import Barrier, EndOfInput, Watermark
+from snapshot.barriers.barrier import Barrier, EndOfInput, Watermark
 from statebackend import system
 from statebackend.continuous.exchange.channel import LocalChannel
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.exchange.partition import forward
-from statebackend.continuous.gathering import Gathering
-from statebackend.continuous.graph import Edge
-from statebackend.continuous.inflight import Lane, Overtaken, Place, batches_of, decode, taken_out
-from statebackend.continuous.messages import Aborted, Acked, Completed, Trigger
-from statebackend.continuous.output import Output, Route
-from statebackend.continuous.subtask import KeyedSubtask
-from statebackend.continuous.subtaskstate import KeyedFrozen
+from statebackend.continuous.exchange.partitioner import forward
+from statebackend.continuous.job.graph import Edge
+from statebackend.continuous.job.slot_messages import Aborted, Acked, Completed, Trigger
+from statebackend.continuous.worker.batch_sizing import Gathering
+from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen
+from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
+from statebackend.continuous.worker.overtaken_rows import (
+    Lane,
+    Overtaken,
+    Place,
+    batches_of,
+    decode,
+    taken_out,
+)
+from statebackend.continuous.worker.subtask_output import Output, Route
 from statebackend.errors import (
     CorruptionError,
     PeerLostError,
@@ -30,8 +37,8 @@ from statebackend.errors import (
     RescaleError,
     StateMismatchError,
 )
-from statebackend.ops.operatorstate import StoredOperatorState
-from statebackend.ops.streaming import StreamTimes
+from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.streaming_operator import StreamTimes
 from tests.continuous.exchange.peers import numbers, rows
 from tests.continuous.state.streamjob import AtOnce
 
@@ -254,7 +261,7 @@ def test_a_processor_that_emits_much_at_once_waits_though_a_barrier_is_urgent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All that lies in the output would be overtaken, and go through the driver."""
-    monkeypatch.setattr("statebackend.continuous.subtask.FLIGHT_BYTES", 20_000)
+    monkeypatch.setattr("statebackend.continuous.worker.keyed_subtask.FLIGHT_BYTES", 20_000)
     world = World()
     world.begin()
     most_bytes = 0

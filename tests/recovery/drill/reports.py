@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recovery.drill.outcome import (
+from recovery.drill.report.outcome import (
     DrillReport,
     DriverLife,
     EpochDone,
@@ -13,7 +13,7 @@ from recovery.drill.outcome import (
     Struck,
     Verdict,
 )
-from snapshot.messages import RestoreReport
+from snapshot.protocol.messages import RestoreReport
 
 EXACT = Verdict(exact=True, expected=4043, found=4043, lost=0, duplicated=0, wrong=0)
 LOSSES = Verdict(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.bundled import BUNDLED, ROWS
+from recovery.drill.jobs.bundled import BUNDLED, ROWS
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.drill.check import check
-from recovery.drill.outcome import NOTHING_COMPARED
-from recovery.drill.sink import rows_in, schema_of
+from recovery.drill.jobs.batch_sink import rows_in, schema_of
+from recovery.drill.report.check import check
+from recovery.drill.report.outcome import NOTHING_COMPARED
 from statebackend.errors import DrillError
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20)

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from pyspark.sql import Row
 
-from recovery.drill.job import DrillJob
-from recovery.drill.naming import load
-from recovery.drill.outcome import DrillReport
-from recovery.drill.told import address_of
-from statebackend.api.tester import ProcessorTester
+from recovery.drill.cluster.driver_messages import address_of
+from recovery.drill.jobs.drill_job import DrillJob
+from recovery.drill.report.outcome import DrillReport
+from recovery.drill.run.naming import load
+from statebackend.testing.tester import ProcessorTester
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "drills.md").read_text(encoding="utf-8")

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from recovery.drill.bundled import BUNDLED
 from recovery.drill.catalogue import ALL
-from recovery.drill.ending import TidyStack, end, failure_text
-from recovery.drill.job import DrillJob
-from recovery.drill.needs import Given
-from recovery.drill.order import Order, named_faults
-from recovery.drill.outcome import EpochDone
-from recovery.drill.runner import run_drill
-from recovery.drill.scenario import DrillFault, Strike
-from recovery.drill.stage import CannotStrikeError
-from recovery.drill.striking import NOTHING_LEFT, Striker
-from recovery.drill.told import Told
+from recovery.drill.cluster.driver_messages import Told
+from recovery.drill.faults.needs import Given
+from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.faults.striking import NOTHING_LEFT, Striker
+from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.jobs.drill_job import DrillJob
+from recovery.drill.report.outcome import EpochDone
+from recovery.drill.run.ending import TidyStack, end, failure_text
+from recovery.drill.run.order import Order, named_faults
+from recovery.drill.run.runner import run_drill
+from recovery.drill.run.scenario import DrillFault, Strike
 from statebackend.errors import DrillError
 
 GIVEN = Given(cluster="local[2]", s3=False, commit="sync", compiler=False)

@@ -23,7 +23,7 @@ from recovery.drill import (
     group_of,
     stormy,
 )
-from recovery.drill.s3 import READS, WRITES, classify
+from recovery.drill.proxy.s3_requests import READS, WRITES, classify
 from statebackend.errors import SettingError
 
 

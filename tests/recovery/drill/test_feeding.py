@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.feeding import _PATIENCE_S, Pace
-from recovery.drill.outcome import EpochDone
-from recovery.drill.processes import until
+from recovery.drill.cluster.processes import until
+from recovery.drill.jobs.feeding import _PATIENCE_S, Pace
+from recovery.drill.report.outcome import EpochDone
 
 LIMIT_S = 60.0
 

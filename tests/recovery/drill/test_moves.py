@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.stage import CannotStrikeError
+from recovery.drill.faults.reach import CannotStrikeError
 
 
 class Processes:

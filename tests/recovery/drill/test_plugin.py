@@ -27,9 +27,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from recovery.drill import runner
-from recovery.drill.order import named_faults
-from recovery.drill.outcome import Struck
-from recovery.drill.scenario import Strike
+from recovery.drill.run.order import named_faults
+from recovery.drill.report.outcome import Struck
+from recovery.drill.run.scenario import Strike
 from tests.recovery.drill.reports import LOSSES, full_report
 
 CALLS = Path(__file__).with_name("calls.jsonl")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.drill.outcome import (
+from recovery.drill.report.outcome import (
     NOTHING_COMPARED,
     DrillReport,
     DriverLife,
@@ -19,9 +19,9 @@ from recovery.drill.outcome import (
     Struck,
     Verdict,
 )
-from recovery.drill.report import as_json, as_text, write_html
-from recovery.drill.timeline import timeline
-from recovery.drill.wording import seconds, verdict_line
+from recovery.drill.report.report import as_json, as_text, write_html
+from recovery.drill.report.timeline import timeline
+from recovery.drill.report.wording import seconds, verdict_line
 from statebackend.errors import EnvironmentMissingError
 from tests.recovery.drill.reports import LOSSES, full_report, recovery
 
@@ -390,7 +390,7 @@ def test_without_jinja2_the_page_says_what_to_install(
     page_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.page", raising=False)
+    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
     with pytest.raises(EnvironmentMissingError, match=r"statebackend\[drill\]"):
         write_html(full_report(), page_path)
     assert not page_path.exists()

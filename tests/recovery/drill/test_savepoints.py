@@ -17,22 +17,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.drill.batches import _Watch
 from recovery.drill.catalogue import ALL
 from recovery.drill.catalogue.savepoints import HoldBelow
-from recovery.drill.clones import clone_verdict, to_be_cloned
-from recovery.drill.faults import Facts, Kind
-from recovery.drill.looking import removed, verified
-from recovery.drill.s3 import Verb, group_of
-from recovery.drill.saving import Savepoints
-from recovery.drill.shim import Shim
-from recovery.drill.stage import CannotStrikeError
-from recovery.drill.told import JOB, Taken, Told
-from recovery.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
-from recovery.savepoint import default_folder, read_savepoint
-from recovery.savepoint_create import Making, create_savepoint
-from recovery.savepoint_spark import StoreLocation
-from snapshot.storage.base import ObjectStore
+from recovery.drill.cluster.batch_driver import _Watch
+from recovery.drill.cluster.driver_messages import JOB, Taken, Told
+from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.faults.shim import Shim
+from recovery.drill.faults.store_faults import Facts, Kind
+from recovery.drill.proxy.s3_requests import Verb, group_of
+from recovery.drill.savepoints.clones import clone_verdict, to_be_cloned
+from recovery.drill.savepoints.looking import removed, verified
+from recovery.drill.savepoints.requests import Savepoints
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
+from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.savepoint import default_folder, read_savepoint
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from statebackend.errors import DrillError, StoreUnreachableError, UnsupportedQueryError
 from tests.cli.folder import Folder, new_id

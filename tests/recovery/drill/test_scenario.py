@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.needs import Given, missing
-from recovery.drill.scenario import DrillFault, Strike, planned, soak, target_rng
-from recovery.drill.stage import Stage
+from recovery.drill.faults.needs import Given, missing
+from recovery.drill.faults.reach import Stage
+from recovery.drill.run.scenario import DrillFault, Strike, planned, soak, target_rng
 
 SEEDS = st.integers(0, 2**31)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.shim import Shim, build_shim, environment
+from recovery.drill.faults.shim import Shim, build_shim, environment
 
 HELPERS = """
 import errno, json, os, sys, time

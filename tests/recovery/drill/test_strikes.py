@@ -18,13 +18,13 @@ import pytest
 
 from recovery.drill.catalogue import ALL
 from recovery.drill.catalogue.disks import places
-from recovery.drill.catalogue.middles import CLEAN_UP, COMMIT, UPLOAD, Place, stopped_at
+from recovery.drill.catalogue.mid_operation import CLEAN_UP, COMMIT, UPLOAD, Place, stopped_at
 from recovery.drill.catalogue.stores import OncePerKey
-from recovery.drill.faults import Facts, Fault
-from recovery.drill.proxy import FaultProxy
-from recovery.drill.s3 import Verb
-from recovery.drill.shim import build_shim, environment
-from recovery.drill.stage import CannotStrikeError
+from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.faults.shim import build_shim, environment
+from recovery.drill.faults.store_faults import Facts, Fault
+from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.s3_requests import Verb
 
 FILES = ("db/CURRENT", "db/MANIFEST-000005", "db/000008.sst", "deltas/4-abc", "deltas/5-def")
 
@@ -261,7 +261,7 @@ def test_the_second_look_at_damage_in_one_key_is_spared() -> None:
 WRITER = """
 import itertools, os, sys, time
 from pathlib import Path
-from snapshot.storage.local import LocalStore
+from snapshot.storage.local_store import LocalStore
 while not Path(os.environ["SB_SHIM"], "hold-at").exists():
     time.sleep(0.02)
 time.sleep(0.2)  # the library looks again only after a while

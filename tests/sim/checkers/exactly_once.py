@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from snapshot.base import decode_index
-from snapshot.messages import BeginReply
-from snapshot.record import Record, SliceEntry
+from snapshot.formats.base import decode_index
+from snapshot.formats.record import Record, SliceEntry
+from snapshot.protocol.messages import BeginReply
 from statebackend.keygroups import key_group_range
 from statebackend.state.table import StateTable
 from tests.sim.checkers.ledger import Checker

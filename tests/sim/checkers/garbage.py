@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from recovery.plan import plan_restore
-from snapshot.cleaning import ALL_PREFIXES, clean, outside_view
-from snapshot.lineage import SubtaskLineage, resolve
-from snapshot.log import CommitLog
-from snapshot.messages import LocalCopy
-from snapshot.names import parse_base_name, parse_data_name
-from snapshot.record import Manifest, Record, parse_record_name
+from recovery.decide.restore_plan import plan_restore
+from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.record import Manifest, Record, parse_record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import SubtaskLineage, resolve
+from snapshot.protocol.messages import LocalCopy
+from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
 from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
 from tests.sim.checkers.exactly_once import ExactlyOnce

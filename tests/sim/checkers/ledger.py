@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from snapshot.record import LOG_PREFIX, Record, parse_record, parse_record_name
+from snapshot.formats.record import LOG_PREFIX, Record, parse_record, parse_record_name
 from tests.sim.bucket import Bucket
 
 __all__ = ["Checker", "Ledger"]

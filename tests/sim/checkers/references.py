@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapshot.base import decode_index
-from snapshot.record import Record
+from snapshot.formats.base import decode_index
+from snapshot.formats.record import Record
 from statebackend.errors import CorruptionError, NotRestorableError, StateBackendError
 from tests.sim.checkers.ledger import Checker
 from tests.sim.task import Attempt

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from recovery.plan import plan_restore
-from recovery.savepoint import delete_savepoint, list_savepoints, read_savepoint
-from recovery.savepoint_start import saved_state
-from snapshot.base import decode_index
-from snapshot.lineage import resolve
-from snapshot.log import CommitLog
-from snapshot.messages import LocalCopy
-from snapshot.record import Manifest, Record, SliceEntry, parse_record, record_name
+from recovery.decide.restore_plan import plan_restore
+from recovery.savepoints.claim import saved_state
+from recovery.savepoints.savepoint import delete_savepoint, list_savepoints, read_savepoint
+from snapshot.formats.base import decode_index
+from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record, record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import resolve
+from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import CorruptionError, NotRestorableError, StateBackendError
 from tests.sim.checkers.ledger import Checker
 from tests.sim.disk import files_state
@@ -24,7 +24,7 @@ from tests.sim.savepoints import SAVEPOINTS
 from tests.sim.seams import decoded
 
 if TYPE_CHECKING:
-    from statebackend.spark.launch import Launch
+    from statebackend.spark.start.launch import Launch
 
 __all__ = ["Saves"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snapshot.record import Record
+from snapshot.formats.record import Record
 from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.location import Committed
 from tests.sim.second import UID

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snapshot.record import LOG_PREFIX, Record
+from snapshot.formats.record import LOG_PREFIX, Record
 from tests.sim.checkers.ledger import Checker
 
 __all__ = ["SingleWriter"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from statebackend.spark.operatorstate import OperatorStateIO
+from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from tests.continuous.runtime import planted as running
 from tests.continuous.state.content import names_outlive_objects
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name

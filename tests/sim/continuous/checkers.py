@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from snapshot.record import Record
+from snapshot.formats.record import Record
 from tests.sim.checkers.garbage import Garbage
 from tests.sim.checkers.ledger import Checker
 

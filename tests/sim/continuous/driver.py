@@ -8,22 +8,22 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from recovery.restarting import FixedDelay
-from snapshot.storage.options import StoreOptions
-from statebackend.continuous.cluster import Stage
-from statebackend.continuous.dataflow import continuous
-from statebackend.continuous.flow import Flow, JobSetup
-from statebackend.continuous.options import RunOptions
-from statebackend.continuous.query import ContinuousQuery, start
-from statebackend.continuous.slot import Run
+from recovery.decide.restarting import FixedDelay
+from snapshot.storage.store_options import StoreOptions
+from statebackend.continuous.driver.query import ContinuousQuery, start
+from statebackend.continuous.driver.slot_stage import Stage
+from statebackend.continuous.job.dataflow import continuous
+from statebackend.continuous.job.flow import Flow, JobSetup
+from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.worker.slot import Run
 from statebackend.errors import FencedError, StateBackendError
+from statebackend.rpc.service import Credentials, Endpoint
+from statebackend.runtime.driver.housekeeping import StorePatience
+from statebackend.runtime.driver.worker_memory import WorkerMemory
+from statebackend.runtime.worker.operator_state_io import KeptBlobs
+from statebackend.runtime.worker.shipped_constants import PackedProcessor
+from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
-from statebackend.spark.constants import PackedProcessor
-from statebackend.spark.housekeeping import StorePatience
-from statebackend.spark.operatorstate import KeptBlobs
-from statebackend.spark.shipped import ShippedProcessor
-from statebackend.spark.wire import Credentials, Endpoint
-from statebackend.spark.workermemory import WorkerMemory
 from tests.sim.app import SimJob
 from tests.sim.bucket import SimStore
 from tests.sim.continuous.job import OUTPUT, Data, LedgerSink, Numbered, Rules

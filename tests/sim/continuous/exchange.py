@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statebackend.continuous.exchange.channel import ChannelSender
+from statebackend.continuous.exchange.channel_messages import Address, Identity
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.messages import Address, Identity
 from statebackend.errors import PeerLostError, StaleRequestError, StateBackendError
 from tests.sim.kernel import Process, current
 

@@ -14,14 +14,14 @@ import msgspec
 import pyarrow as pa
 
 from statebackend.api.processors import BroadcastProcessor
-from statebackend.continuous.sinks.base import (
+from statebackend.continuous.sinks.sink import (
     Committer,
     Sink,
     SinkContext,
     SinkWriter,
     generation_of,
 )
-from statebackend.continuous.sources.base import Discovery, Json, Source, Split, SplitReader
+from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import ConnectorError, OutputLostError
 from statebackend.schema.types import arrow_schema
 from tests.sim.continuous.model import RULE, SPLIT_ROWS

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from recovery.keeper import Clock, KeeperSettings
-from recovery.local import Incarnation, LocalSubtask, copies_seen
-from recovery.restore import Site
-from recovery.upload import BaseUpload
-from snapshot.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
+from recovery.local.local_copies import Incarnation, LocalSubtask, copies_seen
+from recovery.local.store_pool import Clock, KeeperSettings
+from recovery.restore.restorer import Site
+from recovery.restore.upload import BaseUpload
+from snapshot.protocol.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
 from snapshot.storage.counting import CountingStore
-from statebackend.continuous.exchange.messages import Identity
-from statebackend.continuous.messages import Copy, Deploy
-from statebackend.continuous.slot import Run, Slot
-from statebackend.continuous.subtaskstate import SubtaskState
-from statebackend.continuous.vertexstate import Membership
+from statebackend.continuous.exchange.channel_messages import Identity
+from statebackend.continuous.job.slot_messages import Copy, Deploy
+from statebackend.continuous.worker.checkpointed_state import Membership
+from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.slot import Run, Slot
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.keygroups import key_group_range
-from statebackend.spark.operatorstate import KeptBlobs
-from statebackend.spark.reporter import UploadReporter
-from statebackend.spark.taskspec import TaskSpec
-from statebackend.spark.wire import Call, Credentials
+from statebackend.rpc.service import Call, Credentials
+from statebackend.runtime.worker.operator_state_io import KeptBlobs
+from statebackend.runtime.worker.task_spec import TaskSpec
+from statebackend.runtime.worker.upload_reporter import UploadReporter
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Host
 from tests.sim.continuous.checkers import Stopped
@@ -39,7 +39,7 @@ __all__ = ["SlotProcess"]
 
 
 class _Client:
-    """What `statebackend.spark.wire.Client` is to a slot: requests to its driver."""
+    """What `statebackend.rpc.service.Client` is to a slot: requests to its driver."""
 
     def __init__(self, slot: SlotProcess) -> None:
         self._slot, self._driver = slot, slot.driver

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from statebackend.continuous.query import ContinuousQuery
+from statebackend.continuous.driver.query import ContinuousQuery
 from statebackend.errors import StateBackendError
-from statebackend.spark import operatorstate
-from statebackend.spark.operatorstate import KeptBlobs
+from statebackend.runtime.worker import operator_state_io as operatorstate
+from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from tests.planted.bug import PlantedBug, adjust, planted
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.ledger import Checker, Ledger

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
-from recovery.drill.cluster import SHORT_LIVED
+from recovery.drill.cluster.local_cluster import SHORT_LIVED
 from statebackend import KeyedProcessor, StateBackend
 
 WINDOW_MS = 10_000

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from recovery.drill.cluster import LOCAL_DIR
+from recovery.drill.cluster.local_cluster import LOCAL_DIR
 from tests.spark.cluster.trial import FILES, Trial, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.drill.faults import Calm, Fault, Rule, Script
-from recovery.drill.proxy import FaultProxy
-from recovery.drill.s3 import Verb
+from recovery.drill.faults.store_faults import Calm, Fault, Rule, Script
+from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.s3_requests import Verb
 from tests.spark.cluster.trial import Trial, until
 
 if TYPE_CHECKING:

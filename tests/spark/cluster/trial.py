@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from recovery.drill import processes
-from recovery.drill.cluster import Cluster
-from recovery.drill.sink import committed_epochs
+from recovery.drill.cluster import processes
+from recovery.drill.cluster.local_cluster import Cluster
+from recovery.drill.jobs.batch_sink import committed_epochs
 
 LIMIT_S = 600.0
 """For whatever takes tens of seconds on an idle machine."""

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.drill.cluster import SHORT_LIVED
-from recovery.restarting import FixedDelay
+from recovery.decide.restarting import FixedDelay
+from recovery.drill.cluster.local_cluster import SHORT_LIVED
 from statebackend import system
-from statebackend.continuous.sinks.files import FileSink
-from statebackend.spark.backend import StateBackend
+from statebackend.backend import StateBackend
+from statebackend.continuous.sinks.file_sink import FileSink
 from tests.continuous.runtime import conformance
 
 KILLS = 3

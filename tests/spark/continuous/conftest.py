@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
-from statebackend.spark.backend import StateBackend
+from statebackend.backend import StateBackend
 from tests.continuous.runtime import jobs
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.restarting import FixedDelay
-from statebackend.continuous.sinks.files import FileSink
+from recovery.decide.restarting import FixedDelay
+from statebackend.backend import StateBackend
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import StateBackendError
-from statebackend.spark.backend import StateBackend
 from tests.continuous.runtime import jobs
 
 

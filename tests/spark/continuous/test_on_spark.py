@@ -11,10 +11,10 @@ import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.restarting import FixedDelay, NoRestart
-from statebackend.continuous.sinks.files import FileSink
+from recovery.decide.restarting import FixedDelay, NoRestart
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import PeerLostError, ProcessorError
-from statebackend.spark.services import Services
+from statebackend.runtime.driver.services import Services
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     ArrowCounting,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
-    from statebackend.spark.backend import StateBackend
+    from statebackend.backend import StateBackend
+    from statebackend.continuous.driver.query import ContinuousQuery
 
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 

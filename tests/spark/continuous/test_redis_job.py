@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.restarting import FixedDelay
-from statebackend.continuous.sinks.files import FileSink
+from recovery.decide.restarting import FixedDelay
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.redisstreams import RedisStreamSource
 from tests.continuous.runtime.jobs import OUTPUT, Counting, check_counts
 from tests.continuous.runtime.redisjob import (
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from statebackend.continuous.query import ContinuousQuery
-    from statebackend.spark.backend import StateBackend
+    from statebackend.backend import StateBackend
+    from statebackend.continuous.driver.query import ContinuousQuery
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import functions as F
 
-from statebackend.continuous.sinks.files import FileSink
+from statebackend.backend import StateBackend
+from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import MaxParallelismChangedError, SettingError
-from statebackend.spark.backend import StateBackend
 from tests.continuous.runtime.jobs import KEYS, OUTPUT, Counting, Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from recovery.savepoint import Savepoint
+    from recovery.savepoints.savepoint import Savepoint
 
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 ROWS = "key BIGINT, value BIGINT, at TIMESTAMP"

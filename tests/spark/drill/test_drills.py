@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.processes import TOKEN, environment_of, until
-from recovery.drill.runner import run_drill
+from recovery.drill.cluster.processes import TOKEN, environment_of, until
+from recovery.drill.run.runner import run_drill
 from tests.spark.drill import jobs
 
 pytestmark = pytest.mark.cluster

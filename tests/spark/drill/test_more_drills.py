@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from recovery.drill.outcome import DrillReport
-from recovery.drill.runner import run_drill
+from recovery.drill.report.outcome import DrillReport
+from recovery.drill.run.runner import run_drill
 from tests.support.servers import server_binaries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from statebackend import ArrowProcessor, BroadcastProcessor, KeyedProcessor
-from statebackend.spark import hosting
+from statebackend.spark.worker import delegated_epochs as hosting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

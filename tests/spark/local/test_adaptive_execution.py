@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.spark.planshape import misplanned
+from statebackend.spark.frames.physical_plan import misplanned
 from tests.spark.local.test_physical_plans import KINDS, check_plan, counts, explained, timed
 from tests.spark.local.world import setting
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from statebackend.aggregate.functions import session, sliding, tumbling
 from statebackend.errors import SchemaError, SettingError
+from statebackend.operators.aggregate.functions import session, sliding, tumbling
 from tests.spark.local.world import BOUND_S, Rows, Sink, finish
 
 if TYPE_CHECKING:

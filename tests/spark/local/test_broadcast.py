@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from recovery.verify import verify
+from recovery.inspect.verify import verify
 from statebackend.schema.codec import codec_for
-from statebackend.state.operator import decode_lists
+from statebackend.state.operator_state import decode_lists
 from tests.spark.local.processors import Diverging, KeyCounter, Rules
 from tests.spark.local.world import Input, job_store, manifests, read_slice, sources
 

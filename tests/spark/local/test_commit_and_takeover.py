@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from snapshot.log import CommitLog
+from snapshot.log.commit_log import CommitLog
 from statebackend.errors import FencedError
-from statebackend.spark.location import CheckpointLocation
-from statebackend.spark.services import Services
-from statebackend.spark.tls import driver_tls
+from statebackend.rpc.tls import driver_tls
+from statebackend.runtime.driver.services import Services
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.spark.local.processors import FailingLedger
 from tests.spark.local.world import checkpoints, job_store, manifests, sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from recovery.rewind import LocationProgress
+    from recovery.decide.rewind import LocationProgress
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
@@ -233,7 +233,7 @@ def test_the_sessions_token_is_nowhere_to_be_read(
 
 
 def test_an_endpoint_shows_no_token() -> None:
-    from statebackend.spark.wire import Endpoint
+    from statebackend.rpc.service import Endpoint
 
     endpoint = Endpoint(location="grpc://here:1", session="job/run", token="very secret")
     assert "secret" not in repr(endpoint)

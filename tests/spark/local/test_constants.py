@@ -13,7 +13,7 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
 from statebackend.errors import ProcessorError
-from statebackend.spark.constants import pack, sent_by
+from statebackend.runtime.worker.shipped_constants import pack, sent_by
 from tests.spark.local.processors import Ledger
 from tests.spark.local.world import World
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from statebackend.spark.shipped import ShippedProcessor
+    from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 
 LIMIT = 100_000
 SEEN = "pid long, entries long, fields long, array_sum long, shared string"

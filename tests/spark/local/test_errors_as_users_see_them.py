@@ -33,7 +33,7 @@ def test_in_foreach_batch_nothing_of_this_library_comes_before_it(world: World) 
     backend = world.backend()
     text = world.fail(backend, world.ledger(backend, processor=ParsingLedger()))
     before = text[: text.index(MISTAKE)]
-    assert "statebackend/spark/task.py" not in before
+    assert "statebackend/spark/worker/task.py" not in before
     assert "caused by json.decoder.JSONDecodeError" in text
 
 

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from snapshot.record import record_name
+from snapshot.formats.record import record_name
 from tests.spark.local.processors import Composite, Everything
 from tests.spark.local.world import checkpoints, durable_state, manifests, setting, sources
 

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.errors import ProtocolError, RewindError
-from statebackend.spark.heartbeat import HeartbeatFile
-from statebackend.spark.services import Services
-from statebackend.spark.session import RunSession
+from statebackend.runtime.driver.services import Services
+from statebackend.runtime.driver.session import RunSession
+from statebackend.spark.frames.heartbeat import HeartbeatFile
 from tests.spark.local.world import finish, job_store
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.rewind import TakenBack
+from recovery.decide.rewind import TakenBack
 from statebackend.errors import StateBackendError
-from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.spark.local.world import until
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import ArrowProcessor, BroadcastProcessor, CoProcessor, KeyedProcessor
-from statebackend.aggregate.functions import tumbling
 from statebackend.errors import PlanError
-from statebackend.spark.planshape import misplanned
+from statebackend.operators.aggregate.functions import tumbling
+from statebackend.spark.frames.physical_plan import misplanned
 from tests.spark.local.world import setting, until
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from statebackend.errors import (
     UnsupportedQueryError,
     UnsupportedTypeError,
 )
-from statebackend.spark import launch
+from statebackend.spark.start import launch
 from tests.spark.local.processors import (
     LEDGER_OUTPUT,
     Ledger,
@@ -108,7 +108,7 @@ def test_a_start_by_hand_past_sparks_check_is_refused_by_the_tasks(world: World)
 
 
 def test_the_start_leaves_sparks_check_and_the_thread_as_they_were(world: World) -> None:
-    from statebackend.spark.context import ENDPOINT_PROPERTY
+    from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
     world.input.add_batches(1)
     world.run_ledger()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.savepoint import read_savepoint
-from recovery.verify import verify
+from recovery.inspect.verify import verify
+from recovery.savepoints.savepoint import read_savepoint
 from snapshot.storage.open import open_store
 from statebackend import Savepoint
-from statebackend.cli.jobs import place_of
+from statebackend.cli.job_folders import place_of
 from statebackend.errors import (
     CheckpointLocationError,
     MissingUidError,
@@ -19,7 +19,7 @@ from statebackend.errors import (
     SettingError,
     UnsupportedQueryError,
 )
-from statebackend.spark.location import CheckpointLocation
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.spark.local.conforming_time import Timers
 from tests.spark.local.world import (
     World,

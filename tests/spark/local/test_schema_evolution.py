@@ -13,7 +13,7 @@ from pyspark.sql.types import Row
 
 from statebackend import KeyedProcessor
 from statebackend.errors import SchemaError, StateMismatchError
-from statebackend.spark import launch
+from statebackend.spark.start import launch
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
 from tests.spark.local.world import checkpoints, durable_state
 

@@ -11,10 +11,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from statebackend import KeyedProcessor
-from statebackend.spark import launch
-from statebackend.spark.atstart import warn_of_partial_retries
-from statebackend.spark.initial import write_initial
-from statebackend.spark.location import FILE_MANAGER, CheckpointLocation
+from statebackend.spark.frames.initial_state import write_initial
+from statebackend.spark.session_settings import warn_of_partial_retries
+from statebackend.spark.start import launch
+from statebackend.spark.start.checkpoint_location import FILE_MANAGER, CheckpointLocation
 from tests.spark.local.processors import Typed
 from tests.spark.local.world import checkpoints, durable_state, finish, setting, sources
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from statebackend import system
 from statebackend.rocks.memory import CACHE_MAX_BYTES
-from statebackend.spark.workermemory import WorkerMemory, worker_memory
+from statebackend.runtime.driver.worker_memory import WorkerMemory, worker_memory
 
 MB = 1 << 20
 

@@ -23,9 +23,9 @@ from blake3 import blake3
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
-from snapshot.base import decode_index
-from snapshot.delta import chain, chain_rescaled, chain_start, decode_delta
-from snapshot.record import parse_record, record_name
+from snapshot.formats.base import decode_index
+from snapshot.formats.delta import chain, chain_rescaled, chain_start, decode_delta
+from snapshot.formats.record import parse_record, record_name
 from statebackend import StateBackend
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from snapshot.lineage import OperatorLineage, SliceRef, SubtaskLineage
-    from snapshot.record import Manifest
+    from snapshot.formats.record import Manifest
+    from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 
 Rows = list[dict[str, Any]]
 BOUND_S = 120.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.drill.faults import Calm, stormy
-from recovery.drill.s3 import Verb
+from recovery.drill.faults.store_faults import Calm, stormy
+from recovery.drill.proxy.s3_requests import Verb
 from tests.spark.local.world import failure, manifests, sources
 
 if TYPE_CHECKING:

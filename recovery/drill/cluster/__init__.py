@@ -1,0 +1,1 @@
+"""Clusters of real processes on loopback, and the drivers in them."""

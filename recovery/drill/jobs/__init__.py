@@ -1,0 +1,1 @@
+"""The jobs that drills run, their inputs and outputs."""

@@ -1,0 +1,1 @@
+"""A proxy between S3 clients and a server, which counts requests and breaks them."""

@@ -1,0 +1,1 @@
+"""What a drill found: checked, in figures, as text and as a page."""

@@ -1,0 +1,1 @@
+"""A drill from what was asked for to its end."""

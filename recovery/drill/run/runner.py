@@ -1,0 +1,346 @@
+"""A drill from end to end: `run_drill`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from recovery.drill.cluster.driver_messages import Told, address_of
+from recovery.drill.cluster.local_cluster import LOCAL_DIR, Cluster, open_cluster
+from recovery.drill.cluster.processes import TOKEN, guarded
+from recovery.drill.faults import needs, shim
+from recovery.drill.faults.striking import START_S, Striker
+from recovery.drill.jobs import batch_sink as sink
+from recovery.drill.jobs.drill_job import DrillJob
+from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.s3_server import BUCKET, S3Server, credentials
+from recovery.drill.report.check import check
+from recovery.drill.report.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
+from recovery.drill.run.ending import TidyStack, end, failure_text
+from recovery.drill.run.live import LiveStage, Setup
+from recovery.drill.run.order import FaultLike, Order, has_timers, named_faults, named_job
+from recovery.drill.run.scenario import planned
+from recovery.drill.savepoints.clones import check_savepoints
+from statebackend.errors import SettingError
+from statebackend.system import SYSTEM, System
+
+__all__ = ["run_drill"]
+
+_STRIKE_S: Final = 1200.0  # one fault, with all that is waited for
+_END_S: Final = 600.0
+_AFTER_LAST: Final = 2  # inputs that are fed after the last recovery, at least
+
+
+def run_drill(
+    job: DrillJob | str | Callable[..., Any],
+    *,
+    truth: Callable[[Path], Iterable[Sequence[Any]]] | None = None,
+    faults: FaultLike | Sequence[FaultLike] = (),
+    at_epoch: int | None = None,
+    duration_s: float | None = None,
+    seed: int | None = None,
+    cluster: str = "local-cluster[2,1,1024]",
+    commit: Literal["sync", "async"] = "sync",
+    store: str = "file",
+    parallelism: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> DrillReport:
+    """Run a job on a real cluster of processes, strike it, and check what it has put out.
+
+    Args:
+        job: a `DrillJob`, the name of a bundled one, or a function `build(spark, backend, folder)`
+            of a module's top level that gives the streaming frame; then `truth` is needed.
+        truth: `truth(folder)` gives the rows that the job must have put out, instead of the job's.
+        faults: names as `statebackend drill list` shows them, faults, or strikes with their epochs.
+        at_epoch: the faults strike once Spark has committed this epoch. None: the seed draws.
+        duration_s: a random soak: faults (all that can be made here, if none are named) are drawn
+            and strike, each after the recovery from the one before, until the time is over.
+        seed: of all that is drawn: inputs, epochs, faults, targets. None: one is drawn.
+        cluster: `two-hosts`, or a Spark master that needs no servers of its own.
+        commit: as `StateBackend` has it.
+        parallelism: subtasks. None: 4, or as many as a continuous job has task slots here.
+        store: `file`; `s3`, a server on loopback; or an `s3://` URI, with `s3_endpoint` (plain
+            HTTP) in the job's settings.
+        folder: of all files; it is kept. None: a temporary one, removed if the results are exact.
+        on_progress: is told a line of what happens, whenever something does.
+
+    Returns:
+        the report; a job that fails, or is not exact, is no exception here.
+
+    Raises:
+        SettingError: the arguments cannot mean anything.
+        DrillError: the cluster or the server that was asked for cannot be had.
+    """
+    _check_outermost()
+    order = Order(
+        job=named_job(job, truth),
+        faults=named_faults(faults),
+        at_epoch=at_epoch,
+        duration_s=duration_s,
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+        cluster=cluster,
+        commit=commit,
+        store=store,
+        subtasks=parallelism,
+        say=on_progress or (lambda line: None),
+    )
+    order.check()
+    root = _empty(folder)
+    report = _Drill(order, root).run()
+    if folder is None:
+        _leave(root, report)
+    return report
+
+
+def _leave(root: Path, report: DrillReport) -> None:
+    """Remove a temporary folder, or say where it is if there is something to look at."""
+    if report.verdict.exact:
+        shutil.rmtree(root, ignore_errors=True)
+    else:
+        report.warnings.append(f"The drill's folder was left for you to look at: {root}.")
+
+
+def _check_outermost() -> None:
+    if TOKEN in os.environ:
+        raise SettingError(
+            "run_drill was called in a driver of a drill, which imports the job's module.",
+            todo="Call it under `if __name__ == '__main__':`.",
+        )
+
+
+def _empty(folder: str | os.PathLike[str] | None) -> Path:
+    root = Path(folder or tempfile.mkdtemp(prefix="drill-")).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise SettingError(
+            f"The drill's folder {root} is not empty.", todo="Name a new or an empty folder."
+        )
+    return root
+
+
+@dataclass(frozen=True)
+class _Store:
+    """Where the durable copies go, and what processes must know for it."""
+
+    uri: str
+    environment: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
+    proxy: FaultProxy | None = None
+
+
+@dataclass
+class _Drill:
+    """One drill in its folder."""
+
+    order: Order
+    root: Path
+    failure: str = ""
+    wrong_savepoints: list[str] = field(default_factory=list)
+    system: System = SYSTEM
+
+    def __post_init__(self) -> None:
+        self.began_s = self.system.monotonic_s()
+        began = datetime.datetime.fromtimestamp(self.system.wall_ms() // 1000, datetime.UTC)
+        self.started_at = began.isoformat(timespec="seconds")
+
+    def run(self) -> DrillReport:
+        """Everything, in order; whatever was started has ended when it returns."""
+        order = self.order
+        token = f"drill-{os.getpid()}-{secrets.token_hex(4)}"
+        with TidyStack() as stack:
+            stack.enter_context(guarded(token))
+            stage, cluster = self._set_up(stack, token)
+            striker = Striker(stage, seed=order.seed, given=self.given)
+            stack.enter_context(cluster)
+            stage.pace.start()
+            stack.callback(stage.pace.stop)
+            try:
+                self._strike_all(stage, striker)
+            except Exception as error:  # whatever a feed or a fault raises: the report says it
+                self.failure = failure_text(error)
+                stage.say(f"given up: {self.failure}")
+            stage.warnings += end(stage, cluster)
+            verdict = self._verdict(stage)
+        stage.warnings += stack.failures
+        return self._report(stage, verdict, striker.struck)
+
+    # --- before --------------------------------------------------------------------------------
+
+    def _set_up(self, stack: contextlib.ExitStack, token: str) -> tuple[LiveStage, Cluster]:
+        order, root = self.order, self.root
+        pool = order.pool()
+        shim_needed = any("compiler" in fault.needs for fault in pool)
+        library = shim.build_shim(root / "shim") if shim_needed else None
+        self.given = needs.Given(
+            cluster=order.cluster,
+            s3=order.s3,
+            commit=order.commit,
+            compiler=library is not None,
+            timers=has_timers(order.job),
+            kind=order.job.kind,
+        )
+        store = self._store(stack, token)
+        environment = store.environment | {"PYTHONPATH": self._python_path()}
+        control = None
+        if library is not None:
+            control = root / "shim" / "control"
+            control.mkdir(parents=True, exist_ok=True)
+            environment |= shim.environment(library, control)
+        cluster = open_cluster(order.cluster, root, token, environment)
+        setup = Setup(
+            job=order.job,
+            cluster=cluster,
+            told=self._told(cluster.master, store),
+            store=None if order.s3 else root / "store" / "drill",
+            proxy=store.proxy,
+            shim=control,
+            seed=order.seed,
+            subtasks_max=order.kind.subtasks_max(order.cluster),
+            limit_s=START_S
+            + _STRIKE_S * (len(order.faults) or 1)
+            + (order.duration_s or 0.0)
+            + _END_S,
+            say=order.say,
+            system=self.system,
+        )
+        return LiveStage(setup), cluster
+
+    def _told(self, master: str, store: _Store) -> Told:
+        order, root = self.order, self.root
+        settings: dict[str, Any] = {**order.job.settings, **store.settings}
+        conf = dict(order.job.conf)
+        for fault in order.pool():
+            if not needs.missing(fault, self.given):
+                conf |= fault.conf
+                settings |= fault.settings
+        (root / "drivers").mkdir()
+        return Told(
+            root=str(root),
+            master=master,
+            uri=store.uri,
+            local_dir=LOCAL_DIR,
+            checkpoint=str(root / "checkpoint"),
+            out=str(root / "out"),
+            events="",
+            stop=str(root / "stop"),
+            build=address_of(order.job.build).name,
+            parallelism=order.parallelism,
+            commit=order.commit,
+            settings=settings,
+            conf=conf,
+            kind=order.job.kind,
+            start=dict(order.job.start),
+        )
+
+    def _store(self, stack: contextlib.ExitStack, token: str) -> _Store:
+        order = self.order
+        environment = dict(os.environ)
+        if not order.s3:
+            return _Store((self.root / "store").as_uri(), environment)
+        if order.store == "s3":
+            environment = {n: v for n, v in environment.items() if not n.startswith("AWS_")}
+            environment |= credentials(self.root)
+        proxy = stack.enter_context(FaultProxy(self._upstream(stack, token), seed=order.seed))
+        settings = {"s3_endpoint": proxy.url}
+        if "s3_region" not in order.job.settings:
+            settings["s3_region"] = "us-east-1"
+        place = f"s3://{BUCKET}" if order.store == "s3" else order.store.rstrip("/")
+        return _Store(f"{place}/{token}", environment, settings, proxy)
+
+    def _upstream(self, stack: contextlib.ExitStack, token: str) -> str:
+        """The S3 server's `host:port`; a server is started where none was given."""
+        if self.order.store != "s3":
+            return self.order.upstream_given()
+        return stack.enter_context(S3Server(self.root, {**os.environ, TOKEN: token})).address
+
+    def _python_path(self) -> str:
+        found = [path for path in sys.path if path]
+        folder = address_of(self.order.job.build).folder
+        if folder and folder not in found:
+            found.append(folder)
+        return os.pathsep.join(found)
+
+    # --- meanwhile -----------------------------------------------------------------------------
+
+    def _strike_all(self, stage: LiveStage, striker: Striker) -> None:
+        order = self.order
+        stage.say(f"seed {order.seed}")
+        stage.start_driver()
+        stage.until(
+            lambda: stage.committed() >= 0 or stage.has_read_all(), "the first epoch", START_S
+        )
+        inputs = order.job.inputs
+        if order.duration_s is None:
+            for strike in planned(order.faults, seed=order.seed, at_epoch=order.at_epoch):
+                striker.strike(strike)
+        else:
+            striker.soak(order.pool(), order.duration_s, named=bool(order.faults))
+            inputs = 0
+        stage.pace.enough(max(inputs, stage.pace.fed + (_AFTER_LAST if striker.struck else 0)))
+        stage.finish(_END_S)
+        stage.say("all input is read")
+        self.wrong_savepoints = check_savepoints(stage, _END_S)
+
+    # --- after ---------------------------------------------------------------------------------
+
+    def _verdict(self, stage: LiveStage) -> Verdict:
+        last = stage.committed()
+        job = self.order.job
+        rows = (row for _, row in self.order.kind.rows(self.root / "out", last))
+        try:
+            truth = list(job.truth(self.root))
+        except Exception:
+            if not self.failure:  # else there may be nothing to make it from
+                raise
+            truth = []
+        schema = sink.schema_of(self.root / "out")
+        verdict = check(truth, rows, keys=job.keys, failure=self.failure, schema=schema)
+        if self.wrong_savepoints:
+            examples = [*self.wrong_savepoints, *verdict.examples][:EXAMPLES_MAX]
+            verdict = msgspec.structs.replace(verdict, exact=False, examples=examples)
+        stage.say("exact" if verdict.exact else f"not exact: {verdict.failure or verdict.examples}")
+        return verdict
+
+    def _report(self, stage: LiveStage, verdict: Verdict, struck: list[Struck]) -> DrillReport:
+        order = self.order
+        counts = stage.proxy.counts() if stage.proxy is not None else {}
+        return DrillReport(
+            job=order.job.name,
+            seed=order.seed,
+            command="",
+            cluster=order.cluster,
+            store="s3" if order.s3 else "file",
+            commit=order.commit,
+            started_at=self.started_at,
+            duration_s=self.system.monotonic_s() - self.began_s,
+            verdict=verdict,
+            faults=struck,
+            drivers=[driver.life for driver in stage.drivers],
+            epochs=stage.pace.epochs,
+            recoveries=[r for driver in stage.drivers for r in driver.recoveries],
+            requests=[
+                RequestCount(
+                    verb=verb.value,
+                    group=group.rstrip("/"),
+                    requests=count.requests,
+                    faulted=count.faulted,
+                    in_bytes=count.in_bytes,
+                    out_bytes=count.out_bytes,
+                )
+                for (verb, group), count in sorted(counts.items())
+            ],
+            warnings=stage.warnings,
+            asked=order.names(),
+        )

@@ -1,0 +1,1 @@
+"""Savepoints of a drill's job: asked for, looked at, begun with."""

@@ -1,0 +1,97 @@
+"""Savepoints of a drill's job: asked for through files, and looked at by a process of their own.
+
+A file in the drill's folder asks the running driver for one, and says where to; the driver answers
+with another file, and removes the first.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from recovery.drill.cluster.driver_messages import JOB, SAVEPOINT, SAVEPOINT_ANSWER, Taken, Told
+from recovery.savepoints.savepoint import default_folder
+from statebackend.errors import DrillError
+
+__all__ = ["Savepoints"]
+
+_LOOK_WITHIN_S: Final = 240.0
+
+What = Literal["verify", "remove"]
+
+
+class Savepoints:
+    """Those of one drill.
+
+    Args:
+        told: what every driver is told. environment: gives that of processes which reach the store.
+
+    Attributes:
+        taken: those that the drill's end is to look at, in their order.
+    """
+
+    def __init__(self, told: Told, environment: Callable[[], Mapping[str, str]]) -> None:
+        self.taken: list[Taken] = []
+        self._root, self._told, self._environment = Path(told.root), told, environment
+        self._places = 0
+
+    def place(self) -> str:
+        """The URI of a folder for one, which is empty: where the job's others are listed."""
+        self._places += 1
+        return default_folder(self._told.uri, JOB, f"drill-{self._places}")
+
+    def ask(self, to: str = "") -> None:
+        """Have the running driver take one; empty: where it goes if nobody says where to."""
+        (self._root / SAVEPOINT_ANSWER).unlink(missing_ok=True)
+        asked = self._root / SAVEPOINT
+        draft = asked.with_suffix(".draft")
+        draft.write_text(to)
+        draft.rename(asked)  # whole at once
+
+    def withdraw(self) -> None:
+        """Ask no more: the next driver is not to take it."""
+        (self._root / SAVEPOINT).unlink(missing_ok=True)
+
+    def answer(self) -> Taken | None:
+        """What the driver says to the last that it was asked; None: nothing yet."""
+        try:
+            data = (self._root / SAVEPOINT_ANSWER).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=Taken)
+
+    def look(self, what: What, uri: str) -> list[str]:
+        """What is wrong with a savepoint, a sentence for each.
+
+        Raises:
+            DrillError: that could not be found out.
+        """
+        settings = self._told.settings
+        reached = [str(settings.get(name, "")) for name in ("s3_endpoint", "s3_region")]
+        command = [
+            sys.executable,
+            "-m",
+            "recovery.drill.savepoints.looking",
+            what,
+            uri,
+            self._told.uri,
+        ]
+        ran = subprocess.run(
+            [*command, *reached],
+            env=dict(self._environment()),
+            cwd=self._root,
+            capture_output=True,
+            timeout=_LOOK_WITHIN_S,
+        )
+        if ran.returncode:
+            raise DrillError(
+                f"The savepoint {uri} could not be looked at: "
+                f"{ran.stderr.decode(errors='replace')[-2000:]}",
+                todo=f"Look at the drill's folder {self._root}.",
+            )
+        return msgspec.json.decode(ran.stdout, type=list[str])

@@ -1,0 +1,1 @@
+"""Reads a job's folder without claiming it: describe, verify, list."""

@@ -1,0 +1,1 @@
+"""Task-local copies on a host: their folders, their owners, and the pool of open stores."""

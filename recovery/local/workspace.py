@@ -1,0 +1,85 @@
+"""Where a worker puts what it needs for a while: spilled input, spilled changes, fetched files.
+
+``<local_dir>/.work/<id>/`` is one process's, as long as it holds the lock on the ``lease`` in it.
+No other user can enter ``.work``. What a killed process left behind is removed by the next one that
+starts on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from recovery.local.folders import home_of, own_folder, unusable
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """One process's folder below a ``local_dir``; made when it is first asked for a path."""
+
+    _known: ClassVar[dict[tuple[int, str], Workspace]] = {}
+
+    def __init__(self, local_dir: str, new_id: Callable[[], str]) -> None:
+        self._local_dir = local_dir
+        self._root = Path(local_dir, ".work")
+        self._new_id = new_id
+        self._own: Path | None = None
+        self._lease = -1
+
+    @classmethod
+    def of_process(cls, local_dir: str, new_id: Callable[[], str]) -> Workspace:
+        """This process's; never one inherited over a fork."""
+        key = (os.getpid(), local_dir)
+        known = cls._known.get(key)
+        if known is None:
+            known = cls._known[key] = cls(local_dir, new_id)
+        return known
+
+    def path(self) -> Path:
+        """A new path in the folder; whoever asks for it makes and removes what stands there.
+
+        Raises:
+            LocalDirError: the directory cannot be used.
+        """
+        try:
+            if self._own is None:
+                self._own = self._make()
+            return self._own / self._new_id()
+        except OSError as error:
+            raise unusable(str(self._root), error) from error
+
+    def _make(self) -> Path:
+        self._root = own_folder(home_of(self._local_dir) / self._root.name)
+        self._sweep()
+        while True:
+            own = self._root / self._new_id()
+            own.mkdir(mode=stat.S_IRWXU)
+            # Another process that starts now may sweep it between any two of these calls.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(lease).st_ino == (own / "lease").stat().st_ino:
+                        self._lease, lease = lease, -1
+                        return own
+                finally:
+                    if lease >= 0:
+                        os.close(lease)
+
+    def _sweep(self) -> None:
+        for folder in self._root.iterdir():
+            with contextlib.suppress(OSError):
+                # Made if it is missing: its process was killed before that, or while sweeping it.
+                lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lease)

@@ -1,0 +1,1 @@
+"""Carries a restore out in a worker, and uploads bases."""

@@ -1,0 +1,1 @@
+"""Savepoints: made, checked, copied, and begun with."""

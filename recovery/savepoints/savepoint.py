@@ -1,0 +1,367 @@
+"""Savepoints: a job's whole state at one epoch, in a folder of its own that nobody cleans.
+
+    savepoint.begun     written first: whose it is going to be; at the end: that it is deleted
+    log/ data/ base/    a job's folder with everything that the epoch needs, and no more
+    spark/              of Spark's checkpoint location what the epoch needs; not of a continuous job
+    savepoint.json      written last: without it there is no savepoint
+
+`savepoint.json`, format version 1: JSON with `savepoint` (`Savepoint`), and `digest`, blake3 over
+the bytes of that as they stand. A savepoint owns its bytes: it stays whole whatever becomes of its
+job, and only `delete` takes it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+from blake3 import blake3
+
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
+from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.record import parse_record_name
+from snapshot.storage.object_store import ObjectInfo, ObjectStore
+from snapshot.storage.uris import SAVEPOINTS_FOLDER
+from statebackend.errors import (
+    CorruptionError,
+    NotRestorableError,
+    ObjectNotFoundError,
+    StateBackendError,
+    UnsupportedFormatError,
+)
+
+__all__ = [
+    "SPARK_FOLDER",
+    "Begun",
+    "Savepoint",
+    "SavepointFile",
+    "SavepointInfo",
+    "SavepointOperator",
+    "below",
+    "default_folder",
+    "delete_savepoint",
+    "encode_savepoint",
+    "list_savepoints",
+    "read_savepoint",
+    "savepoints_folder",
+]
+
+FORMAT_VERSION: Final = 1
+SPARK_FOLDER: Final = "spark/"
+
+
+class SavepointOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator. ``epoch``: the one that its state is of; ``size_bytes``: of its slices."""
+
+    uid: str
+    parallelism: int
+    max_parallelism: int
+    first_epoch: int
+    epoch: int
+    size_bytes: int
+
+
+class SavepointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of Spark's checkpoint location, by its name there."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint.
+
+    Attributes:
+        format: of `savepoint.json`.
+        id: names it. uri: where it lies.
+        job, job_id, job_uri: the job that it was taken from.
+        query_id, location: of the streaming query, and its checkpoint location.
+        continuous: it was a job without micro-batches. Where its sources stood, and what its sinks
+            had prepared, is among the operators, and there is no ``location``.
+        epoch: the batch (or checkpoint) after which this is the state, and where the sources stood.
+        uncommitted: of a continuous job: its sinks may hold output of the epoch that nobody has
+            committed. That is the job's own: no other commits it.
+        stamp_ms: that batch's own time. watermark_ms: in force in it; None = none.
+        created_ms: when it was made, by the clock of the host that made it.
+        operators: those that had begun by then.
+        records, objects, size_bytes: of the state. spark: files of Spark's checkpoint location.
+    """
+
+    format: int = FORMAT_VERSION
+    id: str
+    uri: str
+    job: str
+    job_id: str
+    job_uri: str
+    query_id: str
+    location: str
+    epoch: int
+    stamp_ms: int
+    watermark_ms: int | None
+    created_ms: int
+    operators: list[SavepointOperator]
+    records: int
+    objects: int
+    size_bytes: int
+    spark: list[SavepointFile]
+    continuous: bool = False
+    uncommitted: bool = False
+
+
+class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One savepoint in a list.
+
+    Attributes:
+        complete: whether it exists; what is left of one that was never finished does not.
+        epoch, created_ms: None where not known. job: empty where not known.
+        objects, size_bytes: everything in its folder.
+        problem: why `savepoint.json` does not read; empty if it does.
+    """
+
+    id: str
+    uri: str
+    job: str
+    complete: bool
+    epoch: int | None
+    created_ms: int | None
+    objects: int
+    size_bytes: int
+    problem: str = ""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What `savepoint.begun` says. ``deleted``: somebody began to delete what has this id."""
+
+    id: str
+    job: str
+    job_uri: str
+    created_ms: int
+    deleted: bool = False
+
+    def completes(self, savepoint: Savepoint) -> bool:
+        """Whether `savepoint.json` is of the savepoint that this began, and not deleted.
+
+        A write that was taken for lost may land much later: a `savepoint.json` after its deletion
+        began or was done, a mark of deletion in what was made in the same place since.
+        """
+        return self.deleted != (self.id == savepoint.id)
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    savepoint: msgspec.Raw
+    digest: str
+
+
+class _Version(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def savepoints_folder(uri: str) -> str:
+    """Where the savepoints of all jobs under a URI are, if nobody said another place."""
+    return f"{uri.rstrip('/')}/{SAVEPOINTS_FOLDER}"
+
+
+def default_folder(uri: str, job: str, savepoint_id: str) -> str:
+    """Where a savepoint goes if nobody says where to."""
+    return f"{job_folder(savepoints_folder(uri), job)}/{savepoint_id}"
+
+
+def below(folder: str, name: str) -> str:
+    """The URI of what a listing of a folder shows as ``name``."""
+    shown = quote(name) if folder.startswith("file:") else name  # decoded when it is opened
+    return f"{folder.rstrip('/')}/{shown}"
+
+
+# --- reading, listing, deleting ------------------------------------------------------------------
+
+
+def read_savepoint(store: ObjectStore) -> Savepoint:
+    """What `savepoint.json` says, with the URI under which it was found.
+
+    Raises:
+        NotRestorableError: there is no savepoint, or one that was never finished.
+        CorruptionError: it does not read. UnsupportedFormatError: it is of a later format.
+    """
+    try:
+        data = store.get(SAVEPOINT_NAME)
+        begun = store.get(BEGUN_NAME)
+    except ObjectNotFoundError as error:
+        begun_there = any(info.name == BEGUN_NAME for info in store.list(BEGUN_NAME))
+        what = "a savepoint that was never finished" if begun_there else "no savepoint"
+        raise _none(what, store) from error
+    savepoint = _decoded(data, store.uri)
+    its = _begun(begun)
+    if its is not None and not its.completes(savepoint):
+        raise _none("what is left of a deleted savepoint", store)
+    return savepoint
+
+
+def _none(what: str, store: ObjectStore) -> NotRestorableError:
+    return NotRestorableError(
+        f"There is {what} in {store.uri}.",
+        todo="Check the URI; `statebackend savepoint list` shows what there is.",
+    )
+
+
+def _begun(data: bytes) -> Begun | None:
+    """None if it does not read: that alone makes no savepoint useless."""
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(data, type=Begun)
+    return None
+
+
+def encode_savepoint(savepoint: Savepoint) -> bytes:
+    """`savepoint.json`."""
+    text = msgspec.json.encode(savepoint)
+    return msgspec.json.encode(
+        _Envelope(savepoint=msgspec.Raw(text), digest=blake3(text).hexdigest())
+    )
+
+
+def _decoded(data: bytes, uri: str) -> Savepoint:
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        text = bytes(envelope.savepoint)
+        if blake3(text).hexdigest() != envelope.digest:
+            raise ValueError("its digest is another")
+        version = msgspec.json.decode(text, type=_Version).format
+        if version > FORMAT_VERSION:
+            raise UnsupportedFormatError(
+                f"The savepoint in {uri} has the format version {version}; this release reads up "
+                f"to {FORMAT_VERSION}.",
+                todo="Use a release that is at least as new as the one that wrote it.",
+            )
+        savepoint = msgspec.json.decode(text, type=Savepoint)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptionError(
+            f"The object {SAVEPOINT_NAME!r} in {uri} is damaged ({error}).",
+            todo="Restore it from another copy of the store, or take another savepoint.",
+        ) from error
+    return msgspec.structs.replace(savepoint, uri=uri)
+
+
+def list_savepoints(
+    store: ObjectStore, open_at: Callable[[str], ObjectStore], *, job: str | None = None
+) -> list[SavepointInfo]:
+    """Every savepoint below a folder, the newest last; those that were never finished too.
+
+    Args:
+        store: the folder. open_at: gives the store of a folder below it.
+        job: those of one job alone.
+    """
+    folders: dict[str, list[ObjectInfo]] = {}
+    listing = store.list("")
+    for info in listing:
+        folder, slash, name = info.name.rpartition("/")
+        if name in (SAVEPOINT_NAME, BEGUN_NAME):
+            folders.setdefault(f"{folder}{slash}", [])
+    for info in listing:
+        for depth in _prefixes(info.name):
+            if depth in folders:
+                folders[depth].append(info)
+                break
+    infos = (_info(open_at(one.rstrip("/")), inside) for one, inside in folders.items())
+    chosen = [one for one in infos if one is not None and (job is None or one.job == job)]
+    return sorted(chosen, key=lambda one: (one.job, one.created_ms or 0, one.id))
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    """Every folder that an object is in, the nearest first; the root last."""
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield f"{name}/"
+    yield ""
+
+
+def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
+    """None of a mark of deletion alone, which landed late."""
+    size_bytes, problem = sum(info.size_bytes for info in inside), ""
+    names = {info.name.rpartition("/")[2] for info in inside}
+    complete = {SAVEPOINT_NAME, BEGUN_NAME} <= names
+    try:
+        if complete:
+            one = read_savepoint(store)
+            return SavepointInfo(
+                id=one.id,
+                uri=store.uri,
+                job=one.job,
+                complete=True,
+                epoch=one.epoch,
+                created_ms=one.created_ms,
+                objects=len(inside),
+                size_bytes=size_bytes,
+            )
+    except NotRestorableError:
+        complete = False
+    except StateBackendError as error:
+        problem = error.what
+    begun = None
+    with suppress(ObjectNotFoundError):
+        begun = _begun(store.get(BEGUN_NAME))
+    if begun is not None and begun.deleted and len(inside) == 1:
+        return None
+    return SavepointInfo(
+        id=begun.id if begun else store.uri.rpartition("/")[2],
+        uri=store.uri,
+        job=begun.job if begun else "",
+        complete=complete,
+        epoch=None,
+        created_ms=begun.created_ms if begun else None,
+        objects=len(inside),
+        size_bytes=size_bytes,
+        problem=problem,
+    )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an object is a savepoint's own; a job below its folder may be called ``data``."""
+    if name.startswith("probe/"):
+        return name.count("/") == 1
+    parsed = (parse_record_name(name), parse_data_name(name), parse_base_name(name))
+    return name.startswith(SPARK_FOLDER) or any(one is not None for one in parsed)
+
+
+def delete_savepoint(store: ObjectStore) -> list[str]:
+    """Remove a savepoint, or what is left of one. May be cut anywhere, and repeated.
+
+    Returns:
+        what else lies in its folder, which is left alone.
+
+    Raises:
+        NotRestorableError: there is none.
+    """
+    names = [info.name for info in store.list("")]
+    if not {SAVEPOINT_NAME, BEGUN_NAME} & set(names):
+        raise NotRestorableError(
+            f"There is no savepoint in {store.uri}, so nothing is deleted.",
+            todo="Check the URI; `statebackend savepoint list` shows what there is.",
+        )
+    if BEGUN_NAME in names:
+        _mark_deleted(store)  # from here on it does not exist, whatever lands late
+    store.delete([SAVEPOINT_NAME])
+    ours = [name for name in names if _is_ours(name)]
+    for start in range(0, len(ours), 1000):
+        store.delete(ours[start : start + 1000])
+    store.delete([BEGUN_NAME])  # by which what is left is known
+    return [name for name in names if name not in (*ours, SAVEPOINT_NAME, BEGUN_NAME)]
+
+
+def _mark_deleted(store: ObjectStore) -> None:
+    """Say in `savepoint.begun` that it is deleted, unless it says so or is gone meanwhile."""
+    try:
+        begun = _begun(store.get(BEGUN_NAME))
+        if begun is None:
+            savepoint = _decoded(store.get(SAVEPOINT_NAME), store.uri)
+            begun = Begun(id=savepoint.id, job=savepoint.job, job_uri="", created_ms=0)
+    except (ObjectNotFoundError, CorruptionError, UnsupportedFormatError):
+        return  # no late write is a savepoint here
+    if not begun.deleted:
+        deleted = msgspec.structs.replace(begun, deleted=True)
+        store.put(BEGUN_NAME, [msgspec.json.encode(deleted)])

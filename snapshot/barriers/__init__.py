@@ -1,0 +1,1 @@
+"""Barriers of continuous jobs: alignment, checkpoints under way, triggers and watermarks."""

@@ -1,0 +1,1 @@
+"""The formats of what a job stores: records, deltas, bases, and their names."""

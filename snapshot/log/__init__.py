@@ -1,0 +1,1 @@
+"""The commit log: its records, their cache, and progress events."""

@@ -1,0 +1,1 @@
+"""The protocol of a run's epochs: coordinator, messages, acks, lineage, bases."""

@@ -1,0 +1,1 @@
+"""What may be deleted from a job's folder, and its deletion."""

@@ -1,0 +1,66 @@
+"""From what was typed to stores: options, the jobs under a URI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from recovery.inspect.jobs import job_folder, split_jobs
+from snapshot.storage.object_store import ObjectInfo, ObjectStore
+from snapshot.storage.open import open_store
+from snapshot.storage.store_options import StoreOptions
+from statebackend import system
+from statebackend.errors import SettingError
+
+__all__ = ["Place", "place_of"]
+
+DEADLINE_S: Final = 20.0  # somebody is waiting for the answer
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of all jobs."""
+
+    uri: str
+    options: StoreOptions
+
+    def open(self, uri: str = "") -> ObjectStore:
+        """The store at the URI, or at one below it; nothing is read yet."""
+        return open_store(uri or self.uri, new_id=system.new_id, options=self.options)
+
+    def job(self, name: str) -> ObjectStore:
+        """A job's own folder."""
+        return self.open(job_folder(self.uri, name))
+
+    def listed(self) -> dict[str, list[ObjectInfo]]:
+        """Every job with its objects; one listing of everything below the URI."""
+        return split_jobs(self.uri, self.open().list(""))
+
+    def jobs(self, job: str | None) -> Iterator[tuple[str, ObjectStore]]:
+        """The one job that was asked for, or all.
+
+        Raises:
+            SettingError: none was asked for, and there are none.
+        """
+        names = [job] if job is not None else list(self.listed())
+        if not names:
+            raise SettingError(
+                f"There is no job under {self.uri}.",
+                todo="Give the uri= that the query was started with, without the job's name.",
+            )
+        for name in names:
+            yield name, self.job(name)
+
+
+def place_of(uri: str, endpoint: str, region: str) -> Place:
+    """Flags first, then the environment; then boto3's own choice.
+
+    The environment counts for S3 only, so that it may be set for good.
+    """
+    if uri.partition(":")[0] in ("s3", "s3a", "s3n"):
+        endpoint = endpoint or os.environ.get("STATEBACKEND_S3_ENDPOINT", "")
+        region = region or os.environ.get("STATEBACKEND_S3_REGION", "")
+    options = StoreOptions(endpoint_url=endpoint, region=region, deadline_s=DEADLINE_S)
+    return Place(uri, options)

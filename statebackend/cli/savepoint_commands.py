@@ -1,0 +1,269 @@
+"""`statebackend savepoint`: make, list, describe and delete savepoints, without Spark."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from recovery.inspect.verify import VerifyReport
+from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.savepoint import (
+    Savepoint,
+    SavepointInfo,
+    below,
+    default_folder,
+    delete_savepoint,
+    list_savepoints,
+    read_savepoint,
+    savepoints_folder,
+)
+from recovery.savepoints.savepoint_check import check_savepoint
+from snapshot.log.commit_log import CommitLog
+from snapshot.storage.object_store import ObjectStore
+from snapshot.storage.open import S3_SCHEMES, probe
+from statebackend import system
+from statebackend.cli import show
+from statebackend.cli.console_output import (
+    console,
+    counted,
+    guarded,
+    reading,
+    say_json,
+    table,
+    when,
+)
+from statebackend.cli.job_folders import Place, place_of
+from statebackend.errors import NotRestorableError
+from statebackend.texts import size
+
+__all__ = ["app"]
+
+FOUND = 1
+
+app = typer.Typer(
+    help="A job's whole state in a folder of its own: for clones, changed code, another place.",
+    no_args_is_help=True,
+)
+
+Uri = Annotated[str, typer.Option("--uri", help="The folder of all jobs: the uri= of the query.")]
+Where = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="The savepoint's URI.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Endpoint = Annotated[
+    str, typer.Option("--s3-endpoint", help="URL of an S3 server. [env: STATEBACKEND_S3_ENDPOINT]")
+]
+Region = Annotated[
+    str, typer.Option("--s3-region", help="Region of the bucket. [env: STATEBACKEND_S3_REGION]")
+]
+
+
+@app.command("create")
+@guarded
+def create_one(
+    uri: Uri,
+    job: Annotated[str, typer.Option("--job", help="The job's name.")] = "default",
+    checkpoint_location: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-location",
+            help="Of the query: a folder, or its URL. Left out for a continuous job.",
+        ),
+    ] = "",
+    to: Annotated[
+        str, typer.Option("--to", help="The savepoint's folder, empty; default: under URI.")
+    ] = "",
+    as_json: AsJson = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Copy the newest epoch of a job that has stopped. A running one makes its own."""
+    store = _place(uri, s3_endpoint, s3_region).job(job)
+    location: StoreLocation | None = None
+    if checkpoint_location:
+        where = checkpoint_location
+        if ":" not in where.partition("/")[0]:
+            where = os.path.abspath(where)
+        location = StoreLocation(_at(where, s3_endpoint, s3_region))
+
+    def open_target(savepoint_id: str) -> ObjectStore:
+        target = _at(to or default_folder(uri, job, savepoint_id), s3_endpoint, s3_region)
+        probe(target, new_id=system.new_id)
+        return target
+
+    with reading(f"savepoint {job}") as progress:
+        done = 0
+
+        def tick(size_bytes: int) -> None:
+            nonlocal done
+            done += size_bytes
+            progress(done, done)
+
+        made = create_savepoint(
+            Making(
+                store=store,
+                job=job,
+                location=location,
+                manifests=lambda: CommitLog(
+                    store, job=job, writer=system.process_name(), new_id=system.new_id
+                ).manifests(),
+                open_target=open_target,
+                new_id=system.new_id,
+                now_ms=system.wall_ms,
+                writer=system.process_name(),
+                tick=tick,
+                uncommitted=location is None,  # only its driver knows
+            )
+        )
+    if as_json:
+        say_json(savepoint=made)
+    else:
+        _show(console(), made)
+
+
+@app.command("list")
+@guarded
+def list_all(
+    uri: Annotated[str, typer.Option("--uri", help="The uri= of the query.")] = "",
+    job: Annotated[str | None, typer.Option("--job", help="Of one job; all if left out.")] = None,
+    within: Annotated[
+        str, typer.Option("--in", help="Look below this folder, instead of below URI.")
+    ] = "",
+    as_json: AsJson = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """The savepoints of the jobs under a URI, or below a folder; unfinished ones too."""
+    if bool(uri) == bool(within):
+        raise typer.BadParameter("give one of --uri and --in")
+    folder = within or savepoints_folder(uri)
+    place = _place(folder, s3_endpoint, s3_region)
+    found = list_savepoints(
+        place.open(), lambda name: place.open(below(folder, name) if name else ""), job=job
+    )
+    if as_json:
+        say_json(uri=folder, savepoints=found)
+    else:
+        _list(console(), folder, found)
+
+
+@app.command("describe")
+@guarded
+def describe_one(
+    savepoint: Where,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Read and check every byte; status 1 if damaged.")
+    ] = False,
+    as_json: AsJson = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """What a savepoint holds: epoch, operators, where its sources stood."""
+    store = _at(savepoint, s3_endpoint, s3_region)
+    found = read_savepoint(store)
+    report: VerifyReport | None = None
+    if check:
+        with reading(f"verify {found.id}") as progress:
+            report = check_savepoint(store, progress=progress)
+    if as_json:
+        more: dict[str, Any] = {} if report is None else {"ok": report.ok, "report": report}
+        say_json(savepoint=found, **more)
+    else:
+        _show(console(), found)
+        if report is not None:
+            show.verification(console(), report)
+    if report is not None and not report.ok:
+        raise typer.Exit(FOUND)
+
+
+@app.command("delete")
+@guarded
+def delete_one(
+    savepoint: Where,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is.")] = False,
+    as_json: AsJson = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Remove a savepoint, or what is left of one that was never finished."""
+    store = _at(savepoint, s3_endpoint, s3_region)
+
+    def store_below(name: str) -> ObjectStore:
+        return _at(below(savepoint, name), s3_endpoint, s3_region) if name else store
+
+    # Of others further down, as where a folder of savepoints is given, none is meant.
+    found = next((o for o in list_savepoints(store, store_below) if o.uri == store.uri), None)
+    if found is None:
+        raise NotRestorableError(
+            f"There is no savepoint in {store.uri}, so nothing is deleted.",
+            todo="Check the URI; `statebackend savepoint list` shows what there is.",
+        )
+    left = delete_savepoint(store) if yes else []
+    if as_json:
+        say_json(savepoint=found, deleted=yes, left=left)
+        return
+    out = console()
+    if found is not None:
+        verb = "deleted" if yes else "would delete"
+        out.print(
+            f"{verb} {escape(found.uri)}: {counted(found.objects, 'object')}, "
+            f"{size(found.size_bytes)}"
+        )
+    if not yes:
+        out.print("nothing was deleted: say --yes to delete")
+    if left:
+        out.print(f"left alone, as not of the savepoint: {escape(', '.join(left[:10]))}")
+
+
+def _place(uri: str, endpoint: str, region: str) -> Place:
+    """A place; flags for S3 are for those of the places that are on S3."""
+    on_s3 = uri.partition(":")[0] in S3_SCHEMES
+    return place_of(uri, endpoint if on_s3 else "", region if on_s3 else "")
+
+
+def _at(uri: str, endpoint: str, region: str) -> ObjectStore:
+    return _place(uri, endpoint, region).open()
+
+
+def _show(out: Console, one: Savepoint) -> None:
+    out.print(f"[bold]{escape(one.id)}[/]  {escape(one.uri)}")
+    query = f"query {escape(one.query_id)} at {escape(one.location)}"
+    what = "a continuous job" if one.continuous else query
+    out.print(f"  job {escape(one.job)} in {escape(one.job_uri)}, {what}")
+    if one.uncommitted:
+        out.print("  output of this epoch that is not committed is committed by that job alone")
+    out.print(f"  after epoch {one.epoch}, made {when(one.created_ms)}, {size(one.size_bytes)}")
+    made = table("operator", "parallelism#", "of at most#", "first epoch#", "size#")
+    for operator in one.operators:
+        made.add_row(
+            escape(operator.uid),
+            str(operator.parallelism),
+            str(operator.max_parallelism),
+            str(operator.first_epoch),
+            size(operator.size_bytes),
+        )
+    out.print(made)
+
+
+def _list(out: Console, folder: str, found: list[SavepointInfo]) -> None:
+    if not found:
+        out.print(f"There is no savepoint in {escape(folder)}.")
+        return
+    made = table("job", "savepoint", "epoch#", "made", "objects#", "size#", "uri")
+    for one in found:
+        made.add_row(
+            escape(one.job),
+            escape(one.id),
+            str(one.epoch) if one.complete and one.epoch is not None else "not finished",
+            when(one.created_ms),
+            str(one.objects),
+            size(one.size_bytes),
+            escape(one.uri),
+        )
+    out.print(made)
+    for one in found:
+        if one.problem:
+            out.print(f"[red]{escape(one.id)}[/]: {escape(one.problem)}")

@@ -1,0 +1,1 @@
+"""The driver of a continuous job: its runs, checkpoints, restarts and savepoints."""

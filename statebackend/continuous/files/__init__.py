@@ -1,0 +1,1 @@
+"""Folders and formats that file sources and file sinks share."""

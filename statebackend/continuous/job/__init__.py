@@ -1,0 +1,1 @@
+"""A continuous job as it is built: streams, operators, sinks, options, and its messages."""

@@ -1,0 +1,1 @@
+"""The slots of a continuous job and the subtasks in them."""

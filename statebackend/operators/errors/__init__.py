@@ -1,0 +1,1 @@
+"""Errors of user code, of tasks and of Spark's JVM, as users see them."""

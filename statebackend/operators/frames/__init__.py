@@ -1,0 +1,1 @@
+"""Small pandas frames, one per key, made and collected cheaply."""

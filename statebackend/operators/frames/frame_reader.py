@@ -1,0 +1,392 @@
+"""The pandas flavour's input: a small DataFrame per key, cheap to make.
+
+Spark makes a key's frame from Python rows, so pandas infers its types from the values: every
+integer column is int64, every real one float64. The same types are made here by the chunk, and a
+key's frame is cut out of the chunk's columns. They depend on nothing but the key's own rows: an
+integer column that holds a null is float64, a boolean one object. (In Spark it also becomes so if
+another key of the same record batch holds the null.)
+
+A frame owns its values and its labels: changing it changes no other, keeping it keeps no other.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.pandas.types import _create_converter_to_pandas
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DayTimeIntervalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from statebackend.operators.frames.framewriter import FrameWriter
+from statebackend.operators.keyed_operator import KeyOperator
+from statebackend.state.cells import KeyCursor
+
+__all__ = ["FrameOperator", "FrameReader", "FrameWriter", "frame_names"]
+
+_INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
+_REALS: Final = (FloatType, DoubleType)
+_TIMES: Final = (TimestampType, TimestampNTZType)
+_FRAME_ROWS: Final = 10_000  # Spark's arrow.maxRecordsPerBatch
+_NO_LIMIT: Final = 1 << 31
+
+Array = NDArray[Any]
+Make = Callable[[int, int], Any]
+"""From a first row and an end to the frame of these rows."""
+
+
+def frame_names(schema: StructType) -> list[str]:
+    """The frames' column names: Spark's, which writes ``_1`` for one that is no identifier.
+
+    (So it does for a name that comes a second time, begins with ``_`` or is a Python keyword.)
+    """
+    return list(namedtuple("Row", schema.names, rename=True)._fields)  # type: ignore[attr-defined]
+
+
+class FrameReader:
+    """Gives a key its rows as DataFrames: one, or several if it has very many.
+
+    Args:
+        schema: the columns that a processor sees, in order.
+        key_positions: where the key columns stand among them.
+        timezone: the session's, in which timestamps are shown (without a zone).
+        max_rows: of a frame.
+        max_bytes: of a frame, as Spark counts them: it has as many rows as take that many bytes in
+        Arrow, by the average row of the key, and at least one.
+    """
+
+    def __init__(
+        self,
+        schema: StructType,
+        key_positions: Sequence[int],
+        *,
+        timezone: str,
+        max_rows: int = _FRAME_ROWS,
+        max_bytes: int = _NO_LIMIT,
+    ) -> None:
+        self._schema = schema
+        self._key_positions = tuple(key_positions)
+        self._timezone = timezone
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._names = frame_names(schema)
+
+    def chunk(
+        self, table: pa.Table, starts: Sequence[int]
+    ) -> tuple[list[tuple[Any, ...]], list[Iterator[Any]]]:
+        """The keys, and for each an iterator that makes its frames when it is asked for them.
+
+        Args:
+            table: the rows of the keys, one key after the other.
+            starts: n + 1 offsets; the i-th key has the rows ``starts[i]:starts[i + 1]``.
+        """
+        columns = self._columns(table)
+        keys = _keys([columns[i] for i in self._key_positions], starts[:-1])
+        pieces = self._pieces(columns, starts)
+        if table.num_rows <= self._max_rows and table.nbytes <= self._max_bytes:
+            return keys, [map(make, (a,), (b,)) for make, a, b in pieces]
+        return keys, [self._sliced(make, a, b, table) for make, a, b in pieces]
+
+    def key(self, table: pa.Table) -> tuple[Any, ...]:
+        """The key of the first row."""
+        columns = self._columns(table.slice(0, 1))
+        return _keys([columns[i] for i in self._key_positions], [0])[0]
+
+    def piece(self, table: pa.Table) -> Iterable[Any]:
+        """Frames of some rows of one key."""
+        columns = self._columns(table)
+        for make, first, end in self._pieces(columns, [0, table.num_rows]):
+            yield from self._sliced(make, first, end, table)
+
+    def _sliced(self, make: Make, first: int, end: int, table: pa.Table) -> Iterator[Any]:
+        """Frames of the rows of one key."""
+        rows = min(self._max_rows, self._fitting(table.slice(first, end - first)))
+        for start in range(first, end, rows):
+            yield make(start, min(start + rows, end))
+
+    def _fitting(self, rows: pa.Table) -> int:
+        """How many of the rows go into one frame, by their bytes."""
+        count, size_bytes = int(rows.num_rows), int(rows.nbytes)
+        if size_bytes <= self._max_bytes:
+            return max(1, count)
+        return max(1, -(-self._max_bytes * count // size_bytes))
+
+    def _columns(self, table: pa.Table) -> list[_Column]:
+        return [
+            _column(column, field, self._timezone)
+            for column, field in zip(table.columns, self._schema.fields, strict=True)
+        ]
+
+    def _pieces(
+        self, columns: Sequence[_Column], starts: Sequence[int]
+    ) -> Iterable[tuple[Make, int, int]]:
+        """What makes the frame of each key, with its rows."""
+        makers = _makers()
+        varying = [column for column in columns if column.with_nulls is not None]
+        if not varying:
+            make = makers(self._names, [column.values for column in columns])
+            return [(make, a, b) for a, b in pairwise(starts)]
+        patterns = np.stack([column.null_keys(starts) for column in varying], axis=1)
+        made: dict[bytes, Make] = {}
+        pieces = []
+        for pattern, (a, b) in zip(map(bytes, patterns), pairwise(starts), strict=True):
+            make_one = made.get(pattern)
+            if make_one is None:
+                flags = iter(pattern)
+                arrays = [
+                    column.with_nulls
+                    if column.with_nulls is not None and next(flags)
+                    else column.values
+                    for column in columns
+                ]
+                make_one = made[pattern] = makers(self._names, arrays)
+            pieces.append((make_one, a, b))
+        return pieces
+
+
+class FrameOperator(KeyOperator):
+    """The operator of a pandas processor.
+
+    Args:
+        uid: the operator, for errors.
+        cursor: told which key is current.
+        input_schema: the columns a processor sees, in order.
+        key_positions: where the key columns stand among them.
+        output_schema: of the frames that the processor returns.
+        timezone: the session's.
+        max_rows: of a frame, and of a record batch of output.
+        by_name: see :class:`FrameWriter`.
+    """
+
+    def __init__(
+        self,
+        *,
+        uid: str,
+        cursor: KeyCursor,
+        input_schema: StructType,
+        key_positions: tuple[int, ...],
+        output_schema: StructType,
+        timezone: str,
+        max_rows: int = _FRAME_ROWS,
+        by_name: bool = True,
+    ) -> None:
+        super().__init__(
+            uid=uid,
+            cursor=cursor,
+            reader=FrameReader(input_schema, key_positions, timezone=timezone, max_rows=max_rows),
+            writer=FrameWriter(
+                output_schema,
+                lambda: f"The processor of operator {uid!r}",
+                timezone=timezone,
+                max_rows=max_rows,
+                by_name=by_name,
+            ),
+        )
+
+
+# --- columns of a chunk
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A chunk's column; ``with_nulls``: what a key with a null has instead of ``values``."""
+
+    values: Array
+    with_nulls: Array | None = None
+    nulls: Array | None = None
+
+    def null_keys(self, starts: Sequence[int]) -> Array:
+        """Which keys have a null, bool."""
+        assert self.nulls is not None
+        counted = np.zeros(len(self.nulls) + 1, np.int64)
+        np.cumsum(self.nulls, out=counted[1:])
+        at_starts = counted[np.asarray(starts)]
+        found: Array = at_starts[1:] > at_starts[:-1]
+        return found
+
+
+def _column(column: pa.ChunkedArray, field: StructField, timezone: str) -> _Column:
+    kind = field.dataType
+    if isinstance(kind, _INTEGERS):
+        if column.null_count == 0:
+            return _Column(_numpy(column, np.int64))
+        filled = _numpy(pc.fill_null(column, 0), np.int64)
+        nulls = _numpy(column.is_null(), np.bool_)
+        return _Column(filled, np.where(nulls, np.nan, filled.astype(np.float64)), nulls)
+    if isinstance(kind, _REALS):
+        return _Column(_numpy(column, np.float64))
+    if isinstance(kind, BooleanType):
+        if column.null_count == 0:
+            return _Column(_numpy(column, np.bool_))
+        filled = _numpy(pc.fill_null(column, False), np.bool_)
+        return _Column(filled, _numpy(column, np.object_), _numpy(column.is_null(), np.bool_))
+    if isinstance(kind, StringType):
+        return _Column(_numpy(column, np.object_))
+    values = _as_spark(column, kind, timezone)
+    if isinstance(kind, _TIMES):
+        return _Column(values.to_numpy(np.dtype("M8[ns]")))
+    if isinstance(kind, DayTimeIntervalType):
+        return _Column(values.to_numpy(np.dtype("m8[ns]")))
+    return _Column(values.to_numpy(np.object_))
+
+
+def _as_spark(column: pa.ChunkedArray, kind: DataType, timezone: str) -> Any:
+    """A Series as pyspark's worker makes it."""
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, (*_INTEGERS, BooleanType)):
+        # With a null in any of them, all arrays would hold objects.
+        lists = column.combine_chunks()
+        is_null = pc.list_flatten(lists).is_null()
+        if is_null.true_count:
+            rows = np.unique(pc.list_parent_indices(lists).filter(is_null).to_numpy())
+            others = np.delete(np.arange(len(lists)), rows)
+            values = np.empty(len(lists), object)
+            for some in (rows, others):
+                values[some] = _converted(lists.take(pa.array(some)), kind, timezone)
+            return pd.Series(values)
+    return _converted(column, kind, timezone)
+
+
+def _converted(column: Any, kind: DataType, timezone: str) -> Any:
+    series = column.to_pandas(
+        date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True
+    )
+    convert = _create_converter_to_pandas(
+        kind, True, timezone=timezone, struct_in_pandas="dict", integer_object_nulls=True
+    )
+    return convert(series)
+
+
+def _numpy(column: pa.ChunkedArray, dtype: Any) -> Array:
+    values: Array = column.to_numpy().astype(dtype, copy=False)
+    return values
+
+
+def _keys(columns: Sequence[_Column], firsts: Sequence[int]) -> list[tuple[Any, ...]]:
+    lists = []
+    for column in columns:
+        values = column.values[np.asarray(firsts)]
+        if values.dtype.kind in "mM":
+            lists.append(list(pd.Series(values)))
+        elif column.nulls is not None:
+            nulls = column.nulls[np.asarray(firsts)].tolist()
+            lists.append(
+                [None if null else v for v, null in zip(values.tolist(), nulls, strict=True)]
+            )
+        else:
+            lists.append(values.tolist())
+    return list(zip(*lists, strict=True))
+
+
+# --- frames
+
+
+def public_maker(names: Sequence[str], columns: Sequence[Array]) -> Make:
+    """Makes frames as anyone can, at some ten times the cost."""
+
+    def make(first: int, end: int) -> Any:
+        frame = pd.DataFrame(
+            {
+                i: pd.Series(values[first:end].copy(), dtype=values.dtype)
+                for i, values in enumerate(columns)
+            }
+        )
+        frame.columns = list(names)
+        return frame
+
+    return make
+
+
+def inner_maker(names: Sequence[str], columns: Sequence[Array]) -> Make:
+    """Makes frames out of pandas' inner parts (2.2 and 2.3), one block per type of column."""
+    from pandas._libs.internals import BlockPlacement
+    from pandas.core.arrays import DatetimeArray, TimedeltaArray
+    from pandas.core.indexes.range import RangeIndex
+    from pandas.core.internals.blocks import DatetimeLikeBlock, NumpyBlock
+    from pandas.core.internals.managers import BlockManager
+
+    positions: dict[np.dtype[Any], list[int]] = {}
+    for i, values in enumerate(columns):
+        positions.setdefault(values.dtype, []).append(i)
+    parts = []
+    for dtype, places in positions.items():
+        stacked = np.empty((len(places), len(columns[places[0]])), dtype)
+        for row, i in enumerate(places):
+            stacked[row] = columns[i]
+        wrap = {"M": DatetimeArray._simple_new, "m": TimedeltaArray._simple_new}.get(dtype.kind)
+        parts.append((stacked, BlockPlacement(places), dtype, wrap))
+    labels = pd.Index(list(names), dtype=object)
+    from_manager = pd.DataFrame._from_mgr
+
+    def make(first: int, end: int) -> Any:
+        blocks = tuple(
+            [
+                NumpyBlock(stacked[:, first:end].copy(), placement=places, ndim=2)
+                if wrap is None
+                else DatetimeLikeBlock(
+                    wrap(stacked[:, first:end].copy(), dtype=dtype), placement=places, ndim=2
+                )
+                for stacked, places, dtype, wrap in parts
+            ]
+        )
+        # Labels of its own: a user may name them.
+        axes = [labels._view(), RangeIndex._simple_new(range(end - first))]
+        manager = BlockManager(blocks, axes, verify_integrity=False)
+        return from_manager(manager, manager.axes)
+
+    return make
+
+
+@cache
+def _makers() -> Callable[[Sequence[str], Sequence[Array]], Make]:
+    """The quick way if this pandas has it, the public one otherwise."""
+    return choose_maker(inner_maker)
+
+
+def choose_maker(
+    quick: Callable[[Sequence[str], Sequence[Array]], Make],
+) -> Callable[[Sequence[str], Sequence[Array]], Make]:
+    """``quick``, if it makes what :func:`public_maker` makes."""
+    columns = [
+        np.array([1, 2, 3]),
+        np.array([0.5, 1.5, np.nan]),
+        np.array(["a", None, b"c"], object),
+        np.array([5, 6, 7], "M8[ns]"),
+        np.array([5, 6, 7], "m8[ns]"),
+        np.array([True, False, True]),
+        np.array([4, 5, 6]),
+    ]
+    names = list("abcdefg")
+    try:
+        plain, made = public_maker(names, columns)(1, 3), quick(names, columns)(1, 3)
+        pd.testing.assert_frame_equal(made, plain, check_exact=True, check_column_type="exact")
+        for frame in (made, plain):
+            frame.loc[0, "a"] = 9
+            frame["h"] = frame["a"] + frame["g"]
+            frame.index.name = "n"
+        pd.testing.assert_frame_equal(made.sort_values("d"), plain.sort_values("d"))
+    except Exception:
+        return public_maker
+    return quick

@@ -1,0 +1,1 @@
+"""Rows of Spark's row API, to and from Arrow columns."""

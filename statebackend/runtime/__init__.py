@@ -1,0 +1,1 @@
+"""What micro-batches and continuous jobs share, on the driver and in workers."""

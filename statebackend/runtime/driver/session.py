@@ -1,0 +1,444 @@
+"""One run of a job: the coordinator with its I/O around it, behind the driver's service."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from recovery.decide.restore_plan import RestorePlan, plan_restore
+from snapshot.barriers.job_watermark import NextDue
+from snapshot.log.commit_log import CommitLog, Tenure
+from snapshot.log.progress import ProgressBook
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.epoch_acks import Acked
+from snapshot.protocol.lineage import SubtaskLineage
+from snapshot.protocol.messages import (
+    AckReply,
+    AckRequest,
+    BaseDone,
+    BaseRenewal,
+    BaseReply,
+    BeginReply,
+    BeginRequest,
+    LocalCopy,
+    RestoreReport,
+    RestoreStep,
+    SlicePart,
+)
+from snapshot.protocol.operators import Admitted, CommitWork, check_initial
+from snapshot.protocol.refusals import interrupted, stale_attempt
+from snapshot.protocol.stamps import Stamps
+from snapshot.retention.garbage_collection import CleanReport, clean
+from snapshot.storage.object_store import ObjectStore
+from statebackend.errors import (
+    CoordinatorUnreachableError,
+    CorruptionError,
+    NotRestorableError,
+    ProtocolError,
+    StateBackendError,
+)
+from statebackend.runtime.driver.attempt_timeouts import Attempts
+from statebackend.runtime.driver.batch_checks import BatchChecks
+from statebackend.runtime.driver.housekeeping import Background, Cleaner
+from statebackend.runtime.driver.job import overtaken
+from statebackend.runtime.driver.replies import (
+    base_grant,
+    begin_reply,
+    copies_by_groups,
+    layer_step,
+    plan_steps,
+    state_parts,
+)
+from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
+from statebackend.system import SYSTEM, System
+from statebackend.threads import Future
+
+__all__ = ["RunSession"]
+
+_log = logging.getLogger("statebackend.coordinator")
+_SETTLE_S: Final = 30.0
+
+
+class RunSession:
+    """Answers one run's begins and acks.
+
+    Requests wait at a gate until the driver has checked what it started (:meth:`open`), or refuse.
+
+    Args:
+        store: the job's folder. log: its commit log.
+        gate_timeout_s: how long requests wait at the gate.
+        whole_limit_bytes: state up to this size has bases of one object.
+        progress: collects events. attempts: told of begins and acks, if somebody watches them.
+        clean_every_epochs: 0 for never. clean_min_age_s: younger objects stay.
+        on_epoch_acked: told what is due next when the last operator has acked an epoch in full
+            (with synchronous commits: and all of it is durable), once more if a later attempt
+            changes that, and when the run begins. It is called in a request's thread, without a
+            lock; it must not wait. What it raises is logged.
+        system: the driver's. clean: deletes what nobody needs; see `Cleaner`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        log: CommitLog,
+        gate_timeout_s: float,
+        whole_limit_bytes: int = 8 << 20,
+        progress: ProgressBook | None = None,
+        attempts: Attempts | None = None,
+        clean_every_epochs: int = 0,
+        clean_min_age_s: float = 0.0,
+        on_epoch_acked: Callable[[NextDue], None] | None = None,
+        system: System = SYSTEM,
+        clean: Callable[..., CleanReport] = clean,
+    ) -> None:
+        self._store, self._commit_log = store, log
+        self._system, threads = system, system.threads
+        self._on_epoch_acked = on_epoch_acked
+        self._told: NextDue | None = None
+        self._gate_timeout_s = gate_timeout_s
+        self._whole_limit_bytes = whole_limit_bytes
+        self.progress = progress or ProgressBook(threads=threads)
+        self.attempts = attempts
+        self._gate = threads.event()
+        self._refusal: StateBackendError | None = None
+        self._coordinator: Coordinator | None = None
+        self._tenure: Tenure | None = None
+        self._state_lock = threads.lock()
+        self._commit_lock = threads.lock()
+        self._tell_lock = threads.lock()
+        self._records = Records(store, threads)
+        self._damaged: set[str] = set()
+        self._writer = Background("statebackend-commit", threads)
+        self._in_flight: dict[str, Future[None]] = {}
+        self._before: dict[str, Future[None]] = {}  # by operator: the record before that
+        self._due_epochs: dict[str, int] = {}
+        self.cleaner = Cleaner(
+            store,
+            log,
+            self._records,
+            self._state_lock,
+            every_epochs=clean_every_epochs,
+            min_age_ms=int(clean_min_age_s * 1000),
+            threads=threads,
+            clean=clean,
+        )
+        self.restores: list[RestoreReport] = []
+        self.checks = BatchChecks()
+
+    def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
+        """Let requests in.
+
+        Raises:
+            ProtocolError: initial state lies where it is not kept from cleaning.
+        """
+        check_initial(coordinator.specs(), tenure.generation)
+        self._coordinator, self._tenure = coordinator, tenure
+        self._records.seed(self._commit_log.take_records())
+        self._gate.set()
+        self._tell(coordinator)
+
+    def _tell(self, coordinator: Coordinator) -> None:
+        """Say what is due next, if that is known and was not said already."""
+        if self._on_epoch_acked is None:
+            return
+        with self._tell_lock:  # not the state's: a file is written
+            with self._state_lock:
+                due = coordinator.next_due()
+            if due is None or due == self._told:
+                return
+            self._told = due
+            try:
+                self._on_epoch_acked(due)
+            except Exception:
+                _log.exception("what is due after epoch %d was not taken in", due.epoch)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for the records that are on their way, also of a query that has ended.
+
+        Returns:
+            whether none is any more.
+        """
+        return self._writer.drain(timeout_s)
+
+    def refuse(self, error: StateBackendError) -> None:
+        """Answer every request with ``error``."""
+        self._refusal = error
+        self._gate.set()
+
+    def _ready(self) -> tuple[Coordinator, Tenure]:
+        if not self._gate.wait(self._gate_timeout_s):
+            raise CoordinatorUnreachableError(
+                f"The driver had not finished its checks {self._gate_timeout_s:g} s after the "
+                f"query was started.",
+                todo="With `with backend.starting():`, start the query inside the block and leave "
+                "it at once.",
+            )
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._coordinator is not None
+        assert self._tenure is not None
+        return self._coordinator, self._tenure
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that is running."""
+        return self._coordinator.epoch if self._coordinator else None
+
+    @property
+    def stamps(self) -> Stamps | None:
+        """The stamps that it has seen."""
+        return self._coordinator.stamps if self._coordinator else None
+
+    @property
+    def failure(self) -> StateBackendError | None:
+        """Why nothing is accepted any more; None while all is well."""
+        return self._refusal or (self._coordinator.failure if self._coordinator else None)
+
+    def check_finished(self, epoch: int) -> None:
+        """Raise unless every operator has made ``epoch`` durable."""
+        coordinator, _ = self._ready()
+        if coordinator.asynchronous:
+            self._settle()
+        with self._state_lock:
+            coordinator.check_finished(epoch)
+            self.checks.passed(epoch)
+
+    def _settle(self) -> None:
+        """Wait a while for all records but the newest: they may land in a moment."""
+        self._system.threads.wait(list(self._before.values()), _SETTLE_S)
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
+        """Admit an attempt and say how it gets its state."""
+        coordinator, tenure = self._ready()
+        with self._state_lock:
+            self.checks.require(coordinator.epoch, request.epoch)
+        try:
+            answer = self._begin(coordinator, tenure, request)
+        except (CorruptionError, NotRestorableError) as error:
+            fenced = overtaken(self._commit_log, tenure)
+            if fenced is None:
+                raise
+            raise fenced from error
+        if self.attempts is not None:
+            self.attempts.begun(
+                request.operator,
+                request.subtask,
+                request.epoch,
+                request.attempt,
+                self._system.monotonic_s(),
+            )
+        return answer
+
+    def _begin(
+        self, coordinator: Coordinator, tenure: Tenure, request: BeginRequest
+    ) -> tuple[BeginReply, list[bytes]]:
+        if coordinator.asynchronous and request.epoch != coordinator.epoch:
+            self._settle()
+        with contextlib.ExitStack() as locks:
+            if request.epoch != coordinator.epoch:
+                # A record of the epoch before may be on its way (a twin's ack): it decides what
+                # this epoch starts from.
+                locks.enter_context(self._commit_lock)
+            locks.enter_context(self._state_lock)
+            before = coordinator.epoch
+            admitted = coordinator.begin(request)
+            if coordinator.epoch != before:
+                self._told = None  # what was due before may have fired in it
+            operator = coordinator.lineage(request.operator)
+            lineage = operator.subtasks[request.subtask]
+            spec = coordinator.spec(request.operator)
+            last = operator.epochs.get(admitted.durable_epoch)
+            previous = lineage.base_before(admitted.durable_epoch) if admitted.grant else None
+            # Under the lock of the admission: when the epoch moves on, what leads to it is pruned.
+            plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+            durable_chain = lineage.chain_at(admitted.durable_epoch) or admitted.chain
+            if plan.look_for and admitted.grant is not None:
+                coordinator.withdraw(request.operator, admitted.grant)  # given when it asks again
+        if last is not None and not admitted.first_of_run:
+            self._records.forget(last.sequence)
+        self.progress.begun(request, self._system.monotonic_s())
+        plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
+        layers: list[RestoreStep] = []
+        if admitted.layer is not None and not plan.look_for:
+            copy = request.copy
+            if plan.fresh:  # beside a new store lies nothing
+                copy = LocalCopy(damaged=copy.damaged)
+            layer, more = layer_step(admitted.layer, copy)
+            layers, bodies = [layer], bodies + more
+        policy, whole_bytes = coordinator.base_policy, self._whole_limit_bytes
+        given = None if plan.look_for else admitted.grant
+        grant = base_grant(given, previous, self._records, policy, whole_bytes)
+        lists, broadcast, more = state_parts(
+            admitted.blobs, request, spec.parallelism, self._records
+        )
+        reply = begin_reply(
+            admitted,
+            plan,
+            steps,
+            layers,
+            job_id=coordinator.job_id,
+            generation=tenure.generation,
+            durable_chain=durable_chain,
+            key_groups=lineage.key_groups,
+            settled=coordinator.settled,
+            states=spec.states,
+            versions=spec.versions,
+            inline_budget_bytes=coordinator.inline_budget_bytes,
+            grant=grant,
+            operator_parts=lists,
+            broadcast=broadcast,
+        )
+        return reply, bodies + more
+
+    def _steps(
+        self,
+        coordinator: Coordinator,
+        lineage: SubtaskLineage,
+        request: BeginRequest,
+        admitted: Admitted,
+        plan: RestorePlan,
+    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+        """The steps of a plan with their bytes, or of another one where a slice is damaged."""
+        while True:
+            try:
+                return plan, *plan_steps(plan, self._records)
+            except DamagedSliceError as damaged:
+                _log.error("%s", damaged.error)
+                self._damaged.add(damaged.ref.key)
+            with self._state_lock:
+                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+
+    def _plan(
+        self,
+        coordinator: Coordinator,
+        lineage: SubtaskLineage,
+        request: BeginRequest,
+        epoch: int,
+    ) -> RestorePlan:
+        """The nearest exact way to the state after ``epoch`` that is not known to be damaged."""
+        if coordinator.epoch != request.epoch:
+            raise stale_attempt(f"Epoch {request.epoch} ended while its attempt was being planned.")
+        found = request.ancestors
+        return plan_restore(
+            request.copy,
+            lineage,
+            job_id=coordinator.job_id,
+            epoch=epoch,
+            avoid=self._damaged.union(request.copy.damaged),
+            ancestors=None if found is None else copies_by_groups(found),
+        )
+
+    def ack(self, request: AckRequest) -> AckReply:
+        """Take in a snapshot; the one that completes its operator answers when that is durable."""
+        if self.attempts is not None:
+            self.attempts.over(request.operator, request.subtask, request.attempt)
+        coordinator, tenure = self._ready()
+        parts = request.delta, request.base, request.operator_state, request.broadcast
+        for part in parts:
+            _check_part(request, part)
+        before = None
+        with self._state_lock:
+            outcome = coordinator.ack(request)
+            if request.restore is not None:
+                self.restores.append(request.restore)
+            if outcome is Acked.COMPLETE and coordinator.asynchronous:
+                before = self._commit_behind(coordinator, tenure, request)
+        self.progress.acked(request, self._system.monotonic_s())
+        if before is not None:
+            before.result()
+        if outcome is not Acked.COMPLETE:
+            return AckReply(durable=False)
+        if not coordinator.asynchronous:
+            with self._commit_lock:
+                with self._state_lock:
+                    work = coordinator.due_commit(request.operator, request.epoch)
+                if work is not None:
+                    self._commit(coordinator, tenure, work)
+        self._tell(coordinator)
+        return AckReply(durable=not coordinator.asynchronous)
+
+    def _commit_behind(
+        self, coordinator: Coordinator, tenure: Tenure, ack: AckRequest
+    ) -> Future[None] | None:
+        """Have a record written while the next epoch runs; the one before, to be waited for.
+
+        Under the lock: records are written in the order in which they were due.
+        """
+        before = self._in_flight.get(ack.operator)
+        again = self._due_epochs.get(ack.operator) == ack.epoch
+        # Of an earlier run, at whatever parallelism, where the epoch is repeated.
+        again = again or coordinator.was_recorded(ack.operator, ack.epoch)
+        work = coordinator.due_commit(ack.operator, ack.epoch)
+        if work is None:
+            return before
+        try:
+            written = self._writer.submit(lambda: self._commit(coordinator, tenure, work))
+        except BaseException as error:  # it was taken for due, and never will be again
+            coordinator.fail(interrupted(work.operator, work.epoch, error))
+            raise
+        if before is not None and self._due_epochs[ack.operator] < ack.epoch:
+            self._before[ack.operator] = before
+        self._in_flight[ack.operator], self._due_epochs[ack.operator] = written, ack.epoch
+        # The log holds another state of this epoch, or will: Spark may commit the batch only once
+        # that is replaced. Else a crash would leave this output with that state.
+        return written if again else before
+
+    def _commit(self, coordinator: Coordinator, tenure: Tenure, work: CommitWork) -> None:
+        # What is retained never grows backwards, whatever a new operator's lineage says.
+        oldest = max(work.manifest.oldest_needed, tenure.oldest_needed)
+        manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest)
+        started_s = self._system.monotonic_s()
+        try:
+            with self._state_lock:
+                coordinator.check_follows(work)
+            sequence = self._commit_log.append(tenure, manifest, work.bodies)
+            with self._state_lock:
+                coordinator.committed(work, self._commit_log.known(sequence))
+        except BaseException as error:
+            failure = error if isinstance(error, StateBackendError) else tenure.ended
+            with self._state_lock:
+                coordinator.fail(failure or interrupted(work.operator, work.epoch, error))
+            _log.error("%s", error)
+            raise
+        self.progress.committed(work, sequence, started_s, self._system.monotonic_s())
+        self.cleaner.after_commit(coordinator, tenure, work.epoch)
+
+    # --- bases ---------------------------------------------------------------------------------
+
+    def base_done(self, request: BaseDone) -> BaseReply:
+        """A base is durable; the operator's next record names it."""
+        coordinator, _ = self._ready()
+        _check_part(request, request.part)
+        files = self._records.learn_index(request.part).files if request.kind == "files" else []
+        with self._state_lock:
+            coordinator.base_done(request, [file.object for file in files])
+        self.progress.base_done(request)
+        return BaseReply(lease_s=coordinator.base_policy.lease_s)
+
+    def base_renewed(self, request: BaseRenewal) -> BaseReply:
+        """An upload goes on."""
+        coordinator, _ = self._ready()
+        if request.given_up and request.why:
+            _log.log(logging.INFO if request.harmless else logging.WARNING, "%s", request.why)
+        with self._state_lock:
+            return BaseReply(lease_s=coordinator.base_renewed(request))
+
+
+def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
+    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
+    if part is None or part.name:
+        return
+    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
+        raise ProtocolError(
+            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
+            f"{request.epoch} is not the bytes that it names.",
+            todo="The task is tried again; if it happens again, look at the network.",
+        )

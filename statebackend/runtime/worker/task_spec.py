@@ -1,0 +1,108 @@
+"""What a task is told of its operator: plain data in Spark's closure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from recovery.local.store_pool import KeeperSettings
+from snapshot.storage.store_options import StoreOptions
+from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.rocks.store import RocksSettings
+from statebackend.runtime.operator_time import TimePlan
+
+if TYPE_CHECKING:  # the driver's: no worker need import them
+    from statebackend.runtime.driver.job import Job
+    from statebackend.runtime.driver.operator_specs import Operator
+    from statebackend.runtime.driver.worker_memory import WorkerMemory
+    from statebackend.settings import Settings
+
+__all__ = ["TaskSpec", "task_spec"]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """An operator as a task needs it. Ships in Spark's closure: no secrets, no addresses."""
+
+    job: str
+    local_name: str
+    plan: OperatorPlan
+    time: TimePlan
+    parallelism: int
+    max_parallelism: int
+    uri: str
+    local_dir: str
+    lease_timeout_s: float
+    begin_timeout_s: float
+    commit_timeout_s: float
+    input_budget_bytes: int
+    overlay_budget_bytes: int
+    base_bytes_per_s: int
+    rocks: RocksSettings
+    keeper: KeeperSettings
+    store_options: StoreOptions
+    quick_frames: bool = False
+    follow_stores_bytes: int = 0  # see statebackend.spark.worker.delegated_epochs
+    packed: bool = False  # rows come as payloads (see statebackend.operators.input.packing)
+
+    @property
+    def uid(self) -> str:
+        """The operator."""
+        return self.plan.uid
+
+
+def task_spec(
+    operator: Operator,
+    plan: OperatorPlan,
+    job: Job,
+    settings: Settings,
+    *,
+    local_dir: str,
+    keep_stores: bool,
+    may_follow: bool,
+    packed: bool,
+    stays_open: bool,
+    memory: WorkerMemory,
+) -> TaskSpec:
+    """An operator, its job and the settings, as its tasks need them.
+
+    Args:
+        keep_stores: whether workers live longer than a task. may_follow: whether an epoch may run
+            in another worker than the one that has the task (see
+            statebackend.spark.worker.delegated_epochs).
+        stays_open: a store is open for a whole run. memory: of a worker.
+    """
+    for_maps = any(state.kind == "map" for state in operator.states.values())
+    return TaskSpec(
+        job=job.name,
+        local_name=job.local_name,
+        plan=plan,
+        time=operator.time,
+        parallelism=operator.parallelism,
+        max_parallelism=operator.max_parallelism,
+        uri=job.store_uri,
+        local_dir=local_dir,
+        lease_timeout_s=settings.lease_timeout_s,
+        begin_timeout_s=settings.start_timeout_s + 30.0,
+        # The coordinator's own verdict comes first.
+        commit_timeout_s=settings.commit_timeout_s + 3 * settings.s3_deadline_s + 30.0,
+        input_budget_bytes=settings.input_budget_bytes,
+        overlay_budget_bytes=settings.overlay_budget_bytes,
+        base_bytes_per_s=settings.base_bytes_per_s,
+        keeper=KeeperSettings(
+            open_limit=settings.open_stores if keep_stores else 0,
+            idle_close_s=settings.idle_close_s,
+        ),
+        store_options=job.options,
+        quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
+        follow_stores_bytes=settings.follow_stores_bytes if keep_stores and may_follow else 0,
+        packed=packed,
+        rocks=RocksSettings(
+            block_cache_bytes=settings.block_cache_bytes,
+            write_buffer_bytes=settings.write_buffer_bytes,
+            for_maps=for_maps,
+            whole_filters=for_maps and not stays_open,
+            workers=memory.workers,
+            cache_max_bytes=memory.cache_max_bytes,
+        ),
+    )

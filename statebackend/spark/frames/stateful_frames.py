@@ -1,0 +1,326 @@
+"""The ways to make a frame with state: what a :class:`StateBackend` is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statebackend.api.arrow import ArrowProcessor
+from statebackend.errors import SettingError
+from statebackend.operators.aggregate.functions import Window
+from statebackend.operators.arrow_calls import record_arrow_states
+from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.stateful_processor import record_states
+from statebackend.runtime.driver.inputs import key_names, united_sides
+from statebackend.spark.frames.aggregate_frame import aggregated
+from statebackend.spark.frames.broadcast_input import check_rules
+from statebackend.spark.frames.frame_builder import FrameBuilder
+from statebackend.spark.session_settings import keeps_avro
+
+if TYPE_CHECKING:
+    from pyspark.sql import GroupedData
+
+    from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
+
+__all__ = ["FrameMaker"]
+
+
+class FrameMaker:
+    """Makes frames, each with one stateful operator."""
+
+    _builder: FrameBuilder
+
+    def transform_with_state(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: StatefulProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        flavour: str = "rows",
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Spark's ``transformWithState`` with state kept here.
+
+        Args:
+            df: a streaming frame, or a static one: its rows go through once, over empty state.
+            keys: names of the key columns.
+            processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
+            output_schema: of the rows that it returns.
+            uid: the operator's name for the life of the job: state is found by it.
+            flavour: ``"rows"`` (Rows, as transformWithState) or ``"pandas"`` (DataFrames, as
+                transformWithStateInPandas).
+            time_mode: ``"none"``, ``"processing"`` or ``"event"``; Spark's names are understood.
+            event_time: the timestamp column whose maximum makes the watermark, and by which rows
+                are late. Where Spark's ``withWatermark`` was called on ``df``, its column.
+            watermark_delay: how far the watermark stays behind, as ``withWatermark`` takes it.
+                Without one the operator takes the job's watermark, which others make.
+            initial_state: a static frame with the key columns, handed to ``handleInitialState`` in
+                the operator's first epoch.
+            eventTimeColumnName: the output's timestamp column that operators behind this one, ours
+            and Spark's, take for event time.
+
+        Returns:
+            a streaming frame; start its query with :meth:`start`. For a static frame, a static one.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
+            StorageError: the store at ``uri`` cannot be reached or written.
+        """
+        names = key_names(df, keys, static=True)
+        if flavour not in ("rows", "pandas"):
+            raise SettingError(
+                f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
+            )
+        return self._builder.build(
+            df,
+            names=names,
+            processor=processor,
+            record=lambda copy, mode: record_states(
+                copy, uid, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
+            ),
+            output_schema=output_schema,
+            uid=uid,
+            flavour=flavour,
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
+            initial_state=initial_state,
+        )
+
+    def process(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: KeyedProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """A :class:`statebackend.KeyedProcessor` on ``df``; arguments as above.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        return self._builder.build(
+            df,
+            names=key_names(df, keys, static=True),
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="keyed"
+            ),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="keyed",
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
+            initial_state=initial_state,
+        )
+
+    def transform_arrow(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: ArrowProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """A :class:`statebackend.ArrowProcessor` on ``df``: whole batches, columns of state.
+
+        Arguments as above.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        return self._builder.build(
+            df,
+            names=key_names(df, keys, static=True),
+            processor=processor,
+            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="arrow",
+            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
+            initial_state=initial_state,
+        )
+
+    def aggregate(
+        self,
+        df: DataFrame,
+        *,
+        keys: str | list[str],
+        aggregations: Mapping[str, Any],
+        uid: str,
+        window: Window | None = None,
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        emit: str = "updates",
+    ) -> DataFrame:
+        """Aggregates by key, in whole columns; before the shuffle too, where it can be.
+
+        Args:
+            aggregations: from the name of an output column to what is in it: ``"count"``,
+                ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
+                last, count_distinct or approx_count_distinct, or one of the functions of
+                :mod:`statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
+                Nulls and types are as in Spark SQL.
+            window: ``tumbling("10 minutes")``, ``sliding("10 minutes", "5 minutes")`` or
+                ``session("30 minutes")`` of event time.
+            event_time, watermark_delay: as above; a window is closed by the watermark. A row is
+                late if its window has been closed.
+            emit: ``"updates"``: a row for each key (and window) that an epoch touched.
+                ``"closed"``: one for each window, once it is closed.
+
+        An aggregation that is added (or renamed) later begins with nothing, for keys and open
+        windows that are there too: only rows from then on count. One name keeps one meaning;
+        windows of another length or kind need a new ``uid``. docs/vectorised.md has the list.
+
+        Returns:
+            the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
+
+        Raises:
+            UsageError: (one of its kinds) whatever is wrong with the arguments.
+            StorageError: the store at ``uri`` cannot be reached or written.
+        """
+        names = key_names(df, keys)
+        made = aggregated(
+            df,
+            keys=names,
+            aggregations=aggregations,
+            window=window,
+            event_time=event_time,
+            watermark_delay=watermark_delay,
+            emit=emit,
+        )
+        return self._builder.build(
+            made.frame,
+            names=names,
+            processor=made.processor,
+            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            output_schema=made.output_schema,
+            uid=uid,
+            flavour="arrow",
+            time=made.time,
+            early=made.early,
+        )
+
+    def connect(
+        self,
+        left: DataFrame,
+        right: DataFrame,
+        *,
+        keys: str | list[str],
+        right_keys: str | list[str] | None = None,
+        processor: CoProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """Two streams with one keyed state: a :class:`statebackend.CoProcessor` sees both.
+
+        Args:
+            keys: of ``left``, and of ``right`` too unless ``right_keys`` says otherwise.
+            event_time: a column of both sides, or of one; rows of the other are never late.
+            initial_state: with the key columns of ``left``.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        left_names = key_names(left, keys)
+        right_names = key_names(right, keys if right_keys is None else right_keys)
+        both, names, moment = united_sides(
+            left, right, left_keys=left_names, right_keys=right_names, event_time=event_time
+        )
+        # A watermark goes by the side that is behind, where both have the column.
+        measured = 0 if event_time in left.columns and event_time in right.columns else None
+        return self._builder.build(
+            both,
+            names=names,
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="sides"
+            ),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="sides",
+            time={**_time(time_mode, moment, watermark_delay), "side_position": measured},
+            initial_state=initial_state,
+            initial_names=left_names,
+            sides=(left.schema, right.schema),
+        )
+
+    def connect_broadcast(
+        self,
+        data: DataFrame,
+        rules: DataFrame,
+        *,
+        keys: str | list[str],
+        processor: BroadcastProcessor,
+        output_schema: StructType | str,
+        uid: str,
+        time_mode: str = "none",
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+        initial_state: DataFrame | GroupedData | None = None,
+    ) -> DataFrame:
+        """A stream with keys, and one of few rows that every subtask sees, each in one order.
+
+        The rows of ``rules`` in a micro-batch come before those of ``data`` in it. A
+        :class:`statebackend.BroadcastProcessor` sees both.
+
+        Args:
+            rules: a streaming frame; each of its rows goes to every subtask.
+            keys: of ``data``.
+            event_time: a column of ``data``; rules have no event time, and are never late.
+            initial_state: with the key columns of ``data``.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        check_rules(rules)
+        return self._builder.build(
+            data,
+            names=key_names(data, keys),
+            processor=processor,
+            record=lambda copy, mode: record_keyed_states(
+                copy, uid, time_mode=mode, flavour="broadcast"
+            ),
+            output_schema=output_schema,
+            uid=uid,
+            flavour="broadcast",
+            time=_time(time_mode, event_time, watermark_delay),
+            initial_state=initial_state,
+            rules=rules,
+        )
+
+
+def _time(
+    mode: str, event_time: str | None, watermark_delay: Any, goes_on: str = ""
+) -> dict[str, Any]:
+    return {
+        "time_mode": mode,
+        "event_time": event_time,
+        "watermark_delay": watermark_delay,
+        "goes_on": goes_on,
+    }

@@ -1,0 +1,439 @@
+"""Starting a query on a job: checks, the one-batch rewind, and the takeover.
+
+The order is what matters. Everything that can be refused is refused before Spark starts anything;
+the claim, which fences another driver, comes only when the query is known to be the job's own; and
+tasks wait until all that is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from recovery.savepoints.savepoint import Savepoint
+from snapshot.barriers.job_watermark import NextDue, next_due
+from snapshot.formats.record import Manifest
+from snapshot.log.progress import ProgressBook
+from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.lineage import OperatorLineage
+from snapshot.protocol.operators import (
+    OperatorSpec,
+    lacks_initial,
+    operators_setting,
+    takes_initial,
+)
+from snapshot.protocol.running_operator import resumed_time
+from snapshot.retention.garbage_collection import CleanReport, clean
+from statebackend.errors import (
+    JobRunningError,
+    StateBackendError,
+    StateMismatchError,
+    UnsupportedQueryError,
+)
+from statebackend.operators.errors import lost_jvm as jvm
+from statebackend.runtime.driver.attempt_timeouts import Attempts
+from statebackend.runtime.driver.job import Job, base_policy, held_before, live_lineages
+from statebackend.runtime.driver.operator_specs import Operator, log_changes, operator_specs
+from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.operator_time import check_event_time
+from statebackend.settings import Settings
+from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
+from statebackend.spark.frames.initial_state import write_initial
+from statebackend.spark.frames.physical_plan import check_plan
+from statebackend.spark.frames.replayable import sources_in
+from statebackend.spark.session_settings import (
+    appends,
+    check_batches_kept,
+    few_rows_at_once,
+    only_our_python,
+    options_of,
+    retried_whole,
+    runs_without_data,
+    set_for_a_start,
+    wanted_at_start,
+    warn_of_partial_retries,
+)
+from statebackend.spark.start.query_from_savepoint import (
+    begin_with,
+    has_begun,
+    refuse_half_begun,
+    warn_of_sources,
+)
+from statebackend.spark.start.sink_log import sink_log
+from statebackend.spark.start.start_point import StartPoint, refuse_hidden
+from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
+
+__all__ = ["Launch", "Operator"]
+
+_log = logging.getLogger("statebackend.spark")
+_ASYNC = "asyncprogresstrackingenabled", "_asyncprogresstrackingoverridesinksupportcheck"
+
+
+class Launch:
+    """One start of one job's query.
+
+    Args:
+        around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
+        clean: deletes what nobody needs; see `Cleaner`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        *,
+        sessions: Sequence[SparkSession],
+        operators: Mapping[str, Operator],
+        settings: Settings,
+        allow_dropped_state: bool,
+        checked: bool = False,
+        heartbeat: HeartbeatFile | None = None,
+        local_dir: str = "",
+        savepoint: str | Savepoint | None = None,
+        go_back_to: int | None = None,
+        around: Surroundings | None = None,
+        clean: Callable[..., CleanReport] = clean,
+    ) -> None:
+        self._spark, self._job = spark, job
+        self._around = around or Surroundings(spark, settings)
+        self._savepoint = savepoint
+        self.location_path: str | None = None  # Spark's, once a query is bound
+        self._query: StreamingQuery | None = None
+        self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
+        self._operators = dict(operators)
+        self._settings = settings
+        self._allow_dropped_state = allow_dropped_state
+        self._checked = checked
+        self._heartbeat, self._local_dir = heartbeat, local_dir
+        self._log = job.log()
+        self.session = RunSession(
+            store=job.store,
+            log=self._log,
+            gate_timeout_s=settings.start_timeout_s,
+            whole_limit_bytes=settings.base_whole_limit_bytes,
+            progress=ProgressBook(job.name, job.system.threads),
+            attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
+            clean_every_epochs=settings.clean_every_epochs,
+            clean_min_age_s=settings.clean_min_age_s,
+            on_epoch_acked=self._beat if heartbeat else None,
+            system=job.system,
+            clean=clean,
+        )
+        self._name = job.system.new_id()
+        self._point = StartPoint(
+            job,
+            self._log,
+            self._operators,
+            run=self._name,
+            go_back_to=go_back_to,
+            check=self._check_initial,
+        )
+        self._lineages: dict[str, OperatorLineage] = {}
+        self._file_manager: str | None = None
+        self._narrow = False
+        self._runs_without_data = all(map(runs_without_data, sessions))
+
+    # --- before Spark starts anything ----------------------------------------------------------
+
+    def prepare(self, writer: DataStreamWriter | None, path: str | None = None) -> None:
+        """Check everything that can be known before the start; do a due rewind.
+
+        Args:
+            writer: the query's, where there is one. path: else its checkpoint location.
+        """
+        with jvm.calls():
+            self._refuse_running()
+            self._check_plans()
+        # What is wrong with its port is said before anything is claimed or taken back.
+        self._around.server()
+        if self._heartbeat is not None:
+            self._heartbeat.remove()  # what a former run of this backend said
+        options = options_of(writer)
+        if any(options.get(name, "").lower() == "true" for name in _ASYNC):
+            raise UnsupportedQueryError(
+                "Asynchronous progress tracking is on: it merges batches on restart, and "
+                "state could not be exact.",
+                todo="Leave the option asyncProgressTrackingEnabled out.",
+            )
+        check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
+        path = path or options.get("checkpointlocation") or self._configured_path(options)
+        location = self._around.location(path) if path else None
+        if location is None:
+            self._point.check_without_location()
+        if location is not None and writer is not None:
+            self._file_manager = location.file_manager(options.get("path"))
+        if writer is not None:
+            times = [one.time for one in self._operators.values()]
+            check_event_time(writer, times, append=appends(writer))
+        if writer is not None and all(one.narrow for one in self._operators.values()):
+            nodes = sum(one.nodes for one in self._operators.values())
+            self._narrow = only_our_python(writer, nodes)
+        # The location first: Spark commits only what is in the log, so what is read of the log
+        # afterwards is never behind it, even while another driver goes on.
+        if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
+            ends = sink_log(writer, location, options.get("path")), sources_in(writer)
+            begin_with(self._savepoint, self._job, location, self._specs_by, *ends)
+            if writer is not None and location is not None:
+                warn_of_sources(writer._df)
+        progress = location.progress() if location else None
+        hidden = location.taken_back() if location else []
+        manifests = self._log.manifests()
+        refuse_half_begun(self._job.name, manifests)
+        self._specs = self._check_operators(manifests)
+        if location is None or progress is None:
+            self._write_initial(0)
+            return
+        manifests = self._point.find(location, progress, hidden, manifests)
+        epoch = self._point.first_epoch
+        assert epoch is not None
+        self._write_initial(epoch)
+        lineages = live_lineages(manifests)
+        self._point.forget_given_up(lineages.values())
+        # Before Spark asks: an availableNow query with nothing new asks once, and ends.
+        self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
+
+    def _check_plans(self) -> None:
+        """Refuse operators that Spark would plan so that they cannot work."""
+        made = [(one, one.frame) for one in self._operators.values() if one.frame is not None]
+        if not made:
+            return
+        warn_of_partial_retries(self._spark)
+        wanted = wanted_at_start(narrow=False, file_manager=None)
+        with self._around.starting, set_for_a_start(self._sessions, wanted):
+            for operator, frame in made:
+                check_plan(frame, operator.uid, operator.parallelism)
+
+    def _beat(self, due: NextDue) -> None:
+        """Have Spark run a batch when a timer is due, although there may be no data.
+
+        Not if the session has batches without data off: timers then wait for data, as in Spark.
+        """
+        if self._heartbeat is not None and self._runs_without_data:
+            # As Spark: once more when the watermark moved, also for rows that are late by it then.
+            # A timer that a handler sets in the past waits: it would make batches without end.
+            self._heartbeat.say(
+                due.epoch,
+                watermark_moves=due.watermark_moves,
+                processing_due_ms=due.processing_due_ms,
+            )
+
+    def _check_initial(self, manifests: list[Manifest], epoch: int) -> None:
+        """Refuse to repeat an operator's first epoch without the initial state that it had."""
+        given = {uid: one.initial is not None for uid, one in self._operators.items()}
+        if lacks := lacks_initial(manifests, given, epoch):
+            raise StateMismatchError(
+                f"Batch {epoch} is repeated. In it the operator(s) "
+                f"{', '.join(map(repr, lacks))} of job {self._job.name!r} took in an initial "
+                f"state, which this start does not give: it would be lost.",
+                todo="Give initial_state= as before, until that batch is committed. If the "
+                "operator is to begin with nothing, give an empty frame.",
+            )
+
+    def _write_initial(self, epoch: int) -> None:
+        """Have the initial state of new operators in the store before their first epoch."""
+        wanted = {
+            uid: operator.initial
+            for uid, operator in self._operators.items()
+            if operator.initial is not None and takes_initial(self._lineages.get(uid), epoch)
+        }
+        if not wanted:
+            return
+        # The generation that the claim after the start takes; if another driver takes it first,
+        # this start is refused.
+        generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
+        for uid, state in wanted.items():
+            spec = self._specs[uid]
+            with retried_whole(state.frame.sparkSession, self._around.starting):
+                parts = write_initial(
+                    state,
+                    uri=self._job.store_uri,
+                    options=self._job.options,
+                    local_dir=self._local_dir,
+                    parallelism=spec.parallelism,
+                    max_parallelism=spec.max_parallelism,
+                    generation=generation,
+                    epoch=epoch,
+                )
+            self._specs[uid] = msgspec.structs.replace(spec, initial=parts)
+
+    def _configured_path(self, options: Mapping[str, str]) -> str | None:
+        folder = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        name = options.get("queryname")
+        return f"{folder}/{name}" if folder and name else None
+
+    def _refuse_running(self) -> None:
+        known = self._around.running.get(self._job.store.uri)
+        if known is None:
+            return
+        server, name, query, session = known
+        if query.isActive:
+            raise JobRunningError(
+                f"Job {self._job.name!r} in {self._job.uri} is being run by query "
+                f"{query.name or query.id} of this driver.",
+                todo="Stop that query first, or give this one another job= name.",
+            )
+        server.remove(name)
+        # What it had on its way when it ended is part of what this start finds in the log.
+        session.drain(self._settings.commit_timeout_s)
+
+    def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
+        self._lineages = live = live_lineages(manifests)
+        specs = self._specs_by(manifests)
+        log_changes(specs, {m.operator: m for m in manifests if m.operator in live})
+        return specs
+
+    def _specs_by(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
+        live = live_lineages(manifests)
+        return operator_specs(
+            self._job.name,
+            self._operators,
+            {m.operator: m for m in manifests if m.operator in live},
+            allow_dropped_state=self._allow_dropped_state,
+            heartbeat=bool(self._settings.heartbeat),
+        )
+
+    def _check_unchanged(self, manifests: list[Manifest]) -> None:
+        """Refuse a start whose state ids or schema versions another driver has given meanwhile."""
+        for uid, now in self._specs_by(manifests).items():
+            checked = self._specs[uid]
+            if (now.states, now.schemas) != (checked.states, checked.schemas):
+                raise StateMismatchError(
+                    f"Another driver of job {self._job.name!r} changed the states of operator "
+                    f"{uid!r} while this one was started.",
+                    todo="Stop the other driver, and start this query again.",
+                )
+
+    # --- the start -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def armed(self, token: str) -> Iterator[None]:
+        """While open, a query that is started finds this session and passes Spark's check."""
+        context = self._spark.sparkContext
+        server = self._around.server()
+        endpoint = server.add(self._name, token, self.session)
+        with self._around.starting:  # the check is the session's: one start at a time
+            narrow = self._narrow and few_rows_at_once(self._sessions)
+            wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
+            before = context.getLocalProperty(ENDPOINT_PROPERTY)
+            context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
+            try:
+                with set_for_a_start(self._sessions, wanted):
+                    yield
+            except BaseException:
+                server.remove(self._name)
+                raise
+            finally:
+                context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
+
+    def is_active(self) -> bool:
+        """Whether the query that was started runs."""
+        return self._query is not None and bool(self._query.isActive)
+
+    def bind_one(self, started: list[StreamingQuery]) -> None:
+        """As :meth:`bind`, for the one query that a block started."""
+        if not started:
+            # It ended before the block did: it had no new data, or failed on its own.
+            self._around.server().remove(self._name)
+            _log.warning("no query was active at the end of starting(): nothing was bound")
+            return
+        if len(started) != 1:
+            error = UnsupportedQueryError(
+                f"{len(started)} queries were started inside starting(); there must be one.",
+                todo="Start one query per job, and no other at the same time; if it failed at "
+                "once, its own error says why.",
+            )
+            self.session.refuse(error)
+            raise error
+        self.bind(started[0])
+
+    def bind(self, query: StreamingQuery) -> None:
+        """Check the query that was started, take over the job, and let its tasks in."""
+        try:
+            self._bind(query)
+        except BaseException as error:
+            refusal = (
+                error
+                if isinstance(error, StateBackendError)
+                else UnsupportedQueryError(
+                    f"The query could not be bound to job {self._job.name!r} ({error})."
+                )
+            )
+            self.session.refuse(refusal)
+            query.stop()
+            self._around.server().remove(self._name)
+            raise
+
+    def _check_run(self, query: StreamingQuery, stream: Any) -> None:
+        """Refuse what only the started query shows: how it runs, its trigger, its sink."""
+        kind = stream.getClass().getSimpleName()
+        if kind != "MicroBatchExecution":
+            raise UnsupportedQueryError(
+                f"The query runs as {kind}, not in micro-batches.",
+                todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
+                "progress tracking.",
+            )
+        if self._settings.commit == "async":
+            self.session.checks.required = self._around.check_sink(query, checked=self._checked)
+        if self._heartbeat is not None and self._runs_without_data:
+            check_trigger(str(stream.trigger().getClass().getSimpleName()))
+
+    def _bind(self, query: StreamingQuery) -> None:
+        stream: Any = query._jsq.streamingQuery()
+        self._check_run(query, stream)
+        # The location is read before the log, see prepare().
+        self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
+        place = self._around.location(self.location_path)
+        location = place.progress()
+        refuse_hidden(place)
+        manifests = self._log.manifests()
+        first_epoch = self._point.started_at(str(query.id), location, manifests)
+        # Before whoever goes on is fenced.
+        self._point.check_not_overtaken(manifests, first_epoch)
+        self._check_initial(manifests, first_epoch)
+        known = live_lineages(manifests)
+        firsts = {
+            uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
+        }
+        initial = [uid for uid, one in self._operators.items() if one.initial is not None]
+        tenure = self._log.claim(
+            query_id=str(query.id), run=self._name, settings=operators_setting(firsts, initial)
+        )
+        # Read again: what another driver had committed before the claim is part of the truth.
+        before = held_before(self._log, tenure)
+        self._check_unchanged(before)
+        self._point.check_not_overtaken(before, first_epoch)
+        parallelism = max(o.parallelism for o in self._operators.values())
+        lineages = {u: one for u, one in live_lineages(before).items() if u in self._operators}
+        self._point.forget_given_up(lineages.values())
+        coordinator = Coordinator(
+            job=self._job.name,
+            job_id=tenure.job_id,
+            generation=tenure.generation,
+            run=self._name,
+            query_id=str(query.id),
+            operators=self._specs,
+            lineages=lineages,
+            inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
+            bases=base_policy(self._settings),
+            now_s=self._job.system.monotonic_s,
+            new_id=self._job.system.new_id,
+            first_epoch=first_epoch,
+            first_stamp_ms=self._point.first_stamp_ms,
+            asynchronous=self._settings.commit == "async",
+            retain_epochs=self._settings.retain_epochs,
+            stamps=self._around.stamps_of(self._job.store.uri),
+        )
+        server = self._around.server()
+        self.session.open(coordinator, tenure)
+        self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
+        _log.info(
+            "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
+        )

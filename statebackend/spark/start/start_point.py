@@ -1,0 +1,406 @@
+"""Decides which batch a query goes on with, and prepares its checkpoint location for that."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from recovery.decide.rewind import (
+    OFFSETS,
+    LocationProgress,
+    LogProgress,
+    StartDecision,
+    TakenBack,
+    Verdict,
+    check_belongs,
+    decide_going_back,
+    decide_start,
+    lacks_for,
+)
+from recovery.savepoints.state_at_epoch import last_epochs
+from snapshot.formats.record import Manifest
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import OperatorLineage
+from statebackend.errors import (
+    CheckpointLocationError,
+    JobRunningError,
+    RewindError,
+    SettingError,
+    StateBackendError,
+)
+from statebackend.runtime.driver.job import Job, held_before, live_lineages
+from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.going_back import GoingBack
+
+__all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
+
+_log = logging.getLogger("statebackend.spark")
+_SHOWN = 5
+_WENT_BACK: Final = "went_back_to"  # in the settings of a claim
+
+
+class StartPoint:
+    """The batch that a start goes on with.
+
+    Args:
+        log: of this start alone. run: its name.
+        go_back_to: the epoch after which the query may go on where it could not go on at all.
+        check: told of the records and the batch that was decided on, before anything is taken back;
+            whatever it raises refuses the start.
+
+    Attributes:
+        first_epoch: that batch, once `find` has found it.
+        first_stamp_ms: of its plan, where it was planned before; None where it was not.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        log: CommitLog,
+        operators: Mapping[str, Operator],
+        *,
+        run: str,
+        go_back_to: int | None = None,
+        check: Callable[[list[Manifest], int], None] = lambda manifests, batch: None,
+    ) -> None:
+        self._job, self._log, self._operators = job, log, operators
+        self._run, self._go_back_to, self._check = run, go_back_to, check
+        self._given_up: int | None = None  # the newest epoch that the user gives up
+        self.first_epoch: int | None = None
+        self.first_stamp_ms: int | None = None
+
+    def check_without_location(self) -> None:
+        """Refuse to go back where it is not known in which checkpoint location.
+
+        Raises:
+            SettingError: the user named an epoch.
+        """
+        if self._go_back_to is not None:
+            raise SettingError(
+                f"go_back_to={self._go_back_to} is given, but no checkpoint location is known "
+                f"before the query starts.",
+                todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or "
+                "backend.start(writer, go_back_to=...) with the option checkpointLocation.",
+            )
+
+    def find(
+        self,
+        location: CheckpointLocation,
+        progress: LocationProgress,
+        hidden: list[TakenBack],
+        manifests: list[Manifest],
+    ) -> list[Manifest]:
+        """Decide, and prepare the location; returns what the log held then.
+
+        Args:
+            progress, hidden, manifests: read one after the other, in this order. Spark commits only
+                what is in the log, so what is read of the log last is never behind.
+
+        Raises:
+            CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
+            anything back by then, the next start puts that back.
+            StateBackendError: what ``check`` raised.
+            FencedError: another driver started the job meanwhile; nothing is missing.
+        """
+        decision = None
+        if hidden:
+            check_belongs(progress, self._known(manifests))
+        else:
+            try:
+                decision = self._decide(progress, manifests)
+            except (RewindError, JobRunningError) as error:
+                # Before the claim: what is refused fences nobody, and leaves nothing in the log.
+                told = self._as_told(error, progress, manifests)
+                self._check(manifests, told.batch)
+            else:
+                self._check(manifests, decision.batch)
+        if decision is None or decision.verdict is not Verdict.START:
+            as_told = decision is None and not hidden
+            decision, manifests = self._go_back(location, as_told=as_told)
+        if self._go_back_to is not None and self._given_up is None:
+            _log.warning(
+                "go_back_to=%d is ignored: %s goes on with batch %d",
+                self._go_back_to,
+                progress.path,
+                decision.batch,
+            )
+        self.first_epoch = decision.batch
+        self.first_stamp_ms = location.stamp_ms(f"{OFFSETS}/{decision.batch}")
+        refuse_hidden(location)
+        return manifests
+
+    def _go_back(
+        self, location: CheckpointLocation, *, as_told: bool
+    ) -> tuple[StartDecision, list[Manifest]]:
+        """Put back what others took, then take back what must be repeated.
+
+        Args:
+            as_told: it is known already that this goes back to the epoch that the user named.
+        """
+        # Whoever runs the job now is fenced before anything is taken from under it.
+        told = {_WENT_BACK: str(self._go_back_to)} if as_told else {}
+        tenure = self._log.claim(run=self._run, settings=told)
+
+        def look() -> list[Manifest]:
+            return held_before(self._log, tenure, anew=True)
+
+        new_id = self._job.system.new_id
+        going = GoingBack(location, generation=tenure.generation, look=look, new_id=new_id)
+        stamps = _recorded_stamps(look())
+        going.repair(stamps)
+        # The location first here, too; and who was fenced himself takes nothing back.
+        progress, manifests = location.progress(), look()
+        decision = self._decide_or_give_up(progress, manifests)
+        if self._given_up is not None and not as_told:
+            # What was put back shows it only now. The log says so before anything is taken.
+            return self._go_back(location, as_told=True)
+        self._check(manifests, decision.batch)
+        if decision.verdict is not Verdict.START:
+            self._require(manifests, decision.batch - 1)
+            going.back_to(decision.batch, progress.last_commit, stamps)
+        return decision, manifests
+
+    def _decide_or_give_up(
+        self, progress: LocationProgress, manifests: list[Manifest]
+    ) -> StartDecision:
+        self._given_up = None
+        try:
+            return self._decide(progress, manifests)
+        except (RewindError, JobRunningError) as error:
+            decision = self._as_told(error, progress, manifests)
+            self._given_up = self._last_epoch(manifests)
+            _log.warning(
+                "job %s goes back to epoch %d, as it was told to: what came after it is given up "
+                "(epochs up to %d, batches up to %d); %s",
+                self._job.name,
+                self._go_back_to,
+                self._given_up,
+                progress.last_commit,
+                error.what,
+            )
+            return decision
+
+    def started_at(
+        self, query_id: str, location: LocationProgress, manifests: list[Manifest]
+    ) -> int:
+        """The batch that a query began with, once it is known to be the job's.
+
+        Raises:
+            RewindError: it should have gone back first.
+        """
+        if self.first_epoch is not None:
+            # Decided before the start; batches that no operator took part in may have been
+            # committed since, and are found out by the first begin.
+            location = LocationProgress(
+                location.path,
+                query_id,
+                last_offset=max(self.first_epoch - 1, min(location.last_offset, self.first_epoch)),
+                last_commit=self.first_epoch - 1,
+            )
+        location = dataclasses.replace(location, query_id=query_id)
+        decision = decide_start(location, self._known(manifests))
+        if decision.verdict is Verdict.REWIND:
+            raise RewindError(
+                f"Batch {decision.batch} of {location.path} must be repeated before the query can "
+                f"go on.",
+                todo="Start it with backend.start(writer), or name the location: "
+                "backend.starting(checkpoint_location=...).",
+            )
+        return decision.batch
+
+    def check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
+        """Refuse to repeat a batch that another driver has gone on from since it was planned.
+
+        Its record would take the place of all epochs after it; Spark may have committed those.
+        """
+        last = self._last_epoch(manifests)
+        if last > max(first_epoch, -1 if self._given_up is None else self._given_up):
+            raise JobRunningError(
+                f"Epoch {last} of job {self._job.name!r} is durable, and this query was started "
+                f"with batch {first_epoch}: another driver went on meanwhile, or the checkpoint "
+                f"location is an older copy than the job's log.",
+                todo="If another driver runs the job, leave it and stop this one. If there is "
+                "none, give this query the checkpoint location that belongs to the job, in its "
+                "newest state.",
+            )
+
+    def _last_epoch(self, manifests: list[Manifest]) -> int:
+        return max(last_epochs(manifests).values(), default=-1)
+
+    def forget_given_up(self, lineages: Iterable[OperatorLineage]) -> None:
+        """Take out of lineages what the user gave up: in this run it does not count."""
+        if self._given_up is None or self.first_epoch is None:
+            return
+        for lineage in lineages:
+            one: OperatorLineage | None = lineage
+            while one is not None:
+                for subtask in one.subtasks:
+                    subtask.drop_from(self.first_epoch)
+                one.epochs = {e: kept for e, kept in one.epochs.items() if e < self.first_epoch}
+                one = one.before
+
+    def _known(self, manifests: list[Manifest]) -> LogProgress:
+        progress = self._job.progress(manifests)
+        kept = {u: e for u, e in progress.last_epochs.items() if u in self._operators}
+        return dataclasses.replace(progress, last_epochs=kept)
+
+    def _decide(self, location: LocationProgress, manifests: list[Manifest]) -> StartDecision:
+        decision = decide_start(location, self._known(manifests))
+        self.check_not_overtaken(manifests, decision.batch)  # before anything is taken back
+        return decision
+
+    def _require(self, manifests: list[Manifest], epoch: int) -> None:
+        """Nothing is taken from Spark's location unless the log can go on from there."""
+        for uid, lineage in live_lineages(manifests).items():
+            if uid in self._operators and epoch >= lineage.first_epoch - 1:
+                lineage.require(epoch)
+
+    # --- going back further, where the user says so ----------------------------------------------
+
+    def _as_told(
+        self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
+    ) -> StartDecision:
+        """Decide to go back to the epoch that the user named; nothing is changed.
+
+        Args:
+            error: why the query cannot go on otherwise.
+
+        Raises:
+            CheckpointLocationError, RewindError, JobRunningError: no epoch was named, or it cannot
+                be, or the job has gone back to it and on.
+        """
+        possible = self._possible(location, manifests)
+        if self._go_back_to is None:
+            todo = f"{error.todo} {_ways_out(possible)}"
+            raise type(error)(error.what, todo=todo) from error
+        _refuse_again(manifests, self._go_back_to, possible)
+        decision = decide_going_back(location, self._known(manifests), self._go_back_to, possible)
+        self._require(manifests, self._go_back_to)
+        return decision
+
+    def _possible(self, location: LocationProgress, manifests: list[Manifest]) -> list[int]:
+        """The epochs that may be named, the newest first: state and location can go on after."""
+        known = self._known(manifests).last_epochs
+        newest = min([location.last_commit, *known.values()])
+        return [
+            epoch
+            for epoch in sorted(location.commits or (), reverse=True)
+            if epoch <= newest
+            and not lacks_for(location, epoch + 1)
+            and self._has_state(manifests, epoch)
+            and not _has_gone_back(manifests, epoch)
+        ]
+
+    def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
+        ids = {m.sequence: m.states for m in manifests}
+        try:
+            return all(
+                lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
+                and _has_same_states(lineage, epoch, ids, self._operators[uid].states)
+                for uid, lineage in live_lineages(manifests).items()
+                if uid in self._operators
+            )
+        except StateBackendError:  # it cannot be told what it was made of
+            return False
+
+
+def check_go_back_to(value: object) -> None:
+    """Refuse what is no epoch; None is none.
+
+    Raises:
+        SettingError: naming it.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return
+    raise SettingError(
+        f"go_back_to= is {value!r}, which is no epoch.",
+        todo="Give an int from 0: the error of a start that is refused without it says which.",
+    )
+
+
+def refuse_hidden(location: CheckpointLocation) -> None:
+    """Refuse a location of which a start is taking something back, or has just done so.
+
+    Raises:
+        CheckpointLocationError: naming it.
+    """
+    hidden = location.taken_back()
+    if hidden:
+        raise CheckpointLocationError(
+            f"{hidden[0].place} of {location.path} was taken back by another start (generation "
+            f"{hidden[0].generation}).",
+            todo="Let one driver start the job. backend.start(writer) puts it back, and so does "
+            "backend.starting(checkpoint_location=...).",
+        )
+
+
+def _has_same_states(
+    lineage: OperatorLineage,
+    epoch: int,
+    ids: Mapping[int, Mapping[str, int]],
+    declared: Collection[str],
+) -> bool:
+    """Whether no state was deleted after an epoch, and none that is declared was left out.
+
+    Its name would stand for another state now, which is empty.
+
+    Args:
+        ids: of states, by name, as the records say, by sequence. declared: names, in this start.
+    """
+    entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
+    if entry is None or last is None:
+        return True
+    then, now = ids[entry.sequence], ids[last.sequence]
+    same = all(now.get(name) == number for name, number in then.items() if name in declared)
+    return same and entry.dropped_ids == last.dropped_ids
+
+
+def _ways_out(possible: list[int]) -> str:
+    if possible:
+        shown = ", ".join(map(str, possible[:_SHOWN]))
+        more = f"go_back_to= can give up what came after epoch {shown}"
+    else:
+        more = (
+            "There is no epoch that go_back_to= could go back to; without a copy, begin a new job "
+            "with the newest savepoint"
+        )
+    return f"{more}: see docs/operations.md."
+
+
+def _refuse_again(manifests: list[Manifest], epoch: int, possible: list[int]) -> None:
+    """Refuse an argument that was left in a script: it has done its work, and the job went on.
+
+    Raises:
+        RewindError: the job has gone back to that epoch before, and more than a batch further.
+    """
+    if _has_gone_back(manifests, epoch):
+        raise RewindError(
+            f"The job was told to go back to epoch {epoch} before, and has gone on since.",
+            todo=f"Leave go_back_to= out of scripts: each epoch is gone back to once. "
+            f"{_ways_out(possible)}",
+        )
+
+
+def _has_gone_back(manifests: list[Manifest], epoch: int) -> bool:
+    """Whether the job was told to go back to an epoch, did, and has gone more than a batch further.
+
+    A claim says what it was about to do, and may have been cut, or refused. What was done then is
+    said by the records after it: they begin with the next epoch. Where that epoch itself was made
+    anew since, it is another one.
+    """
+    for claim in manifests:
+        if claim.settings.get(_WENT_BACK) == str(epoch):
+            since = [
+                m.epoch for m in manifests if m.kind == "checkpoint" and m.sequence > claim.sequence
+            ]
+            if since and min(since) == epoch + 1 < max(since):
+                return True
+    return False
+
+
+def _recorded_stamps(manifests: list[Manifest]) -> dict[int, int]:
+    """By epoch in the log, the time at which Spark planned its batch."""
+    return {m.epoch: m.stamp_ms for m in manifests if m.kind == "checkpoint"}

@@ -1,0 +1,54 @@
+"""What a launch asks of Spark and of the driver's process, as one thing that it is given."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from snapshot.protocol.stamps import Stamps
+from statebackend.rpc.service import Server
+from statebackend.runtime.driver.services import Services
+from statebackend.runtime.driver.session import RunSession
+from statebackend.settings import Settings
+from statebackend.spark.frames.replayable import check_sink
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
+
+__all__ = ["Surroundings"]
+
+Running = tuple[Server, str, StreamingQuery, RunSession]
+
+
+class Surroundings:
+    """The real ones: a session, and what its process has one of."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark, self._settings = spark, settings
+
+    @property
+    def starting(self) -> AbstractContextManager[object]:
+        """Entered by one start at a time: Spark's checks are the session's."""
+        return Services.starting
+
+    @property
+    def running(self) -> dict[str, Running]:
+        """Which jobs this process runs, by their folders."""
+        return Services.running
+
+    def server(self) -> Server:
+        """The driver's, by which executors reach it."""
+        return Services.get(self._spark, self._settings)
+
+    def stamps_of(self, uri: str) -> Stamps | None:
+        """What the last run of a job in this process saw of its frames; None: there was none."""
+        known = self.running.get(uri)
+        return known[3].stamps if known else None
+
+    def location(self, path: str) -> CheckpointLocation:
+        """A checkpoint location, by Spark's file-system layer."""
+        return CheckpointLocation(self._spark, path)
+
+    def check_sink(self, query: StreamingQuery, *, checked: bool) -> bool:
+        """Refuse a sink that asynchronous commits do not go with; whether batches need a check."""
+        return check_sink(query, checked=checked)

@@ -1,0 +1,1 @@
+"""Runs a subtask in one micro-batch."""

@@ -1,0 +1,381 @@
+"""Epochs run where their store is open, whichever worker Spark gave the task to.
+
+Spark hands its idle Python workers to tasks in any order: in about every second batch two tasks of
+an executor find each other's store with the other. To hand the stores over costs a flush each, a
+small file that every read has to look into, and in the end a merge of the whole store. So the rows
+go to the store instead, if that is not small: the worker that was given the task (the *asker*)
+passes its input on to the one that has the store open (the *host*), which runs the epoch in a
+thread, as the asker's attempt, and sends the output back.
+
+A worker takes a guest only while its own task is with another host, its own task ends after the
+guest has, and one that is not taken in waits for the guest: so one process computes one epoch at a
+time, and Spark does not end a worker as idle that has a guest. In all other cases the store is
+handed over (see :mod:`recovery.local.store_pool`). That is a matter of speed alone: leases, fencing
+and acks are those of any attempt. The guest goes on after a batch of output only when the asker's
+Spark has taken it, as a task at home does, and it ends when the asker hangs up. Asker and host tell
+each other every few seconds that they run. A host that is frozen is given up by its asker; a frozen
+asker is given up by its host, whose own task could not end before. In both cases the asker's task
+fails and is tried again. Nobody waits in a circle: a guest needs its asker's input and hands, which
+the asker's main thread gives until the guest ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import logging
+import os
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+import pyarrow as pa
+
+from recovery.local.peers import of_this_user
+from recovery.local.store_pool import Keeper, socket_address
+from snapshot.protocol.messages import Use
+from statebackend import system
+from statebackend.errors import PeerLostError
+from statebackend.rpc.service import Credentials, Endpoint
+from statebackend.spark.worker.batch_context import EpochContext
+from statebackend.spark.worker.delegated_calls import Failed, Frames, HungUp
+
+__all__ = ["Hosting", "Request", "pass_on"]
+
+_log = logging.getLogger("statebackend.task")
+
+_SOCKET: Final = "guests"  # beside the door
+_TICK_S: Final = 0.5
+_ANSWER_S: Final = 0.5  # for the answer to a request
+# What a host takes of that, until its own task begins, and until that has read who it is.
+_BEGIN_S: Final = 0.01
+_MEET_S: Final = 0.1
+_KNOWN_RUNS: Final = 16
+_LEAVE_S: Final = 5.0
+# Asker and host say every few seconds that they run, also while they compute. Who is silent for
+# `_SILENCE_S` is taken for frozen, even if a library only keeps the interpreter from other threads
+# for so long.
+_ALIVE_S: Final = 5.0
+_SILENCE_S: Final = 60.0
+_TURN_S: Final = 0.0001
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that looks for a host. Nothing secret is in it: the host has its credentials.
+
+    ``endpoint``: as its local property. ``daemon``: the process that makes this executor's workers.
+    ``incarnation``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
+    """
+
+    endpoint: str
+    daemon: int
+    uid: str
+    executor: str
+    incarnation: str
+    at_least_bytes: int
+    epoch: int
+    query_id: str
+    attempt: int
+    use: Use = Use()
+
+    @classmethod
+    def of(cls, uid: str, incarnation: Path, context: EpochContext, at_least_bytes: int) -> Request:
+        """Of an attempt in this process."""
+        return cls(
+            endpoint=context.endpoint.to_property(),
+            daemon=os.getppid(),
+            uid=uid,
+            executor=system.executor_name(),
+            incarnation=str(incarnation),
+            at_least_bytes=at_least_bytes,
+            epoch=context.epoch,
+            query_id=context.query_id,
+            attempt=context.attempt,
+            use=context.use,
+        )
+
+    def context(self, credentials: Credentials) -> EpochContext:
+        """The attempt's place."""
+        return EpochContext(
+            epoch=self.epoch,
+            query_id=self.query_id,
+            attempt=self.attempt,
+            use=self.use,
+            endpoint=Endpoint.from_property(self.endpoint, credentials),
+        )
+
+
+# Made once: the first decoding of a type must not happen in two threads.
+_request = msgspec.json.Decoder(Request)
+
+Run = Callable[[Request, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a host does: an epoch, from its input to its output. The input is read to its end first."""
+
+
+class _Own(Enum):
+    """Where this process's own task is."""
+
+    NONE = 1
+    LOOKING = 2
+    HERE = 3
+    AWAY = 4
+
+
+class Hosting:
+    """A worker's part in it: one per process, made anew after a fork."""
+
+    _instance: ClassVar[tuple[int, Hosting] | None] = None
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
+        self._changed = threading.Condition()
+        self._own = _Own.NONE
+        self._context = contextvars.copy_context()
+        self._guest: tuple[threading.Thread, Frames] | None = None
+        self._host: Frames | None = None  # of this process's task
+        self._closed = threading.Event()
+        path = Path(keeper.door).with_name(_SOCKET)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket_address(path) as address:
+            self._socket.bind(address)
+        self._socket.listen(16)
+        self._socket.settimeout(_TICK_S)
+        self._thread = threading.Thread(
+            target=self._serve, name="statebackend-hosting", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def of_process(cls, keeper: Keeper) -> Hosting:
+        """This process's."""
+        with cls._making:
+            known = cls._instance
+            if known is None or known[0] != os.getpid() or known[1]._keeper is not keeper:
+                known = cls._instance = (os.getpid(), cls(keeper))
+                # Before the keeper shuts its door: a guest has a store of its own open.
+                atexit.register(_at_exit, *known)
+            return known[1]
+
+    @contextlib.contextmanager
+    def task(self, endpoint: Endpoint, uid: str, run: Run) -> Iterator[None]:
+        """While this process has a task of its own.
+
+        Args:
+            run: how a guest of the same operator in the same session is run here, from now on.
+        """
+        key = (endpoint.to_property(), uid)
+        with self._changed:
+            # It holds on to the processor's constants: one of an operator is enough.
+            for known in [one for one in self._runs if one[1] == uid and one != key]:
+                del self._runs[known]
+            self._runs[key] = run
+            self._runs.move_to_end(key)
+            while len(self._runs) > _KNOWN_RUNS:
+                self._runs.popitem(last=False)
+            # What the user's modules have set for decimals, and the like, holds for guests, too.
+            self._context = contextvars.copy_context()
+        self._goes(_Own.LOOKING)
+        try:
+            yield
+        finally:
+            self._host = None
+            self._goes(_Own.NONE)
+            self._wait_for_guest()
+
+    def _goes(self, where: _Own) -> None:
+        with self._changed:
+            self._own = where
+            self._changed.notify_all()
+
+    def _wait_for_guest(self) -> None:
+        """Wait until there is no guest."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._guest is None)
+
+    def close(self) -> None:
+        """Take nobody in any more, and send a guest away."""
+        self._closed.set()
+        with self._changed:
+            guest = self._guest
+        if guest is not None:
+            guest[1].hang_up()
+            guest[0].join(_LEAVE_S)
+        with contextlib.suppress(OSError):  # who waits for askers is woken
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10 * _TICK_S)
+        self._socket.close()
+
+    # --- the host's side -------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        said_s = system.monotonic_s()
+        while not self._closed.is_set():
+            if (now_s := system.monotonic_s()) - said_s >= _ALIVE_S:
+                said_s = now_s
+                self.say_alive()
+            try:
+                asker, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # too many open files, for one: it passes
+                if not self._closed.is_set():
+                    _log.warning("a worker that looked for a host was missed (%s)", error)
+                    self._closed.wait(_TICK_S)
+                continue
+            if not of_this_user(asker):
+                _log.warning("refused a process of another user that looked for a host")
+                asker.close()
+                continue
+            frames = Frames(asker)
+            guest = threading.Thread(
+                target=self._receive, args=(frames,), name="statebackend-guest", daemon=True
+            )
+            try:
+                guest.start()
+            except RuntimeError as error:  # no more threads
+                _log.warning("a worker that looked for a host was missed (%s)", error)
+                frames.hang_up()
+
+    def say_alive(self) -> None:
+        """Tell a guest's asker, and the host of this process's task, that this process runs."""
+        with self._changed:
+            others = (self._guest[1] if self._guest else None), self._host
+        for other in others:
+            if other is not None:
+                other.alive()
+
+    def _receive(self, frames: Frames) -> None:
+        with frames, contextlib.suppress(HungUp, msgspec.MsgspecError):
+            frames.timeout_s = _TICK_S
+            request = _request.decode(frames.text())
+            run = self._admitted(request, frames)
+            if run is None:
+                frames.say(False)
+                return
+            try:
+                frames.say(True)
+                frames.timeout_s = _SILENCE_S
+                self._context.run(_accompany, run, request, frames)
+            finally:
+                with self._changed:
+                    self._guest = None
+                    self._changed.notify_all()
+
+    def _admitted(self, request: Request, frames: Frames) -> Run | None:
+        if (request.executor, request.daemon) != (system.executor_name(), os.getppid()):
+            return None  # another executor's memory, and another one's account
+        path = Path(request.incarnation)
+        if not self._keeper.keeps(path, request.at_least_bytes):
+            return None  # at once: nothing that follows would change it
+        with self._changed:
+            # Tasks of a stage begin within milliseconds of each other; where no other one begins,
+            # this one is not to wait for it in every batch.
+            self._changed.wait_for(lambda: self._own is not _Own.NONE, timeout=_BEGIN_S)
+            self._changed.wait_for(lambda: self._own is not _Own.LOOKING, timeout=_MEET_S)
+            run = self._runs.get((request.endpoint, request.uid))
+            if self._own is not _Own.AWAY or run is None:
+                return None
+            if self._guest is not None or self._closed.is_set():
+                return None
+            if not self._keeper.keeps(path):  # it may have been let go meanwhile
+                return None
+            self._guest = (threading.current_thread(), frames)
+        return run
+
+    # --- the asker's side ------------------------------------------------------------------------
+
+    def host_of(
+        self,
+        kept: tuple[Path, str] | None,
+        uid: str,
+        context: EpochContext,
+        *,
+        at_least_bytes: int,
+    ) -> Frames | None:
+        """A connection to the worker that runs this process's task; None: it is run here.
+
+        Args:
+            kept: its store and the door of the process that keeps it open, if there is one.
+            at_least_bytes: of the store; a smaller one is handed over.
+        """
+        if kept is not None:
+            self._goes(_Own.AWAY)
+            host = _knock(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
+            if host is not None:
+                self._host = host
+                return host
+        self._goes(_Own.HERE)
+        self._wait_for_guest()  # one was let in while this one asked
+        return None
+
+
+def _knock(door: str, request: Request) -> Frames | None:
+    """Ask the process behind a door to be the host; None: it will not, or does not answer."""
+    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
+    try:
+        with socket_address(Path(door).with_name(_SOCKET)) as address:
+            frames.connect(address)
+        frames.send_text(msgspec.json.encode(request))
+        if frames.said():
+            frames.timeout_s = _SILENCE_S
+            return frames
+    except (OSError, ValueError, HungUp):  # nobody there, or no path at all
+        pass
+    frames.hang_up()
+    return None
+
+
+def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
+    """An asker's part: its input to the host, the host's output to Spark.
+
+    Raises:
+        PeerLostError: the host ended, or is frozen.
+        StateBackendError: what the epoch raised there; the traceback is a note of it.
+    """
+    # A guest that computes may have this process's interpreter, and here it is taken some ten times
+    # for a batch: at 1 ms each that was 50 ms for an epoch's input.
+    with frames, system.quick_turns(_TURN_S):
+        try:
+            with contextlib.suppress(HungUp):  # it may have failed, and says why below
+                for batch in batches:
+                    frames.send_batch(batch)
+                frames.end()
+            while (batch := frames.batch()) is not None:
+                yield batch
+                frames.say(True)
+        except HungUp as error:
+            raise PeerLostError(
+                "This task ran in another worker, which has the store open. That worker has "
+                f"ended, or was silent for {_SILENCE_S:g} s ({error}).",
+                todo="Spark tries the task again, without that worker. Find out why it ended, or "
+                "froze.",
+            ) from error
+        except Failed as failed:
+            raise failed.error() from None
+
+
+def _accompany(run: Run, request: Request, frames: Frames) -> None:
+    """A guest's epoch, from the asker's input to the asker's Spark."""
+    try:
+        with contextlib.closing(run(request, frames.batches())) as output:  # type: ignore[type-var]
+            for batch in output:
+                frames.send_batch(batch)
+                frames.said()
+        frames.end()
+    except HungUp:
+        raise
+    except BaseException as error:  # whatever it is, it is the asker's attempt that fails
+        frames.fail(error)
+
+
+def _at_exit(pid: int, hosting: Hosting) -> None:
+    if pid == os.getpid():
+        hosting.close()

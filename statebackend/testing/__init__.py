@@ -1,0 +1,1 @@
+"""Tests a processor on the real store, without Spark: `ProcessorTester`."""
