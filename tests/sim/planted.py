@@ -9,11 +9,11 @@ import msgspec
 
 import recovery.decide.restore_plan
 import recovery.decide.rewind
-import recovery.local.local_copies.local_copies
-import recovery.restore.restorer.restorer
-import recovery.restore.restorer.upload
-import snapshot.log.commit_log.commit_log
-import snapshot.retention.retention.retention
+import recovery.local.local_copies
+import recovery.restore.restorer
+import recovery.restore.upload
+import snapshot.log.commit_log
+import snapshot.retention.retention
 from recovery.decide.restore_plan import Step, StepSource
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
 from recovery.local.store_directory import Incarnation

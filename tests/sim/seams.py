@@ -17,13 +17,13 @@ import msgspec
 import pyarrow as pa
 from blake3 import blake3
 
-import recovery.local.local_copies.folders
-import recovery.local.local_copies.local_copies
-import recovery.local.local_copies.store_directory
-import recovery.restore.restorer.rescale
-import recovery.restore.restorer.restorer
-import recovery.restore.restorer.steps
-import recovery.restore.restorer.upload
+import recovery.local.folders
+import recovery.local.local_copies
+import recovery.local.store_directory
+import recovery.restore.rescale
+import recovery.restore.restorer
+import recovery.restore.steps
+import recovery.restore.upload
 import recovery.savepoints.state_copy
 import statebackend.runtime.worker.ack_slices
 import statebackend.spark.worker.task
@@ -36,7 +36,6 @@ from tests.sim.files import Disk, MemPath
 
 __all__ = ["decoded", "installed"]
 
-_spark = statebackend.spark
 _ABSENT = object()
 _BATCH_ROWS = 4  # of a store's write: a delta is applied in several
 _IN_MEMORY_BYTES = 300  # of an object that a savepoint copies
@@ -98,7 +97,7 @@ def decoded(data: bytes, *, arrow: bool) -> list[tuple[bytes, bytes | None]]:
 def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tuple[Any, str, Any]]:
     yield parted, "os", disk.os
     yield layout, "open", lambda path, mode: MemPath(path).open(mode)
-    yield recovery.restore.restorer.rescale, "SMALL_BYTES", small_bytes
+    yield recovery.restore.rescale, "SMALL_BYTES", small_bytes
     yield recovery.local.local_copies, "Path", MemPath
     # One user has the disks of a world.
     yield recovery.local.local_copies, "home_of", MemPath
@@ -109,10 +108,10 @@ def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tupl
     )
     yield recovery.local.local_copies, "own_file_text", _text
     for module in (
-        recovery.local.local_copies.folders,
-        recovery.local.local_copies.store_directory,
+        recovery.local.folders,
+        recovery.local.store_directory,
         recovery.local.local_copies,
-        recovery.restore.restorer.rescale,
+        recovery.restore.rescale,
         recovery.restore.restorer,
         recovery.restore.upload,
     ):
@@ -122,8 +121,8 @@ def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tupl
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:
-        yield _spark.task, "encode_frozen", _encoded_frozen
-        yield _spark.slices, "encode_delta", _encoded
+        yield statebackend.spark.worker.task, "encode_frozen", _encoded_frozen
+        yield statebackend.runtime.worker.ack_slices, "encode_delta", _encoded
         yield recovery.restore.upload, "encode_delta", _encoded
         yield recovery.restore.steps, "iter_delta", _iterated
 

@@ -635,7 +635,7 @@ def test_options_travel_and_refuse_a_secret_without_repeating_it() -> None:
 
 
 def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("snapshot.storage.s3_store")]:
+    for name in [name for name in sys.modules if name.startswith("snapshot.storage.s3")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botocore", None)
     with pytest.raises(EnvironmentMissingError) as caught:

@@ -26,7 +26,7 @@ import json
 from pathlib import Path
 import msgspec
 import pytest
-from recovery.drill import runner
+from recovery.drill.run import runner
 from recovery.drill.run.order import named_faults
 from recovery.drill.report.outcome import Struck
 from recovery.drill.run.scenario import Strike
@@ -366,7 +366,7 @@ def test_of_xdist_s_workers_one_at_a_time_runs_a_drill(suite: Suite) -> None:
     result = suite.run(
         """
 import time
-from recovery.drill import runner
+from recovery.drill.run import runner
 
 @pytest.mark.parametrize("n", range(6))
 def test_it(drill, n, monkeypatch):
