@@ -47,9 +47,9 @@ def wrong_batch(epoch: int) -> WrongBatchError:
 def planned_anew(epoch: int) -> CheckpointLocationError:
     """Spark did not find the plan that was there when the query was started."""
     return CheckpointLocationError(
-        f"Spark planned batch {epoch} anew, although its plan was in the checkpoint location when "
-        f"the query was started: another start had taken it back.",
-        todo="Let one driver start the job, then start this query again: it puts the plan back.",
+        f"The plan of batch {epoch} in the checkpoint location is not the one that this query goes "
+        f"by: another driver's start took it back.",
+        todo="Let one driver start the job, then start this query again.",
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
-from statebackend.errors import JobRunningError, RewindError
+from statebackend.errors import CheckpointLocationError, JobRunningError, RewindError
 from statebackend.runtime.driver.job import Job
 from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.start_point import StartPoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from statebackend.spark.start.checkpoint_location import CheckpointLocation
 
 
 @pytest.fixture
@@ -44,3 +46,29 @@ def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) 
     told = raised.value
     assert told.todo.count("savepoint") == 1
     assert told.todo.endswith("begin a new job with the newest savepoint: see docs/operations.md.")
+
+
+class _Location:
+    """A checkpoint location with one plan."""
+
+    def __init__(self, stamp_ms: int | None) -> None:
+        self.planned_ms = stamp_ms
+
+    def stamp_ms(self, name: str) -> int | None:
+        assert name == "offsets/4"
+        return self.planned_ms
+
+
+def test_a_plan_that_was_replaced_before_the_claim_is_refused(point: StartPoint) -> None:
+    point.first_epoch, point.first_stamp_ms = 4, 1000
+    same, other, gone = (cast("CheckpointLocation", _Location(ms)) for ms in (1000, 999, None))
+    assert point.stamp_after_claim(same, 4) == 1000
+    for location in (other, gone):
+        with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
+            point.stamp_after_claim(location, 4)
+
+
+def test_a_plan_that_spark_made_after_the_start_was_decided_counts(point: StartPoint) -> None:
+    point.first_epoch = 4
+    assert point.stamp_after_claim(cast("CheckpointLocation", _Location(1000)), 4) == 1000
+    assert point.stamp_after_claim(cast("CheckpointLocation", _Location(None)), 4) is None

@@ -410,6 +410,7 @@ class Launch:
         before = held_before(self._log, tenure)
         self._check_unchanged(before)
         self._point.check_not_overtaken(before, first_epoch)
+        first_stamp_ms = self._point.stamp_after_claim(place, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())
         lineages = {u: one for u, one in live_lineages(before).items() if u in self._operators}
         self._point.forget_given_up(lineages.values())
@@ -426,7 +427,7 @@ class Launch:
             now_s=self._job.system.monotonic_s,
             new_id=self._job.system.new_id,
             first_epoch=first_epoch,
-            first_stamp_ms=self._point.first_stamp_ms,
+            first_stamp_ms=first_stamp_ms,
             asynchronous=self._settings.commit == "async",
             retain_epochs=self._settings.retain_epochs,
             stamps=self._around.stamps_of(self._job.store.uri),

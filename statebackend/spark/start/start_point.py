@@ -23,6 +23,7 @@ from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage
+from snapshot.protocol.refusals import planned_anew
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
@@ -226,6 +227,24 @@ class StartPoint:
                 "none, give this query the checkpoint location that belongs to the job, in its "
                 "newest state.",
             )
+
+    def stamp_after_claim(self, location: CheckpointLocation, first_epoch: int) -> int | None:
+        """The stamp that the first batch's plan has in the location, once the job is claimed.
+
+        Spark may have read the plan long before the claim. Another driver that went back meanwhile
+        has put another plan under the batch's number, and with asynchronous commits the log may
+        not show it.
+
+        Returns:
+            None where there is no plan yet.
+
+        Raises:
+            CheckpointLocationError: it is not the plan that was there when the start was decided.
+        """
+        found_ms = location.stamp_ms(f"{OFFSETS}/{first_epoch}")
+        if self.first_stamp_ms not in (None, found_ms) and first_epoch == self.first_epoch:
+            raise planned_anew(first_epoch)
+        return found_ms
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
         return max(last_epochs(manifests).values(), default=-1)
