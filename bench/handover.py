@@ -25,7 +25,7 @@ import numpy as np
 from bench.machine import ROOT
 from recovery.local import local_copies as local_module
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_pool import Clock, Keeper, KeeperSettings
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
 from statebackend import system
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
@@ -58,7 +58,7 @@ def handover(*, keys: int, repeats: int, work: Path) -> dict[str, Any]:
     return found
 
 
-def _subtask(folder: Path, number: int, keeper: Keeper | None) -> LocalSubtask:
+def _subtask(folder: Path, number: int, store_pool: StorePool | None) -> LocalSubtask:
     clock = Clock(system.monotonic_s, system.sleep_s)
     ids = (f"i{number}-{n}" for n in itertools.count())
     return LocalSubtask(
@@ -68,13 +68,13 @@ def _subtask(folder: Path, number: int, keeper: Keeper | None) -> LocalSubtask:
         key_groups=KeyGroupRange(8 * number, 8 * number + 7),
         new_id=lambda: next(ids),
         clock=clock,
-        keeper=keeper,
+        store_pool=store_pool,
     )
 
 
-def _keeper() -> Keeper:
+def _store_pool() -> StorePool:
     clock = Clock(system.monotonic_s, system.sleep_s)
-    return Keeper(clock, KeeperSettings(open_limit=1000, idle_close_s=600.0))
+    return StorePool(clock, StorePoolSettings(open_limit=1000, idle_close_s=600.0))
 
 
 def _apply(store: RocksStore, keys: Any, epoch: int) -> None:
@@ -155,11 +155,11 @@ def _ask(folder: Path, number: int) -> dict[str, float]:
 def _own(folder: Path, prepared: Path, changed: int, repeats: int) -> dict[str, Any]:
     """The same where nobody else has it: kept open here, and closed at the end of each epoch."""
     folder.mkdir()
-    keeper = _keeper()
-    _fill(folder, prepared, keeper, changed, repeats)
+    store_pool = _store_pool()
+    _fill(folder, prepared, store_pool, changed, repeats)
     kept, closed = [], []
     for number in range(repeats):
-        subtask = _subtask(folder, number, keeper)
+        subtask = _subtask(folder, number, store_pool)
         start_s = time.perf_counter()
         held, _ = subtask.acquire(10.0)
         held.open_store(RocksSettings())
@@ -171,16 +171,16 @@ def _own(folder: Path, prepared: Path, changed: int, repeats: int) -> dict[str, 
         held.open_store(RocksSettings())
         closed.append((time.perf_counter() - start_s) * 1000)
         held.release()
-    keeper.close()
+    store_pool.close()
     return {
         "taken, kept open": _spread(kept),
         "taken, closed": _spread(closed),
     }
 
 
-def _fill(folder: Path, prepared: Path, keeper: Keeper, changed: int, stores: int) -> None:
+def _fill(folder: Path, prepared: Path, store_pool: StorePool, changed: int, stores: int) -> None:
     for number in range(stores):
-        subtask = _subtask(folder, number, keeper)
+        subtask = _subtask(folder, number, store_pool)
         held = subtask.create()
         shutil.copytree(prepared, held.path / "db")
         _apply(held.open_store(RocksSettings()), np.arange(0, changed * 10, 10), 1)
@@ -205,8 +205,8 @@ def main() -> int:
         spans["holder: flush"].append((flushed_s - start_s) * 1000)
         spans["holder: close"].append((time.perf_counter() - flushed_s) * 1000)
 
-    keeper = _keeper()
-    _fill(Path(folder), Path(prepared), keeper, int(changed), int(repeats))
+    store_pool = _store_pool()
+    _fill(Path(folder), Path(prepared), store_pool, int(changed), int(repeats))
     RocksStore.close = close  # type: ignore[method-assign]
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from bench.processor import Counter
-from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
@@ -167,7 +167,7 @@ class Harness:
                 for_maps=self.declared.kind == "map",
                 whole_filters=self.declared.kind == "map",
             ),
-            keeper=KeeperSettings(settings.open_stores, settings.idle_close_s),
+            store_pool=StorePoolSettings(settings.open_stores, settings.idle_close_s),
             store_options=options,
         )
         token: Any = SimpleNamespace(value="")
@@ -223,7 +223,7 @@ class Harness:
     def close(self) -> None:
         """Let the stores go that this process keeps open."""
         self.session.drain(60.0)
-        known = Keeper._instance
+        known = StorePool._instance
         if known is not None:
             known[1].close()
 

@@ -51,9 +51,9 @@ _VALUE = T.StructType([T.StructField("n", T.LongType())])
 _ROCKSDB = ("RocksStore.open", "RocksStore.get", "RocksStore._write")
 _STEPS = (
     "recovery.local.local_copies:LocalSubtask.acquire",
-    "recovery.local.store_directory:Incarnation.describe",
-    "recovery.local.store_directory:Incarnation.drop_deltas",
-    "recovery.local.store_directory:Incarnation.read_delta",
+    "recovery.local.store_directory:StoreDirectory.describe",
+    "recovery.local.store_directory:StoreDirectory.drop_deltas",
+    "recovery.local.store_directory:StoreDirectory.read_delta",
     "recovery.local.local_copies:LocalSubtask.sweep",
     "recovery.restore.steps:iter_delta",
     "recovery.restore.restorer:Restorer._apply",

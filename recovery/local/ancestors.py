@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_directory import Incarnation
+from recovery.local.store_directory import StoreDirectory
 from snapshot.protocol.messages import AncestorCopy, LocalCopy
 from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
@@ -35,8 +35,8 @@ class Ancestors:
     ) -> None:
         self._local, self._settings = local, settings
         self._lease_timeout_s = lease_timeout_s
-        self._held: dict[tuple[int, int], Incarnation] = {}
-        self._last: dict[tuple[int, int], Incarnation] = {}
+        self._held: dict[tuple[int, int], StoreDirectory] = {}
+        self._last: dict[tuple[int, int], StoreDirectory] = {}
         self._found: dict[tuple[int, int], LocalCopy] = {}
         self.refused: list[str] = []
 
@@ -103,7 +103,7 @@ class Ancestors:
         assert store is not None
         return store
 
-    def incarnation(self, groups: tuple[int, int]) -> Incarnation:
+    def incarnation(self, groups: tuple[int, int]) -> StoreDirectory:
         """Where its local deltas lie: they may be read after :meth:`release` too."""
         return self._last[groups]
 
@@ -125,6 +125,6 @@ def _standing(copy: LocalCopy) -> tuple[int | None, str, str, int]:
     return copy.epoch, copy.chain, copy.applying, copy.applying_epoch
 
 
-def _let_go(held: Incarnation) -> None:
+def _let_go(held: StoreDirectory) -> None:
     with contextlib.suppress(LocalCopyError):  # marked bad by then
         held.release()

@@ -33,13 +33,13 @@ from typing import Final
 from urllib.parse import quote
 
 from recovery.local.folders import home_of, own_file_text, own_folder, remove, unusable
-from recovery.local.store_directory import HOLDER, Incarnation, RecentDelta
-from recovery.local.store_pool import Clock, Keeper, KeeperSettings, ask_for
+from recovery.local.store_directory import HOLDER, RecentDelta, StoreDirectory
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings, ask_for
 from statebackend.errors import LocalDirError
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.rocks.parted import Opener, open_database
 
-__all__ = ["Incarnation", "LocalSubtask", "RecentDelta", "copies_seen"]
+__all__ = ["LocalSubtask", "RecentDelta", "StoreDirectory", "copies_seen"]
 
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
@@ -75,8 +75,8 @@ class LocalSubtask:
         key_groups: KeyGroupRange,
         new_id: Callable[[], str],
         clock: Clock,
-        keeper: Keeper | None = None,
-        keeper_settings: KeeperSettings | None = None,
+        store_pool: StorePool | None = None,
+        keeper_settings: StorePoolSettings | None = None,
         ask: Callable[[Path, float], bool] = ask_for,
         opener: Opener = open_database,
     ) -> None:
@@ -92,9 +92,9 @@ class LocalSubtask:
         self._new_id = new_id
         self._clock = clock
         self._ask, self._opener = ask, opener
-        self._keeper, self._keeper_settings = keeper, keeper_settings
+        self._store_pool, self._keeper_settings = store_pool, keeper_settings
 
-    def acquire(self, timeout_s: float) -> tuple[Incarnation, str]:
+    def acquire(self, timeout_s: float) -> tuple[StoreDirectory, str]:
         """The current incarnation, or a new one where it is bad, absent or held too long.
 
         Returns:
@@ -106,7 +106,7 @@ class LocalSubtask:
 
     def acquire_other(
         self, key_groups: KeyGroupRange, timeout_s: float
-    ) -> tuple[Incarnation | None, str]:
+    ) -> tuple[StoreDirectory | None, str]:
         """The current incarnation of a subtask of another parallelism; or None, and why not.
 
         Where there is nothing at all, there is no reason either.
@@ -116,14 +116,14 @@ class LocalSubtask:
         path = self.path.parent / _folder(key_groups)
         return self._take(path, timeout_s) if path.is_dir() else (None, "")
 
-    def _take(self, path: Path, timeout_s: float) -> tuple[Incarnation | None, str]:
+    def _take(self, path: Path, timeout_s: float) -> tuple[StoreDirectory | None, str]:
         """What the pointer in a subtask's folder names, leased; or None, and why not."""
         deadline_s = self._clock.now_s() + timeout_s
         while True:
             name = _current(path)
             if name is None:
                 return None, "there is no local copy on this host"
-            kept = self._keeper.take(path, name) if self._keeper else None
+            kept = self._store_pool.take(path, name) if self._store_pool else None
             if kept is not None:
                 kept.opened_here = kept.orphaned = False
                 return kept, ""
@@ -152,19 +152,19 @@ class LocalSubtask:
         None where that is this process, or nobody says so.
         """
         name = _current(self.path)
-        if name is None or self._keeper is None or self._keeper.keeps(self.path / name):
+        if name is None or self._store_pool is None or self._store_pool.keeps(self.path / name):
             return None
         door = own_file_text(self.path / name / HOLDER)
-        return None if door in (None, self._keeper.door) else (self.path / name, door)
+        return None if door in (None, self._store_pool.door) else (self.path / name, door)
 
-    def give_back(self, held: Incarnation) -> None:
+    def give_back(self, held: StoreDirectory) -> None:
         """Done for this epoch: keep the store open, or let it go."""
-        if self._keeper is None or held.bad is not None:
+        if self._store_pool is None or held.bad is not None:
             held.release()
         else:
-            self._keeper.keep(held, self._keeper_settings)
+            self._store_pool.keep(held, self._keeper_settings)
 
-    def create(self) -> Incarnation:
+    def create(self) -> StoreDirectory:
         """A new, empty incarnation, made the current one."""
         try:
             while True:
@@ -190,7 +190,7 @@ class LocalSubtask:
         except OSError as error:
             raise unusable(str(self.path), error) from error
 
-    def sweep(self, keep: Incarnation) -> None:
+    def sweep(self, keep: StoreDirectory) -> None:
         """Remove the incarnations that nobody holds and the pointer does not name."""
         if _current(self.path) != keep.path.name:
             return  # another has taken over: what is left behind is its business
@@ -207,7 +207,7 @@ class LocalSubtask:
         To be called once every subtask of this one has its state. A process does it once in a
         ``run`` of the query.
         """
-        swept = self._keeper.swept if self._keeper else {}
+        swept = self._store_pool.swept if self._store_pool else {}
         if swept.get(str(self.path.parent)) == run:
             return
         ranges = (key_group_range(i, parallelism, max_parallelism) for i in range(parallelism))
@@ -252,7 +252,7 @@ class LocalSubtask:
         held.release()
         return True
 
-    def _lease(self, path: Path) -> Incarnation | None:
+    def _lease(self, path: Path) -> StoreDirectory | None:
         """Lock an incarnation without waiting; None where another process has it.
 
         Its directory is never made here: a path that was removed stays removed.
@@ -275,7 +275,7 @@ class LocalSubtask:
         if swept:  # between the two calls: what we hold is a file without a name
             os.close(lease)
             raise FileNotFoundError(path)
-        return Incarnation(path, lease, threads=self._clock.threads, opener=self._opener)
+        return StoreDirectory(path, lease, threads=self._clock.threads, opener=self._opener)
 
 
 def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRange, int]:
@@ -298,7 +298,7 @@ def copies_seen(local_dir: str, *, job: str, operator: str) -> dict[KeyGroupRang
                 name = _current(folder)
                 if name is None or not (folder / name / "lease").exists():
                     continue
-                held = Incarnation(folder / name, None)
+                held = StoreDirectory(folder / name, None)
                 if held.bad is None:
                     found[KeyGroupRange(int(first), int(last))] = held.newest_epoch
     return found

@@ -18,7 +18,7 @@ from statebackend.rocks.parted import Opener, Store, open_database, open_store
 from statebackend.rocks.store import RocksSettings
 from statebackend.threads import THREADS, Event, Threads
 
-__all__ = ["HOLDER", "Incarnation", "RecentDelta"]
+__all__ = ["HOLDER", "RecentDelta", "StoreDirectory"]
 
 HOLDER: Final = "holder"  # the door of the process that keeps the store open
 _BAD: Final = "BAD"
@@ -46,7 +46,7 @@ class RecentDelta:
         return len(self.keys) * (120 + taken // len(sampled))
 
 
-class Incarnation:
+class StoreDirectory:
     """One directory with one store, held by this process until :meth:`release`.
 
     Without a lease it may be looked at, and nothing else.

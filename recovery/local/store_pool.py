@@ -7,7 +7,7 @@ let go at once; one that is in use is not. A holder that does not answer (frozen
 still working) is not waited for beyond a bounded time: the asker makes an incarnation of its own.
 Only processes of one user talk to each other there.
 
-The door's thread also closes what nobody used for a while, and flushes what has many epochs in
+The hand-over thread also closes what nobody used for a while, and flushes what has many epochs in
 memory only: their local deltas are needed until then.
 """
 
@@ -29,12 +29,12 @@ from typing import ClassVar, Final
 
 from recovery.local.folders import own_file_text
 from recovery.local.peers import of_this_user
-from recovery.local.store_directory import HOLDER, Incarnation
+from recovery.local.store_directory import HOLDER, StoreDirectory
 from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.system import System
 from statebackend.threads import THREADS, Lock, Threads
 
-__all__ = ["Clock", "Keeper", "KeeperSettings", "ask_for", "socket_address"]
+__all__ = ["Clock", "StorePool", "StorePoolSettings", "ask_for", "socket_address"]
 
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
@@ -44,7 +44,7 @@ _ADDRESS_BYTES: Final = 104  # of a local socket, on every system
 
 
 class Clock:
-    """Time, and threads, as local stores and the keeper need them; tests pass their own."""
+    """Time, and threads, as local stores and the store pool need them; tests pass their own."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class KeeperSettings:
+class StorePoolSettings:
     """What a worker keeps.
 
     Attributes:
@@ -80,22 +80,24 @@ class KeeperSettings:
 
 @dataclass
 class _Kept:
-    held: Incarnation
+    held: StoreDirectory
     since_s: float
-    settings: KeeperSettings
+    settings: StorePoolSettings
 
 
-class Keeper:
+class StorePool:
     """The stores of this process that are open and not in use. Thread-safe.
 
     One per process: `of_process` makes it anew after a fork, since neither threads nor RocksDB
     survive one.
     """
 
-    _instance: ClassVar[tuple[int, Keeper] | None] = None
+    _instance: ClassVar[tuple[int, StorePool] | None] = None
     _making: ClassVar[Lock] = THREADS.lock()  # of this process, as the instance is
 
-    def __init__(self, clock: Clock, settings: KeeperSettings, folder: Path | None = None) -> None:
+    def __init__(
+        self, clock: Clock, settings: StorePoolSettings, folder: Path | None = None
+    ) -> None:
         self._clock, self._settings = clock, settings
         self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
         self.swept: dict[str, str] = {}  # in which run a folder was looked through for old copies
@@ -116,9 +118,9 @@ class Keeper:
 
     @classmethod
     def of_process(
-        cls, clock: Clock, settings: KeeperSettings, folder: Callable[[], Path] | None = None
-    ) -> Keeper:
-        """This process's keeper; a store goes by the settings that it is kept with.
+        cls, clock: Clock, settings: StorePoolSettings, folder: Callable[[], Path] | None = None
+    ) -> StorePool:
+        """This process's store pool; a store goes by the settings that it is kept with.
 
         Args:
             folder: names a folder for the door, which is swept when the process has ended.
@@ -135,7 +137,7 @@ class Keeper:
                 atexit.register(_at_exit, *known)
             return known[1]
 
-    def take(self, subtask: Path, name: str) -> Incarnation | None:
+    def take(self, subtask: Path, name: str) -> StoreDirectory | None:
         """The open store of a subtask, if it is the current incarnation; one of another is let go.
 
         Args:
@@ -161,15 +163,15 @@ class Keeper:
             store = kept.held.store
             return store is not None and store.live_bytes() >= at_least_bytes
 
-    def keep(self, held: Incarnation, settings: KeeperSettings | None = None) -> None:
+    def keep(self, held: StoreDirectory, settings: StorePoolSettings | None = None) -> None:
         """Keep a store open; the one that was unused for longest makes room.
 
         Args:
-            settings: of the job that it belongs to; else the keeper's.
+            settings: of the job that it belongs to; else the store pool's.
         """
         settings = settings or self._settings
         if held.unflushed_epochs >= 2 * settings.unflushed_epochs:
-            # The door's thread did not get to it: batch follows batch.
+            # The hand-over thread did not get to it: batch follows batch.
             try:
                 held.flush()
             except BaseException as error:
@@ -222,9 +224,9 @@ class Keeper:
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._making:
             if self._instance is not None and self._instance[1] is self:
-                Keeper._instance = None
+                StorePool._instance = None
 
-    # --- the door's thread ---------------------------------------------------------------------
+    # --- the hand-over thread ---------------------------------------------------------------------
 
     def _serve(self) -> None:
         tidied_s = self._clock.now_s()
@@ -288,12 +290,12 @@ class Keeper:
                 held.mark_bad(error.what)
 
 
-def _at_exit(pid: int, keeper: Keeper) -> None:
+def _at_exit(pid: int, store_pool: StorePool) -> None:
     if pid == os.getpid():  # a fork has threads and stores of its own
-        keeper.close()
+        store_pool.close()
 
 
-def _let_go(held: Incarnation) -> None:
+def _let_go(held: StoreDirectory) -> None:
     try:
         held.release()
     except StateBackendError as error:  # marked bad by release()

@@ -16,7 +16,7 @@ from typing import Final
 
 from recovery.local.ancestors import Ancestors
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_directory import Incarnation
+from recovery.local.store_directory import StoreDirectory
 from recovery.restore.rescale import Piece, PieceError, assemble, clip_pieces
 from recovery.restore.steps import DamagedStep, StepReader
 from snapshot.formats.delta import DeltaRows
@@ -70,7 +70,7 @@ class OpenSubtask:
     ``layers``: epochs after that, up to ``reply.base_epoch``, to be laid over it.
     """
 
-    incarnation: Incarnation
+    incarnation: StoreDirectory
     store: Store
     reply: BeginReply
     layers: list[tuple[int, Iterator[DeltaRows]]]
@@ -155,13 +155,13 @@ class Restorer:
             todo="Check the disk behind local_dir.",
         )
 
-    def _sweep(self, held: Incarnation) -> None:
+    def _sweep(self, held: StoreDirectory) -> None:
         try:
             self._local.sweep(held)
         except (StateBackendError, OSError) as error:  # housekeeping: the next opening does it
             _log.warning("old local copies beside %s were left (%s)", held.path, error)
 
-    def _bring(self, held: Incarnation, *, new: bool) -> _Brought:
+    def _bring(self, held: StoreDirectory, *, new: bool) -> _Brought:
         """One try; a new incarnation may have taken the place of ``held``."""
         self._inheriting = False
         try:
@@ -213,7 +213,7 @@ class Restorer:
             self._ancestors.release()
         return _Brought(held, reply, layers)
 
-    def _apply(self, held: Incarnation, reply: BeginReply, bodies: Iterator[bytes]) -> Store:
+    def _apply(self, held: StoreDirectory, reply: BeginReply, bodies: Iterator[bytes]) -> Store:
         inherited = [step for step in reply.steps if step.keep is not None]
         steps = reply.steps[len(inherited) :]
         if inherited:
@@ -246,7 +246,7 @@ class Restorer:
 
     def _inherit(
         self,
-        held: Incarnation,
+        held: StoreDirectory,
         reply: BeginReply,
         steps: list[RestoreStep],
         bodies: Iterator[bytes],
@@ -282,7 +282,7 @@ class Restorer:
                 store.apply_batches(as_lists(rows), None)
 
     def _assembled(
-        self, held: Incarnation, steps: list[RestoreStep], fetched: dict[int, Store]
+        self, held: StoreDirectory, steps: list[RestoreStep], fetched: dict[int, Store]
     ) -> Store:
         """The parents' stores, as one; each of them is free for others again."""
         here = {step.found_at for step in steps if step.kind == "store"}
@@ -319,7 +319,7 @@ class Restorer:
             self._ancestors.release()
 
     def _fetched_store(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+        self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]
     ) -> Store:
         assert step.keep is not None
         folder = held.work_folder(_PARTS) / f"{step.keep[0]}-{step.epoch}"
@@ -328,7 +328,9 @@ class Restorer:
         _check_marker(store, step)
         return store
 
-    def _restore_files(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> None:
+    def _restore_files(
+        self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]
+    ) -> None:
         """Fetch RocksDB's own files into an incarnation that has no store yet."""
         data = self._reader.fetch_files(held, step, bodies, held.path / "db")
         _check_marker(held.open_store(self._settings), step)
@@ -384,7 +386,7 @@ def _check_marker(store: Store, step: RestoreStep) -> None:
 class _Brought:
     """A store that was brought to the epoch, and what lies over it."""
 
-    held: Incarnation
+    held: StoreDirectory
     reply: BeginReply
     layers: list[tuple[RestoreStep, Iterator[DeltaRows]]]
 
@@ -392,6 +394,6 @@ class _Brought:
 class _Unusable(Exception):
     """A local copy failed; ``replace`` says whether a new incarnation is wanted."""
 
-    def __init__(self, held: Incarnation, reason: str, *, replace: bool) -> None:
+    def __init__(self, held: StoreDirectory, reason: str, *, replace: bool) -> None:
         super().__init__(reason)
         self.held, self.reason, self.replace = held, reason, replace

@@ -11,7 +11,7 @@ from typing import Final
 from blake3 import blake3
 
 from recovery.local.ancestors import Ancestors
-from recovery.local.store_directory import Incarnation
+from recovery.local.store_directory import StoreDirectory
 from recovery.restore.fetch import fetch_file, fetch_index
 from snapshot.formats.base import decode_index
 from snapshot.formats.delta import DeltaRows
@@ -65,7 +65,7 @@ class StepReader:
         self.tally = Tally()
 
     def fetch_files(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes], folder: Path
+        self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes], folder: Path
     ) -> bytes:
         """Fetch the files of a base into a folder, which is made; their index, as stored."""
         data = self._read(held, step, bodies)
@@ -81,7 +81,7 @@ class StepReader:
         return data
 
     def rows(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+        self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]
     ) -> Iterator[DeltaRows]:
         """A delta's rows, in pieces; its digest is checked before this returns."""
         digest = bytes.fromhex(step.digest)
@@ -100,7 +100,7 @@ class StepReader:
                     raise DamagedStep(step, error) from error
 
     def _source(
-        self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]
+        self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]
     ) -> bytes | Path:
         """Where a delta's bytes are: in memory, or in a file if they are many."""
         if step.size_bytes <= _IN_MEMORY_BYTES:
@@ -117,7 +117,7 @@ class StepReader:
         self.tally.durable_reads += 1
         return path
 
-    def _read(self, held: Incarnation, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
+    def _read(self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]) -> bytes:
         tally = self.tally
         if step.source == "local":
             try:
@@ -138,9 +138,9 @@ class StepReader:
         tally.durable_reads += 1
         return data
 
-    def _forget(self, held: Incarnation, step: RestoreStep) -> None:
+    def _forget(self, held: StoreDirectory, step: RestoreStep) -> None:
         self._place(held, step).forget_delta(step.epoch, step.digest)
 
-    def _place(self, held: Incarnation, step: RestoreStep) -> Incarnation:
+    def _place(self, held: StoreDirectory, step: RestoreStep) -> StoreDirectory:
         """Beside which store a step's local delta lies."""
         return held if step.found_at is None else self._ancestors.incarnation(step.found_at)

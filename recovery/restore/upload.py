@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from recovery.local.folders import in_use, unreadable
-from recovery.local.local_copies import Incarnation
+from recovery.local.local_copies import StoreDirectory
 from snapshot.formats.base import FileEntry, decode_index, encode_index, index_of, reusable
 from snapshot.formats.delta import encode_delta
 from snapshot.formats.names import base_file_name
@@ -84,7 +84,7 @@ class BaseUpload:
 
     def __init__(
         self,
-        held: Incarnation,
+        held: StoreDirectory,
         grant: BaseGrant,
         *,
         store: ObjectStore,

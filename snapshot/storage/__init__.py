@@ -1,8 +1,9 @@
 """Object stores: one small interface, several places to keep bytes.
 
 `snapshot.storage.testing.StoreTests` is the suite that every store passes; it needs pytest, so it
-is not imported here. Nor are `snapshot.storage.s3_store` and `snapshot.storage.filesystem`, which
-take time to load and packages of their own: `open_store` imports them when a URI asks for them.
+is not imported here. Nor are `snapshot.storage.s3.s3_store` and `snapshot.storage.filesystem`,
+which take time to load and packages of their own: `open_store` imports them when a URI asks for
+them.
 """
 
 from __future__ import annotations

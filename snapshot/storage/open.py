@@ -81,7 +81,7 @@ def open_store(
 def _s3_store(uri: str, new_id: Callable[[], str], options: StoreOptions) -> ObjectStore:
     bucket, prefix = parse_s3_uri(uri)
     try:
-        from snapshot.storage.s3_store import S3Store
+        from snapshot.storage.s3.s3_store import S3Store
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore", "urllib3"):
             raise

@@ -22,7 +22,7 @@ from statebackend.operators.operator_lists_maps import StoredOperatorState
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.rowconv import arrow_schema, columns_to_python, make_rows, row_type
 from statebackend.state.binary_columns import places_array
-from statebackend.state.streaming_timers import OnwardTimers
+from statebackend.state.streaming_timers import StreamingTimers
 from statebackend.state.table import StateTable
 
 __all__ = ["SideRows", "StreamFigures", "StreamOperator", "StreamTimes"]
@@ -80,7 +80,7 @@ class StreamOperator(OperatorPhases):
         StateMismatchError: it asked for other states than on the driver.
     """
 
-    timer_index = OnwardTimers
+    timer_index = StreamingTimers
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class StreamOperator(OperatorPhases):
             versions=versions,
             stored=stored,
         )
-        if isinstance(self.timers, OnwardTimers):
+        if isinstance(self.timers, StreamingTimers):
             self.timers.look(key_groups)
         self._seen = self._now()
         self._max_parallelism, self._late_position = max_parallelism, late_position
@@ -213,7 +213,7 @@ class StreamOperator(OperatorPhases):
     @property
     def timers_due(self) -> bool:
         """False: :meth:`fire` has nothing to do; costs next to nothing."""
-        return isinstance(self.timers, OnwardTimers) and self.timers.may_be_due(self._now_ms)
+        return isinstance(self.timers, StreamingTimers) and self.timers.may_be_due(self._now_ms)
 
     def fire(self) -> Iterator[pa.RecordBatch]:
         """Call the processor for the timers that are due by the times, in their order.
@@ -252,7 +252,7 @@ class StreamOperator(OperatorPhases):
     @property
     def next_timer_ms(self) -> int | None:
         """No timer is left below it; None: there is none."""
-        if not isinstance(self.timers, OnwardTimers):
+        if not isinstance(self.timers, StreamingTimers):
             return None
         return self.timers.not_before_ms()
 

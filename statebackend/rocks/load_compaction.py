@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-__all__ = ["Settling", "flush_rows", "hold_up_writes", "level0_files"]
+__all__ = ["LoadCompaction", "flush_rows", "hold_up_writes", "level0_files"]
 
 _BULK_ROWS: Final = 400_000  # more than a write buffer holds, of small rows
 _TRIGGER: Final = "level0_file_num_compaction_trigger"
@@ -38,7 +38,7 @@ def flush_rows(db: Any) -> None:
         db.flush()
 
 
-class Settling:
+class LoadCompaction:
     """Of one open database. What it knows is lost when that is closed, and nothing depends on it.
 
     It knows the database, not the store that has it: a store that is only let go of closes at once,

@@ -37,7 +37,12 @@ from statebackend.rocks.clipping import (
 )
 from statebackend.rocks.faults import classify, close_at_once
 from statebackend.rocks.filter_placement import WholeFilters, are_in_parts, went_over
-from statebackend.rocks.load_compaction import Settling, flush_rows, hold_up_writes, level0_files
+from statebackend.rocks.load_compaction import (
+    LoadCompaction,
+    flush_rows,
+    hold_up_writes,
+    level0_files,
+)
 from statebackend.rocks.reading import META_PREFIX, RocksReads
 from statebackend.rocks.rocksdb_options import (
     LEVEL0_FULL_FILES,
@@ -97,7 +102,7 @@ class RocksStore(RocksReads):
     values. No write-ahead log is kept, because the delta itself is one.
     """
 
-    _settling: Settling | None = None
+    _settling: LoadCompaction | None = None
     _filters: WholeFilters | None = None
 
     def __init__(self, db: Any, path: str) -> None:
@@ -138,7 +143,7 @@ class RocksStore(RocksReads):
         except Exception as error:
             raise classify(error, path) from error
         trigger = level0_files_max(settings)
-        store._settling = Settling(store._db, trigger, due=went_over(path))
+        store._settling = LoadCompaction(store._db, trigger, due=went_over(path))
         if whole_filters:
             store._filters = WholeFilters(path, settings.cache_bytes)
         return store

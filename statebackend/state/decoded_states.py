@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from statebackend.state.binary_columns import width_of
 from statebackend.state.overlay import Overlay
-from statebackend.state.row_cache import HotRows, read_layers, state_of
+from statebackend.state.row_cache import RowCache, read_layers, state_of
 
-__all__ = ["HotStates"]
+__all__ = ["DecodedStates"]
 
 Values: TypeAlias = Callable[[pa.BinaryArray], pa.BinaryArray]
 
 
-class HotStates:
-    """What a table keeps in `HotRows`, over all its overlays.
+class DecodedStates:
+    """What a table keeps in `RowCache`, over all its overlays.
 
     Args:
         limit_bytes: of what is kept beyond the changes themselves, to be read sooner: the newest
@@ -31,8 +31,8 @@ class HotStates:
         self._cold: set[bytes] = set()  # states of which not all that is put has one width
         self._widths: dict[bytes, int] = {}  # of the values of the others
         # Of the newest applied overlay: the base has it too, and takes ten times as long.
-        self._clean: dict[bytes, HotRows] = {}
-        self._found: tuple[pa.BinaryArray, HotRows, NDArray[np.int32]] | None = None
+        self._clean: dict[bytes, RowCache] = {}
+        self._found: tuple[pa.BinaryArray, RowCache, NDArray[np.int32]] | None = None
 
     def put(
         self,
@@ -76,7 +76,7 @@ class HotStates:
         if hot is None:
             before = self._before(overlays, state)
             fits = before and (before.key_bytes, before.value_bytes) == (key_bytes, value_bytes)
-            hot = before.following() if before and fits else HotRows(key_bytes, value_bytes)
+            hot = before.following() if before and fits else RowCache(key_bytes, value_bytes)
             overlays[0].hot[state], self._widths[state] = hot, value_bytes
         elif (hot.key_bytes, hot.value_bytes) != (key_bytes, value_bytes):
             return False
@@ -85,7 +85,7 @@ class HotStates:
         hot.put(keys, values, known)
         return True
 
-    def _before(self, overlays: Sequence[Overlay], state: bytes) -> HotRows | None:
+    def _before(self, overlays: Sequence[Overlay], state: bytes) -> RowCache | None:
         """A state's newest rows, unless other changes lie over them, or they take too much."""
         for overlay in overlays:
             if overlay.runs:
@@ -95,7 +95,7 @@ class HotStates:
         clean = self._clean.get(state)
         return clean and self._fitting(overlays[0], clean)
 
-    def _fitting(self, current: Overlay, hot: HotRows) -> HotRows | None:
+    def _fitting(self, current: Overlay, hot: RowCache) -> RowCache | None:
         held_bytes = sum(other.nbytes for other in current.hot.values())
         return hot if held_bytes + 2 * hot.nbytes <= self._limit_bytes else None
 
@@ -113,7 +113,7 @@ class HotStates:
             base: gives the values of keys that no overlay has.
 
         Returns:
-            None: the state is not in `HotRows` alone, or not of one width.
+            None: the state is not in `RowCache` alone, or not of one width.
         """
         state = state_of(keys)
         if state in self._cold:

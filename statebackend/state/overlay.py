@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from statebackend.state.binary_columns import Entries, ascends, newest, order_of, take
 from statebackend.state.blocks import SortedRows, binary_array
-from statebackend.state.row_cache import HotRows
+from statebackend.state.row_cache import RowCache
 from statebackend.state.spill import Run, count_merged, merge
 
 __all__ = ["FrozenOverlay", "Overlay", "joined"]
@@ -58,7 +58,7 @@ class Overlay:
 
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
     under: dict[bytes, bytes | set[bytes]] = field(default_factory=dict)
-    hot: dict[bytes, HotRows] = field(default_factory=dict)
+    hot: dict[bytes, RowCache] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -66,7 +66,7 @@ class Overlay:
         """What ``hot`` takes of the memory."""
         return sum(hot.nbytes for hot in self.hot.values())
 
-    def sources(self) -> Iterator[dict[bytes, bytes | None] | HotRows | Run]:
+    def sources(self) -> Iterator[dict[bytes, bytes | None] | RowCache | Run]:
         """What to look a key up in, newest first."""
         if self.entries:
             yield self.entries

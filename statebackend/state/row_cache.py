@@ -26,7 +26,7 @@ from statebackend.state.binary_columns import (
 )
 from statebackend.state.blocks import ABSENT, binary_array
 
-__all__ = ["HotRows", "read_layers", "state_of"]
+__all__ = ["RowCache", "read_layers", "state_of"]
 
 Words = list[NDArray[np.uint64]]
 """A key as numbers: for each eight bytes of it, one of every key."""
@@ -39,7 +39,7 @@ _MIX: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
 
 
-class HotRows:
+class RowCache:
     """Keys and what they were set to, None if they were deleted; only ever more keys.
 
     Some are as they were before, and here only to be found (see `following`). One thread writes.
@@ -75,14 +75,14 @@ class HotRows:
         """What its changes take as columns."""
         return int(np.count_nonzero(self._changed)) * (self.key_bytes + self.value_bytes)
 
-    def following(self) -> HotRows:
+    def following(self) -> RowCache:
         """Others with the same rows, none of them changed; or none, if few were changed here.
 
         What is written over and over is found in them from the first moment after a barrier.
         """
         changed = int(np.count_nonzero(self._changed))
         if 2 * changed < len(self):
-            return HotRows(self.key_bytes, self.value_bytes, changed)
+            return RowCache(self.key_bytes, self.value_bytes, changed)
         new = copy.copy(self)
         new._table, new._keys = self._table.copy(), self._keys.copy()
         new._words = [word.copy() for word in self._words]
@@ -90,10 +90,10 @@ class HotRows:
         new._changed = np.zeros_like(self._changed)
         return new
 
-    def changes(self) -> HotRows:
+    def changes(self) -> RowCache:
         """Others with what was changed alone."""
         rows = np.flatnonzero(self._changed)
-        new = HotRows(self.key_bytes, self.value_bytes, len(rows))
+        new = RowCache(self.key_bytes, self.value_bytes, len(rows))
         places = new._add(self._keys[rows])
         new._values[places], new._live[places] = self._values[rows], self._live[rows]
         new._changed[places] = True
@@ -215,7 +215,7 @@ class HotRows:
 
 
 def read_layers(
-    layers: Sequence[HotRows],
+    layers: Sequence[RowCache],
     keys: pa.BinaryArray,
     base: Callable[[pa.BinaryArray], pa.BinaryArray],
 ) -> tuple[pa.BinaryArray | None, NDArray[np.int32] | None]:

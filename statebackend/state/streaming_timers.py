@@ -27,14 +27,14 @@ from statebackend.state.ranges import BIAS, clamped, of_base, of_run, pack_at, r
 from statebackend.state.table import StateTable
 from statebackend.state.timers import BY_TIME, DUE_AT_LIMIT, DueTimers, TimerIndex, chunks_of
 
-__all__ = ["OnwardTimers"]
+__all__ = ["StreamingTimers"]
 
 _NEVER: Final = 2**64 - 1
 _NO_TIMES: Final = np.zeros(0, np.uint64)
 _CHUNK_ROWS: Final = 8192
 
 
-class OnwardTimers(TimerIndex):
+class StreamingTimers(TimerIndex):
     """The timers of a subtask; each that :meth:`due` gives must have fired before the next call."""
 
     __slots__ = ("_first_at", "_log_at", "_low", "_segments", "_taken")

@@ -1,7 +1,7 @@
 """The overlay over RocksDB, and its copy-on-write freeze.
 
 Writes of the current epoch live in an overlay: a dict from full key to encoded value, None for
-deleted; in a stream what states by the column have is in `HotRows` beside it. An overlay over its
+deleted; in a stream what states by the column have is in `RowCache` beside it. An overlay over its
 limit goes to disk as a sorted run. Reads go overlay, its runs (newest first), then frozen overlays
 and layers (newest first), then the base. At the barrier the overlay is
 frozen and a fresh one put over it: constant time, whatever the state's size.
@@ -29,9 +29,9 @@ from statebackend.state.binary_columns import (
 )
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
 from statebackend.state.confirmed import BaseReads, MemoryBase, ReadableBase
-from statebackend.state.decoded_states import HotStates
+from statebackend.state.decoded_states import DecodedStates
 from statebackend.state.overlay import FrozenOverlay, Overlay
-from statebackend.state.row_cache import HotRows
+from statebackend.state.row_cache import RowCache
 from statebackend.state.spill import ArrowRows, OverlayGauge, OverlaySpill, Run, merge
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]
@@ -54,7 +54,7 @@ class StateTable:
         base: the confirmed state.
         spill: where an overlay goes that grows too large; without it, it stays in memory.
         small_writes: what is written by the column comes in many small pieces, as in a stream: it
-            is kept in the dict as what is written by the key, or (`put_values`) in `HotRows`. Else
+            is kept in the dict as what is written by the key, or (`put_values`) in `RowCache`. Else
             each piece is a run of its own.
     """
 
@@ -72,7 +72,7 @@ class StateTable:
         self._begin(Overlay())
         self._frozen: list[FrozenOverlay] = []
         self._spill = spill
-        self._hot = HotStates(spill.limit_bytes / 2 if spill else math.inf)
+        self._hot = DecodedStates(spill.limit_bytes / 2 if spill else math.inf)
 
     def _begin(self, overlay: Overlay, held_bytes: int = 0) -> None:
         self._overlay = overlay
@@ -223,7 +223,7 @@ class StateTable:
             return found  # type: ignore[no-any-return]
         if self._frozen or self._overlay.runs or self._overlay.hot:
             for source in self._sources():
-                if isinstance(source, HotRows):
+                if isinstance(source, RowCache):
                     found = source.get_many([key])[0]
                 else:
                     found = source.get(key) if isinstance(source, Run) else source.get(key, ABSENT)
@@ -256,7 +256,7 @@ class StateTable:
                 if source.touches(*ends):
                     wanted = source.get_many(keys, wanted, values, ends)
                 continue
-            if isinstance(source, HotRows):
+            if isinstance(source, RowCache):
                 some = source.get_many([keys[place] for place in wanted])
             elif source is sources[0]:  # of which all are wanted: as quickly as it goes
                 values = list(map(source.get, keys, repeat(ABSENT)))
@@ -275,7 +275,7 @@ class StateTable:
             wanted = missing
         return values, wanted
 
-    def _sources(self) -> list[dict[bytes, bytes | None] | HotRows | Run]:
+    def _sources(self) -> list[dict[bytes, bytes | None] | RowCache | Run]:
         """What lies over the base, newest first."""
         return [source for overlay in self._overlays() for source in overlay.sources()]
 

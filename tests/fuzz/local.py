@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock
 from snapshot.formats.base import FileEntry, FileIndex, encode_index
 from statebackend.keygroups import KeyGroupRange
@@ -109,7 +109,7 @@ class _Pointers:
         if kind == "delta":
             return self._delta(path, data)
         (path / kind).write_bytes(data)
-        held = Incarnation(path, os.open(path / "lease", os.O_RDWR | os.O_CREAT))
+        held = StoreDirectory(path, os.open(path / "lease", os.O_RDWR | os.O_CREAT))
         found = (held.bad, held.uploaded)
         held.release()
         (path / kind).unlink(missing_ok=True)  # a holder's goes with its release
@@ -123,7 +123,7 @@ class _Pointers:
             return REFUSED
         file = folder / os.fsdecode(name)
         file.write_bytes(b"")
-        held = Incarnation(path, os.open(path / "lease", os.O_RDWR | os.O_CREAT))
+        held = StoreDirectory(path, os.open(path / "lease", os.O_RDWR | os.O_CREAT))
         found = held.describe().deltas
         held.drop_deltas(1 << 80)
         held.release()

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from statebackend.errors import ForeignRowError, LocalDirError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
-from statebackend.operators.input.broadcast_rows import RuleRows
+from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
 
@@ -33,7 +33,7 @@ def test_one_order_whatever_the_order_of_arrival(tmp_path: Path, budget_bytes: i
     for seed in range(3):
         numbers = np.random.default_rng(seed).permutation(20_000).tolist()
         folder = tmp_path / str(seed)
-        rows = RuleRows(
+        rows = BroadcastRows(
             arrow_schema(SCHEMA), budget_bytes=budget_bytes, folder=partial(Path, folder)
         )
         for start in range(0, len(numbers), 1000):
@@ -50,14 +50,14 @@ def test_one_order_whatever_the_order_of_arrival(tmp_path: Path, budget_bytes: i
 
 
 def test_no_rules_are_no_rows() -> None:
-    rows = RuleRows(arrow_schema(SCHEMA))
+    rows = BroadcastRows(arrow_schema(SCHEMA))
     assert list(rows.shown(SCHEMA, "UTC")) == []
     rows.add(batch([]))
     assert list(rows.shown(SCHEMA, "UTC")) == []
 
 
 def test_pieces_stay_small_when_many_runs_are_merged(tmp_path: Path) -> None:
-    rows = RuleRows(arrow_schema(SCHEMA), budget_bytes=1, folder=lambda: tmp_path / "x")
+    rows = BroadcastRows(arrow_schema(SCHEMA), budget_bytes=1, folder=lambda: tmp_path / "x")
     numbers = count()
     for _ in range(20):
         rows.add(batch([next(numbers) for _ in range(5_000)]))
@@ -66,7 +66,7 @@ def test_pieces_stay_small_when_many_runs_are_merged(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("no folder")
-    rows = RuleRows(arrow_schema(SCHEMA), budget_bytes=1, folder=lambda: tmp_path / "x")
+    rows = BroadcastRows(arrow_schema(SCHEMA), budget_bytes=1, folder=lambda: tmp_path / "x")
     with pytest.raises(LocalDirError):
         rows.add(batch([1, 2]))
 
@@ -108,7 +108,7 @@ def read(subtask: int, *numbers: int, group: int | None = None) -> EpochInput:
         key_positions=(0,),
         parallelism=SUBTASKS,
         max_parallelism=GROUPS,
-        rules=RuleRows(arrow_schema(SCHEMA)),
+        rules=BroadcastRows(arrow_schema(SCHEMA)),
     )
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from recovery.local.local_copies import Incarnation, LocalSubtask
-from recovery.local.store_pool import Clock, Keeper, KeeperSettings, ask_for
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings, ask_for
 from snapshot.storage.local_store import LocalStore
 from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange
@@ -43,15 +43,15 @@ class HandClock(Clock):
 
 
 @contextmanager
-def keeping(clock: Clock = REAL, **settings: Any) -> Iterator[Keeper]:
-    keeper = Keeper(clock, KeeperSettings(**settings))
+def keeping(clock: Clock = REAL, **settings: Any) -> Iterator[StorePool]:
+    store_pool = StorePool(clock, StorePoolSettings(**settings))
     try:
-        yield keeper
+        yield store_pool
     finally:
-        keeper.close()
+        store_pool.close()
 
 
-def subtask(path: Path, keeper: Keeper | None = None, number: int = 0) -> LocalSubtask:
+def subtask(path: Path, store_pool: StorePool | None = None, number: int = 0) -> LocalSubtask:
     return LocalSubtask(
         str(path),
         job="job",
@@ -59,11 +59,11 @@ def subtask(path: Path, keeper: Keeper | None = None, number: int = 0) -> LocalS
         key_groups=KeyGroupRange(8 * number, 8 * number + 7),
         new_id=lambda: f"{os.getpid()}-{new_id()}",
         clock=REAL,
-        keeper=keeper,
+        store_pool=store_pool,
     )
 
 
-def written(held: Incarnation, *epochs: int) -> None:
+def written(held: StoreDirectory, *epochs: int) -> None:
     """Epochs, as a task applies them: in memory, with a local delta each."""
     store = held.open_store(SMALL)
     for epoch in epochs:
@@ -72,16 +72,16 @@ def written(held: Incarnation, *epochs: int) -> None:
         held.unflushed_epochs += 1
 
 
-def seen(held: Incarnation) -> tuple[int | None, bytes | None]:
+def seen(held: StoreDirectory) -> tuple[int | None, bytes | None]:
     found = held.open_store(SMALL).marker()
     return found.epoch if found else None, held.open_store(SMALL).get(b"\0\0k")
 
 
-def deltas(held: Incarnation) -> list[int]:
+def deltas(held: StoreDirectory) -> list[int]:
     return [epoch for epoch, _, _ in held._deltas()]
 
 
-def on_disk(held: Incarnation, scratch: Path) -> int:
+def on_disk(held: StoreDirectory, scratch: Path) -> int:
     """The epoch that the store would stand at if its process died now; -1 for none."""
     copy = scratch / new_id()
     shutil.copytree(held.path / "db", copy, ignore=shutil.ignore_patterns("LOCK"))
@@ -91,7 +91,7 @@ def on_disk(held: Incarnation, scratch: Path) -> int:
     return found.epoch if found else -1
 
 
-def told(held: Incarnation, method: str) -> threading.Event:
+def told(held: StoreDirectory, method: str) -> threading.Event:
     """Set once a method of this incarnation has been called, by whomever."""
     event, real = threading.Event(), getattr(held, method)
 
@@ -110,10 +110,10 @@ def told(held: Incarnation, method: str) -> threading.Event:
 WORKER = """
 import json, sys
 from pathlib import Path
-from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from tests.recovery.test_keeper import REAL, seen, subtask, written
-keeper = Keeper.of_process(REAL, KeeperSettings())
-local = subtask(Path(sys.argv[1]), keeper)
+store_pool = StorePool.of_process(REAL, StorePoolSettings())
+local = subtask(Path(sys.argv[1]), store_pool)
 held = None
 for line in sys.stdin:
     command, *numbers = line.split()
@@ -132,7 +132,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """Another process of the host, with a keeper of its own."""
+    """Another process of the host, with a store pool of its own."""
 
     def __init__(self, path: Path) -> None:
         self.process = subprocess.Popen(
@@ -183,8 +183,8 @@ def test_a_store_that_is_not_in_use_is_handed_over_at_once_with_all_it_holds(
 def test_a_store_that_is_kept_open_is_taken_up_by_its_own_process_without_asking(
     tmp_path: Path,
 ) -> None:
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         store = held.store
@@ -200,8 +200,8 @@ def test_a_store_with_too_large_filters_is_closed_and_comes_back_with_all_it_hol
     tmp_path: Path,
 ) -> None:
     small = replace(SMALL, block_cache_bytes=1 << 12, for_maps=True, whole_filters=True)
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         held.open_store(small)
         written(held, 0)
@@ -277,18 +277,18 @@ EPOCHS: list[Changes] = [
 DRIVER_AND_WORKER = """
 import sys
 from pathlib import Path
-from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.storage.local_store import LocalStore
 from tests.recovery.driver import new_id
 from tests.recovery.test_keeper import EPOCHS, REAL, store_of
 from tests.recovery.test_restore import Job
 root, flush_after = Path(sys.argv[1]), int(sys.argv[2])
-keeper = Keeper(REAL, KeeperSettings())
-job = Job(root, store=store_of(root), keeper=keeper)
+store_pool = StorePool(REAL, StorePoolSettings())
+job = Job(root, store=store_of(root), store_pool=store_pool)
 for number, changes in enumerate(EPOCHS):
     job.run(changes)
     if number == flush_after:
-        (kept,) = keeper._kept.values()
+        (kept,) = store_pool._kept.values()
         kept.held.flush()
 print("done", flush=True)
 sys.stdin.read()
@@ -331,13 +331,13 @@ def test_after_a_kill_with_unflushed_epochs_the_exact_state_comes_from_this_host
     job.run({b"\0\0k": b"on"})
 
 
-# --- the door's thread ---------------------------------------------------------------------------
+# --- the hand-over thread ------------------------------------------------------------------------
 
 
 def test_a_store_that_nobody_used_for_a_while_is_closed(tmp_path: Path) -> None:
     clock = HandClock()
-    with keeping(clock, idle_close_s=30) as keeper:
-        old, young = (subtask(tmp_path, keeper, n) for n in (0, 1))
+    with keeping(clock, idle_close_s=30) as store_pool:
+        old, young = (subtask(tmp_path, store_pool, n) for n in (0, 1))
         first, _ = old.acquire(0)
         written(first, 0)
         old.give_back(first)
@@ -356,16 +356,16 @@ def test_a_store_that_nobody_used_for_a_while_is_closed(tmp_path: Path) -> None:
 
 
 def test_the_store_that_was_unused_for_longest_makes_room(tmp_path: Path) -> None:
-    with keeping(open_limit=2) as keeper:
+    with keeping(open_limit=2) as store_pool:
         held = []
         for number in range(2):
-            local = subtask(tmp_path, keeper, number)
+            local = subtask(tmp_path, store_pool, number)
             held.append(local.acquire(0)[0])
             written(held[-1], 0)
             local.give_back(held[-1])
-        first = subtask(tmp_path, keeper, 0)
+        first = subtask(tmp_path, store_pool, 0)
         first.give_back(first.acquire(0)[0])  # used again: now 1 is the oldest
-        third = subtask(tmp_path, keeper, 2)
+        third = subtask(tmp_path, store_pool, 2)
         held.append(third.acquire(0)[0])
         written(held[-1], 0)
         third.give_back(held[-1])
@@ -373,8 +373,8 @@ def test_the_store_that_was_unused_for_longest_makes_room(tmp_path: Path) -> Non
 
 
 def test_without_room_for_any_every_store_is_let_go(tmp_path: Path) -> None:
-    with keeping(open_limit=0) as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping(open_limit=0) as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)
@@ -385,8 +385,8 @@ def test_after_many_epochs_in_memory_the_store_is_flushed_and_only_what_it_holds
     tmp_path: Path,
 ) -> None:
     clock = HandClock()
-    with keeping(clock, unflushed_epochs=4, idle_close_s=1e9) as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping(clock, unflushed_epochs=4, idle_close_s=1e9) as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0, 1, 2)
         held.write_delta(3, "acked", b"of an epoch that is not applied yet")
@@ -433,8 +433,8 @@ def test_a_store_that_cannot_be_flushed_is_not_used_again(
         raise LocalCopyError("The disk is gone.")
 
     clock = HandClock()
-    with keeping(clock, unflushed_epochs=1, idle_close_s=1e9) as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping(clock, unflushed_epochs=1, idle_close_s=1e9) as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         marked = told(held, "mark_bad")
@@ -453,8 +453,8 @@ def test_a_store_that_cannot_be_flushed_is_not_used_again(
 def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(
     tmp_path: Path,
 ) -> None:
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)
@@ -473,13 +473,13 @@ def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(
 FORK = """
 import os, sys
 from pathlib import Path
-from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from tests.recovery.test_keeper import REAL, subtask, written
 root = Path(sys.argv[1])
-ours = Keeper.of_process(REAL, KeeperSettings())
-assert Keeper.of_process(REAL, KeeperSettings()) is ours
+ours = StorePool.of_process(REAL, StorePoolSettings())
+assert StorePool.of_process(REAL, StorePoolSettings()) is ours
 child = os.fork()
-mine = Keeper.of_process(REAL, KeeperSettings())
+mine = StorePool.of_process(REAL, StorePoolSettings())
 assert (mine is ours) is bool(child)
 local = subtask(root, mine, number=1 if child else 2)
 held, _ = local.acquire(0)
@@ -525,8 +525,8 @@ def test_what_is_left_at_a_door_costs_no_more_than_the_wait(tmp_path: Path, left
 
 
 def test_a_holder_file_of_a_process_that_died_is_in_nobody_s_way(tmp_path: Path) -> None:
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)
@@ -542,13 +542,13 @@ def test_a_holder_file_of_a_process_that_died_is_in_nobody_s_way(tmp_path: Path)
 
 @pytest.mark.parametrize("words", [b"", b"\xff\xfe", b"\0", b"/", b"x" * 9000])
 def test_whatever_is_said_at_the_door_it_stays_open(tmp_path: Path, words: bytes) -> None:
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-            stranger.connect(keeper.door)
+            stranger.connect(store_pool.door)
             stranger.sendall(words)
         assert ask_for(held.path, 10)
         assert held.store is None
@@ -560,8 +560,8 @@ def test_a_door_deep_in_the_tree_is_found_too(
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with keeping() as keeper:
-        local = subtask(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask(tmp_path, store_pool)
         held, _ = local.acquire(0)
         written(held, 0)
         local.give_back(held)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _PROGRAM = """
 import sys, time
 from pathlib import Path
-from recovery.local.store_pool import Keeper, KeeperSettings
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from recovery.local.store_pool import Clock
 
 class Held:
@@ -24,8 +24,8 @@ class Held:
 
 folder = Path(sys.argv[1])
 clock = Clock(time.monotonic, time.sleep)
-keeper = Keeper.of_process(clock, KeeperSettings(), lambda: folder / "door")
-keeper.keep(Held(folder / "a" / "b" / "c" / "d" / "e"))
+store_pool = StorePool.of_process(clock, StorePoolSettings(), lambda: folder / "door")
+store_pool.keep(Held(folder / "a" / "b" / "c" / "d" / "e"))
 """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock
 from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import LocalCopyError, LocalDeltaError, LocalDirError
@@ -148,7 +148,7 @@ def test_who_got_the_lease_of_what_no_longer_counts_gives_it_back(tmp_path: Path
     class Overtaken(LocalSubtask):
         """Another takes over between reading the pointer and locking what it named."""
 
-        def _lease(self, path: Path) -> Incarnation | None:
+        def _lease(self, path: Path) -> StoreDirectory | None:
             if path.name == old:
                 filled(subtask(tmp_path), b"new")
             return super()._lease(path)
@@ -378,13 +378,13 @@ def test_an_incarnation_that_is_swept_while_it_is_made_is_made_anew(
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Incarnation]:
+def held(tmp_path: Path) -> Iterator[StoreDirectory]:
     made = subtask(tmp_path).create()
     yield made
     made.release()
 
 
-def test_deltas_are_described_read_and_dropped_by_epoch(held: Incarnation) -> None:
+def test_deltas_are_described_read_and_dropped_by_epoch(held: StoreDirectory) -> None:
     held.open_store(SMALL).apply([], [], marker(3))
     for epoch in (3, 4, 11):
         held.write_delta(epoch, f"d{epoch}", b"%d" % epoch)
@@ -403,7 +403,7 @@ def test_deltas_are_described_read_and_dropped_by_epoch(held: Incarnation) -> No
     assert held.describe().deltas == []
 
 
-def test_a_copy_is_described_by_its_marker(held: Incarnation) -> None:
+def test_a_copy_is_described_by_its_marker(held: StoreDirectory) -> None:
     assert held.describe() == LocalCopy()
     held.write_delta(0, "d", b"")
     held.open_store(SMALL)
@@ -423,7 +423,7 @@ def test_a_copy_is_described_by_its_marker(held: Incarnation) -> None:
     )
 
 
-def test_what_a_crash_left_of_a_delta_is_no_delta(held: Incarnation) -> None:
+def test_what_a_crash_left_of_a_delta_is_no_delta(held: StoreDirectory) -> None:
     held.write_delta(1, "d", b"x")
     (held.path / "deltas" / ".2.4711").write_bytes(b"half of it")
     (held.path / "deltas" / "note").write_bytes(b"")
@@ -432,7 +432,7 @@ def test_what_a_crash_left_of_a_delta_is_no_delta(held: Incarnation) -> None:
     assert held.describe().deltas == []
 
 
-def test_a_delta_that_is_not_there_is_a_delta_error(held: Incarnation) -> None:
+def test_a_delta_that_is_not_there_is_a_delta_error(held: StoreDirectory) -> None:
     with pytest.raises(LocalDeltaError):
         held.read_delta(1, "d")
 
@@ -487,14 +487,14 @@ def test_a_subtasks_directory_that_vanished_is_an_unusable_directory(tmp_path: P
         local.acquire(0)
 
 
-def test_a_delta_that_cannot_be_written_is_an_unusable_directory(held: Incarnation) -> None:
+def test_a_delta_that_cannot_be_written_is_an_unusable_directory(held: StoreDirectory) -> None:
     (held.path / "deltas").write_text("in the way")
     with pytest.raises(LocalDirError, match="deltas"):
         held.write_delta(1, "d", b"x")
 
 
 def test_a_mark_that_cannot_be_written_does_not_hide_the_first_error(
-    held: Incarnation, caplog: pytest.LogCaptureFixture
+    held: StoreDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(held.path)
     held.mark_bad("a block is rotten")

@@ -16,7 +16,7 @@ from recovery.local import peers
 from recovery.local.folders import home_of, own_file_text, own_folder
 from recovery.local.local_copies import copies_seen
 from recovery.local.store_directory import HOLDER
-from recovery.local.store_pool import Keeper, KeeperSettings, ask_for
+from recovery.local.store_pool import StorePool, StorePoolSettings, ask_for
 from recovery.local.workspace import Workspace
 from statebackend import system
 from statebackend.errors import LocalDirError
@@ -319,7 +319,7 @@ def test_a_store_is_not_handed_over_to_another_user() -> None:
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         local = Path(made, "local")
-        kept = Keeper(REAL, KeeperSettings(), Path(made, "doors"))
+        kept = StorePool(REAL, StorePoolSettings(), Path(made, "doors"))
         try:
             of = subtask(local, kept)
             held, _ = of.acquire(0.0)
@@ -406,7 +406,7 @@ def test_a_peer_of_this_user_is_known_and_one_of_another_is_not(
 
 
 def test_a_keeper_s_folder_is_closed(tmp_path: Path) -> None:
-    kept = Keeper(REAL, KeeperSettings(), tmp_path / "doors")
+    kept = StorePool(REAL, StorePoolSettings(), tmp_path / "doors")
     assert mode(tmp_path / "doors") == 0o700
     kept.close()
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recovery.local.ancestors import Ancestors
-from recovery.local.local_copies import Incarnation, LocalSubtask
-from recovery.local.store_pool import Clock, Keeper, KeeperSettings
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
 from recovery.restore import restorer as restore
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
 from recovery.restore.upload import BaseUpload, Uploaded
@@ -88,7 +88,7 @@ class World:
     def __init__(self, root: Path, parallelism: int, *, large: bool, **options: Any) -> None:
         self.root, self.large, self.options = root, large, options
         self.durable = CountingStore(MemoryStore())
-        self.keepers: dict[str, Keeper] = {}
+        self.keepers: dict[str, StorePool] = {}
         self.epoch = self.attempts = 0
         self.truth: dict[int, State] = {-1: {}}
         self.reports: list[RestoreReport] = []
@@ -124,7 +124,7 @@ class World:
             key_groups=self.groups(subtask),
             new_id=new_id,
             clock=Clock(ticks, ticks.sleep),
-            keeper=self.keepers.get(host),
+            store_pool=self.keepers.get(host),
         )
 
     def open(self, subtask: int, host: str) -> OpenSubtask:
@@ -418,8 +418,8 @@ def test_a_damaged_parent_is_marked_and_the_store_asked(world: World) -> None:
 def test_a_store_that_another_process_keeps_open_is_asked_for(tmp_path: Path) -> None:
     world = World(tmp_path, 2, large=False)
     ticks = Ticks()
-    world.keepers["a"] = Keeper(
-        Clock(ticks, ticks.sleep), KeeperSettings(open_limit=4, idle_close_s=1e9), tmp_path / "k"
+    world.keepers["a"] = StorePool(
+        Clock(ticks, ticks.sleep), StorePoolSettings(open_limit=4, idle_close_s=1e9), tmp_path / "k"
     )
     on_one_host(world, {key(g): b"1" for g in range(8)})
     world.start(1)
@@ -524,7 +524,7 @@ def test_while_the_driver_answers_one_child_the_others_have_their_parent(
     assert reads(world) == before
 
 
-def taken(world: World) -> Incarnation:
+def taken(world: World) -> StoreDirectory:
     """The one parent's store, in somebody else's hands."""
     other = World.local(world, "a", 0)
     held, _ = other.acquire_other(KeyGroupRange(0, 7), 0.0)
@@ -553,7 +553,7 @@ def test_a_parent_that_changes_while_the_driver_answers_is_not_taken(tmp_path: P
 
 def test_a_parent_that_is_never_free_when_it_is_wanted_is_given_up(tmp_path: Path) -> None:
     world = one_parent(tmp_path, large=False)
-    held: list[Incarnation] = []
+    held: list[StoreDirectory] = []
 
     def gone(ancestors: list[AncestorCopy] | None) -> None:
         if ancestors:

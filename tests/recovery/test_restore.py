@@ -15,7 +15,7 @@ import pytest
 from rocksdict import Rdict
 
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_pool import Clock, Keeper
+from recovery.local.store_pool import Clock, StorePool
 from recovery.restore import restorer as restore
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
 from recovery.restore.upload import BaseUpload, Uploaded
@@ -105,7 +105,7 @@ class Job:
         every: int = 64,
         apart: bool = False,
         store: ObjectStore | None = None,
-        keeper: Keeper | None = None,
+        store_pool: StorePool | None = None,
         **options: Any,
     ) -> None:
         self.root = root
@@ -113,7 +113,7 @@ class Job:
         self.apart = apart
         self.uploads: list[Uploaded] = []
         self.store = store or MemoryStore()
-        self.keeper = keeper
+        self.store_pool = store_pool
         self.opener: Opener = open_database
         self.durable = CountingStore(self.store)
         self.budget, self.every = budget, every
@@ -146,7 +146,7 @@ class Job:
             key_groups=KeyGroupRange(0, 7),
             new_id=new_id,
             clock=Clock(ticks, ticks.sleep),
-            keeper=self.keeper,
+            store_pool=self.store_pool,
             opener=self.opener,
         )
 

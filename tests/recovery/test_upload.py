@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery.local.local_copies import Incarnation
-from recovery.local.store_pool import Keeper
+from recovery.local.local_copies import StoreDirectory
+from recovery.local.store_pool import StorePool
 from recovery.restore.restorer import OpenSubtask
 from recovery.restore.upload import BaseUpload, Uploaded
 from snapshot.formats.base import FileIndex, decode_index
@@ -87,13 +87,13 @@ class Clock:
         return self.time_s
 
 
-def opened(path: Path) -> Incarnation:
+def opened(path: Path) -> StoreDirectory:
     held = subtask_of(path).create()
     held.open_store(SMALL)
     return held
 
 
-def wrote(held: Incarnation, epoch: int, chain: str = "") -> None:
+def wrote(held: StoreDirectory, epoch: int, chain: str = "") -> None:
     """An epoch, in a table file of its own."""
     store = held.open_store(SMALL)
     rows = [b"\0\0%d-%d" % (epoch, n) for n in range(20)]
@@ -113,7 +113,7 @@ def grant_of(epoch: int, *, index: bytes = b"", whole: int = 0, chain: str = "")
 
 
 def upload(
-    held: Incarnation, grant: BaseGrant, store: ObjectStore, voice: Voice | None = None
+    held: StoreDirectory, grant: BaseGrant, store: ObjectStore, voice: Voice | None = None
 ) -> BaseUpload:
     return BaseUpload(
         held, grant, store=store, generation=1, reporter=voice or Voice(), now_s=Clock()
@@ -141,7 +141,7 @@ def test_an_upload_is_paced_and_keeps_its_grant_meanwhile(tmp_path: Path) -> Non
 
 
 def uploaded(
-    held: Incarnation, epoch: int, store: ObjectStore, index: bytes = b""
+    held: StoreDirectory, epoch: int, store: ObjectStore, index: bytes = b""
 ) -> tuple[FileIndex, bytes, int]:
     """The index, its bytes, and what was sent."""
     voice = Voice()
@@ -152,7 +152,7 @@ def uploaded(
     return decode_index(one.part.data), one.part.data, one.uploaded_bytes
 
 
-def left_over(held: Incarnation) -> list[Path]:
+def left_over(held: StoreDirectory) -> list[Path]:
     work = held.path / "work"
     return list(work.iterdir()) if work.exists() else []
 
@@ -199,7 +199,7 @@ def test_of_large_state_only_new_files_are_sent_again(tmp_path: Path) -> None:
     held.release()
 
 
-def _another_s(held: Incarnation, store: ObjectStore, tmp_path: Path) -> bytes:
+def _another_s(held: StoreDirectory, store: ObjectStore, tmp_path: Path) -> bytes:
     other = opened(tmp_path / "other")
     wrote(other, 0)
     _, data, _ = uploaded(other, 0, store)
@@ -207,19 +207,19 @@ def _another_s(held: Incarnation, store: ObjectStore, tmp_path: Path) -> bytes:
     return data
 
 
-def _forgotten(held: Incarnation, store: ObjectStore, tmp_path: Path) -> bytes:
+def _forgotten(held: StoreDirectory, store: ObjectStore, tmp_path: Path) -> bytes:
     data = (held.path / "uploaded").read_bytes()
     (held.path / "uploaded").unlink()
     return data
 
 
-def _torn(held: Incarnation, store: ObjectStore, tmp_path: Path) -> bytes:
+def _torn(held: StoreDirectory, store: ObjectStore, tmp_path: Path) -> bytes:
     data = (held.path / "uploaded").read_bytes()
     (held.path / "uploaded").write_bytes(data[:-3])
     return data
 
 
-NOT_OURS: dict[str, Callable[[Incarnation, ObjectStore, Path], bytes]] = {
+NOT_OURS: dict[str, Callable[[StoreDirectory, ObjectStore, Path], bytes]] = {
     "none": lambda held, store, tmp_path: b"",
     "torn on its way": lambda held, store, tmp_path: b"torn",
     "of another incarnation, with equal names": _another_s,
@@ -538,7 +538,7 @@ class ApartJob(Job):
         root: Path,
         kind: str,
         store: ObjectStore | None = None,
-        keeper: Keeper | None = None,
+        store_pool: StorePool | None = None,
     ) -> None:
         self.time_s = 0.0
         super().__init__(
@@ -546,7 +546,7 @@ class ApartJob(Job):
             budget=600,
             apart=True,
             store=store,
-            keeper=keeper,
+            store_pool=store_pool,
             policy=POLICY,
             now_s=lambda: self.time_s,
             whole_limit_bytes=0 if kind == "files" else 1 << 20,
@@ -642,8 +642,8 @@ def test_with_a_bit_flipped_in_any_object_of_a_base_an_older_way_is_taken_or_it_
 
 
 def test_after_a_restore_from_files_the_next_base_names_what_was_inherited(tmp_path: Path) -> None:
-    with keeping() as keeper:  # closed after every epoch, it would merge its files
-        job = ApartJob(tmp_path, "files", keeper=keeper)
+    with keeping() as store_pool:  # closed after every epoch, it would merge its files
+        job = ApartJob(tmp_path, "files", store_pool=store_pool)
         first = job.run_to_base(1)
         given = job.started.session._records.index(first)
         job.restart()
@@ -763,8 +763,8 @@ def test_a_process_that_is_killed_in_an_upload_leaves_a_store_that_can_be_upload
 
 def test_a_store_that_is_kept_open_is_uploaded_while_others_ask_for_it(tmp_path: Path) -> None:
     store, voice = Gate(), Voice()
-    with keeping() as keeper:
-        local = subtask_of(tmp_path, keeper)
+    with keeping() as store_pool:
+        local = subtask_of(tmp_path, store_pool)
         held, _ = local.acquire(0)
         wrote(held, 0)
         upload(held, grant_of(0), store, voice).start()

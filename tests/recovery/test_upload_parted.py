@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery.local.store_directory import Incarnation
+from recovery.local.store_directory import StoreDirectory
 from recovery.restore.fetch import fetch_index
 from snapshot.formats.base import (
     FORMAT_VERSION,
@@ -32,7 +32,7 @@ from tests.recovery.test_local import SMALL, marker
 from tests.recovery.test_upload import Voice, grant_of, left_over, upload
 
 
-def opened(path: Path) -> Incarnation:
+def opened(path: Path) -> StoreDirectory:
     """An incarnation whose store has two parts: key groups 0 to 3, and from 4 on."""
     held = subtask_of(path).create()
     folder = held.path / "db"
@@ -44,7 +44,7 @@ def opened(path: Path) -> Incarnation:
     return held
 
 
-def wrote(held: Incarnation, epoch: int, groups: range = range(8)) -> dict[bytes, bytes]:
+def wrote(held: StoreDirectory, epoch: int, groups: range = range(8)) -> dict[bytes, bytes]:
     rows = {bytes([0, g]) + b"%d-%d" % (epoch, n): os.urandom(50) for g in groups for n in range(5)}
     keys = sorted(rows)
     store = held.open_store(SMALL)
@@ -54,7 +54,7 @@ def wrote(held: Incarnation, epoch: int, groups: range = range(8)) -> dict[bytes
 
 
 def uploaded(
-    held: Incarnation, epoch: int, store: ObjectStore, index: bytes = b""
+    held: StoreDirectory, epoch: int, store: ObjectStore, index: bytes = b""
 ) -> tuple[FileIndex, bytes]:
     voice = Voice()
     upload(held, grant_of(epoch, index=index), store, voice).run()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from recovery.local.store_pool import Clock, KeeperSettings
+from recovery.local.store_pool import Clock, StorePoolSettings
 from snapshot.protocol.messages import AckRequest, BaseDone, BaseRenewal, BeginReply, BeginRequest
 from statebackend.errors import CoordinatorUnreachableError, StateBackendError
 from statebackend.rocks.store import RocksSettings
@@ -142,7 +142,7 @@ class Worker:
         self.client = Client(app)
         self.held: list[SimIncarnation] = []
         config = world.config
-        settings = KeeperSettings(
+        settings = StorePoolSettings(
             open_limit=config.open_stores,
             idle_close_s=3.0,
             unflushed_epochs=config.unflushed_epochs,
@@ -150,7 +150,7 @@ class Worker:
         self.system = SimSystem(world.sched, self.process, self.host.clock)
         self.blobs = KeptBlobs(self.system.threads)
         self.turn = self.system.threads.semaphore(1)  # a worker uploads one base at a time
-        self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
+        self.store_pool = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
         self.spec = SimpleNamespace(
             uid="op",
             job="job",
@@ -162,7 +162,7 @@ class Worker:
         self.attempt: Attempt | None = None
         self.last_subtask = ("", -1)
         self.process.at_death.append(self._buried)
-        world.sched.spawn(self.process, lambda: self.keeper.tend(world.sched))
+        world.sched.spawn(self.process, lambda: self.store_pool.tend(world.sched))
 
     @property
     def idle(self) -> bool:
@@ -207,7 +207,7 @@ class Worker:
     def _buried(self) -> None:
         for held in self.held:
             held.abandon()
-        self.app.world.doors.pop(self.keeper.door, None)
+        self.app.world.doors.pop(self.store_pool.door, None)
 
 
 class Executor:

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from recovery.local.folders import unusable
-from recovery.local.local_copies import Incarnation, LocalSubtask
-from recovery.local.store_pool import HOLDER, Clock, Keeper, KeeperSettings
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
+from recovery.local.store_pool import HOLDER, Clock, StorePool, StorePoolSettings
 from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
@@ -278,7 +278,7 @@ class ModelStore(RocksStore):
             self._opened.by_path.pop(self.path, None)
 
 
-class SimIncarnation(Incarnation):
+class SimIncarnation(StoreDirectory):
     """One whose lease the kernel takes back, and whose disk may be full."""
 
     def __init__(self, path: Any, lease: int, subtask: SimSubtask) -> None:
@@ -322,7 +322,7 @@ class SimSubtask(LocalSubtask):
         process: Process,
         opened: Opened,
         config: Config,
-        keeper: SimKeeper,
+        store_pool: SimKeeper,
         held: list[SimIncarnation],
         doors: dict[str, SimKeeper],
         opener: Opener,
@@ -337,13 +337,13 @@ class SimSubtask(LocalSubtask):
             key_groups=key_groups,
             new_id=system.new_id,
             clock=Clock.of(system),
-            keeper=keeper,
-            keeper_settings=keeper._settings,
+            store_pool=store_pool,
+            keeper_settings=store_pool._settings,
             ask=lambda path, timeout_s: ask_for(doors, path, timeout_s),
             opener=opener,
         )
 
-    def _lease(self, path: Any) -> Incarnation | None:
+    def _lease(self, path: Any) -> StoreDirectory | None:
         held = super()._lease(path)
         if held is None:
             return None
@@ -355,7 +355,7 @@ class SimSubtask(LocalSubtask):
         return made
 
 
-class SimKeeper(Keeper):
+class SimKeeper(StorePool):
     """A worker's open stores, without a socket: `ask_for` finds it by its door's name."""
 
     doors: dict[str, SimKeeper]
@@ -363,7 +363,7 @@ class SimKeeper(Keeper):
     def __init__(
         self,
         clock: Clock,
-        settings: KeeperSettings,
+        settings: StorePoolSettings,
         process: Process,
         doors: dict[str, SimKeeper],
     ) -> None:
@@ -375,7 +375,7 @@ class SimKeeper(Keeper):
         doors[self.door] = self
 
     def tend(self, sched: Scheduler) -> None:
-        """What the door's thread does besides."""
+        """What the hand-over thread does besides."""
         while True:
             sched.pause(0.5)
             self._tidy()
@@ -385,16 +385,16 @@ def ask_for(doors: dict[str, SimKeeper], path: MemPath, timeout_s: float) -> boo
     """As `recovery.local.store_pool.ask_for`: a message to the holder, and its answer."""
     sched = current().sched
     try:
-        keeper = doors[(path / HOLDER).read_text()]
+        store_pool = doors[(path / HOLDER).read_text()]
     except (OSError, KeyError):
         return False
     sched.pause(0.0005)
-    if keeper.process.dead:
+    if store_pool.process.dead:
         return False
-    if keeper.process.frozen_until > sched.now_s:
+    if store_pool.process.frozen_until > sched.now_s:
         sched.pause(timeout_s)
         return False
-    freed = keeper._hand_over(path)
+    freed = store_pool._hand_over(path)
     sched.note("store handed over" if freed else "store asked for in vain")
     sched.pause(0.0005)
     return freed

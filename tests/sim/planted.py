@@ -16,7 +16,7 @@ import snapshot.log.commit_log
 import snapshot.retention.retention
 from recovery.decide.restore_plan import Step, StepSource
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
-from recovery.local.store_directory import Incarnation
+from recovery.local.store_directory import StoreDirectory
 from recovery.restore.restorer import Restorer
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BaseBook, Grant
@@ -378,7 +378,7 @@ def child_marked_first() -> Patches:
             before(self, marker)
 
     yield Restorer, "_inherit", inherit
-    yield Incarnation, "adopt_store", adopt_store
+    yield StoreDirectory, "adopt_store", adopt_store
     yield RocksStore, "write_before", write_before
 
 

@@ -194,7 +194,7 @@ class SimEpoch(SubtaskEpoch):
             process=worker.process,
             opened=world.opened,
             config=self._config,
-            keeper=worker.keeper,
+            store_pool=worker.store_pool,
             held=worker.held,
             doors=world.doors,
             opener=world.open_store,

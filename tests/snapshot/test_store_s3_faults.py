@@ -21,7 +21,7 @@ import pytest
 from recovery.drill import Facts, Fault, FaultProxy, Rule, Script, Verb
 from snapshot.storage import CreateOutcome, ObjectStore, StoreOptions, open_store, probe
 from snapshot.storage.counting import CountingStore
-from snapshot.storage.s3_client import TRIES
+from snapshot.storage.s3.s3_client import TRIES
 from statebackend.errors import (
     LocalCopyError,
     ObjectNotFoundError,

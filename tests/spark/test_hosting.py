@@ -18,7 +18,7 @@ import pytest
 
 from recovery.local import peers
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_pool import Keeper, KeeperSettings, socket_address
+from recovery.local.store_pool import StorePool, StorePoolSettings, socket_address
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
@@ -26,8 +26,8 @@ from statebackend.rpc.service import Endpoint
 from statebackend.spark.worker import delegated_calls as guestwire
 from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import Frames, HungUp
-from statebackend.spark.worker.delegated_epochs import Hosting, Request, Run, pass_on
+from statebackend.spark.worker.delegated_calls import ConnectionClosed, Frames
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, Run, pass_on
 from tests.recovery.test_keeper import REAL, subtask
 from tests.recovery.test_local import SMALL, marker
 
@@ -50,14 +50,14 @@ class Worker:
 
     def __init__(self, name: str, local_dir: Path) -> None:
         self.name = name
-        self.keeper = Keeper(REAL, KeeperSettings())
-        self.hosting = Hosting(self.keeper)
+        self.store_pool = StorePool(REAL, StorePoolSettings())
+        self.hosting = DelegatedEpochs(self.store_pool)
         self._local_dir = local_dir
         self.guests: list[Request] = []
         self.closed = threading.Event()
 
     def copies(self, number: int) -> LocalSubtask:
-        return subtask(self._local_dir, self.keeper, number)
+        return subtask(self._local_dir, self.store_pool, number)
 
     def opens(self, number: int) -> None:
         """Has the store of a subtask open."""
@@ -68,7 +68,7 @@ class Worker:
 
     def has(self, number: int) -> bool:
         path = self.copies(number).path
-        return self.keeper.keeps(path / (path / "current").read_text())
+        return self.store_pool.keeps(path / (path / "current").read_text())
 
     def run(self, request: Request, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The operator: multiplies by ten."""
@@ -123,7 +123,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
         def made(name: str) -> Worker:
             worker = Worker(name, tmp_path / "local")
-            stack.callback(worker.keeper.close)
+            stack.callback(worker.store_pool.close)
             stack.callback(worker.hosting.close)
             return worker
 
@@ -425,9 +425,9 @@ def test_a_worker_of_another_user_is_no_host_and_gets_none(
     assert asker.host_of(0) is None, "nothing is said to it"
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=TIMEOUT_S)
     monkeypatch.setattr(guestwire, "of_this_user", lambda _: True)
-    with frames, socket_address(Path(away.keeper.door).with_name("guests")) as address:
+    with frames, socket_address(Path(away.store_pool.door).with_name("guests")) as address:
         frames.connect(address)
-        with pytest.raises(HungUp):
+        with pytest.raises(ConnectionClosed):
             frames.said()
     assert not away.guests
 

@@ -8,7 +8,7 @@ import pytest
 
 from statebackend.state.blocks import ABSENT, binary_array
 from statebackend.state.overlay import FrozenOverlay, joined
-from statebackend.state.row_cache import HotRows
+from statebackend.state.row_cache import RowCache
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 
@@ -25,7 +25,7 @@ def column(items: list[bytes | None]) -> pa.BinaryArray:
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 24])
 def test_rows_are_found_among_many_whose_keys_differ_in_one_byte(width: int) -> None:
-    hot = HotRows(width + 1, 2)
+    hot = RowCache(width + 1, 2)
     keys = [bytes([place % 256]) + bytes(width - 1) + bytes([place // 256]) for place in range(900)]
     for start in range(0, 900, 90):
         some = keys[start : start + 90]
@@ -37,7 +37,7 @@ def test_rows_are_found_among_many_whose_keys_differ_in_one_byte(width: int) -> 
 
 
 def test_what_is_deleted_is_known_to_be_gone() -> None:
-    hot = HotRows(13, 1)
+    hot = RowCache(13, 1)
     one, two, three = keys_of(1, 2, 3)
     hot.put(column([one, two]), column([b"a", b"b"]))
     hot.put(column([two, three]), None)
@@ -141,7 +141,7 @@ def test_the_base_is_not_asked_for_what_was_applied_last() -> None:
 
 
 def test_what_is_written_over_and_over_is_found_in_one_place_after_a_barrier() -> None:
-    hot = HotRows(13, 1)
+    hot = RowCache(13, 1)
     keys = keys_of(*range(2_000))
     hot.put(column(keys), column([b"a"] * 2_000))
     after = hot.following()

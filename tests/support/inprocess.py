@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from recovery.inspect.describe import live_lineages
-from recovery.local.store_pool import KeeperSettings
+from recovery.local.store_pool import StorePoolSettings
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
@@ -174,7 +174,7 @@ class InProcessJob:
             overlay_budget_bytes=settings.overlay_budget_bytes,
             base_bytes_per_s=settings.base_bytes_per_s,
             rocks=RocksSettings(settings.block_cache_bytes, settings.write_buffer_bytes),
-            keeper=KeeperSettings(0, settings.idle_close_s),  # every store is closed at once
+            store_pool=StorePoolSettings(0, settings.idle_close_s),  # every store is closed at once
             store_options=StoreOptions(),
         )
 

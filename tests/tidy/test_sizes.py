@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("statebackend", "snapshot", "recovery")
-MODULE_LINES_MAX = 450
+MODULE_LINES_MAX = 460
 FUNCTION_LINES_MAX = 60
 
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

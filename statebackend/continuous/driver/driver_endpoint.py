@@ -32,7 +32,7 @@ from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.runtime.driver.session import RunSession
 from statebackend.threads import THREADS, Queue, Threads
 
-__all__ = ["Door"]
+__all__ = ["DriverEndpoint"]
 
 _WAIT_S: Final = 5.0
 
@@ -58,7 +58,7 @@ class _Taken:
         return True
 
 
-class Door:
+class DriverEndpoint:
     """Of one run.
 
     Args:

@@ -18,7 +18,16 @@ from statebackend.errors import OverdueError, StateBackendError
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Event, Future, Queue, Threads
 
-__all__ = ["Failure", "Found", "Looks", "Row", "Stopped", "awaited", "failure_of", "started"]
+__all__ = [
+    "Failure",
+    "Found",
+    "SerialExecutor",
+    "SplitDiscovery",
+    "Stopped",
+    "awaited",
+    "failure_of",
+    "started",
+]
 
 T = TypeVar("T")
 _log = logging.getLogger("statebackend.continuous")
@@ -100,7 +109,7 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-class Row:
+class SerialExecutor:
     """Pieces of work, done one after the other in a thread of its own."""
 
     def __init__(self, name: str, system: System = SYSTEM) -> None:
@@ -156,7 +165,7 @@ class Row:
             self._doing = None
 
 
-class Looks:
+class SplitDiscovery:
     """Sources that may have more splits are looked at, each in threads of its own.
 
     Args:

@@ -21,7 +21,7 @@ from snapshot.protocol.messages import AckReply, AckRequest
 from statebackend.errors import ProtocolError
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["HeldAcks"]
+__all__ = ["PendingAcks"]
 
 
 class Commits(Protocol):
@@ -30,7 +30,7 @@ class Commits(Protocol):
     def ack(self, request: AckRequest) -> AckReply: ...
 
 
-class HeldAcks:
+class PendingAcks:
     """Acks by attempt. Thread-safe.
 
     Args:

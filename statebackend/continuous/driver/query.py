@@ -18,7 +18,7 @@ from statebackend.continuous.driver.driver_lists import DriverLists
 from statebackend.continuous.driver.driver_tasks import Stopped, failure_of
 from statebackend.continuous.driver.job_from_savepoint import begin_with
 from statebackend.continuous.driver.run import JobRun
-from statebackend.continuous.driver.savepoint_requests import Savings
+from statebackend.continuous.driver.savepoint_requests import SavepointRequests
 from statebackend.continuous.driver.slot_stage import Cluster, SparkCluster
 from statebackend.continuous.driver.takeover import (
     QUERY_ID,
@@ -90,7 +90,7 @@ class ContinuousQuery:
         self._session: RunSession | None = None  # of the run that runs
         self._restores: list[RestoreReport] = []  # of those before
         self._checkpoints = CheckpointBook(self._setup.job.name, system)
-        self._savings = Savings(self._setup.job, self._checkpoints)
+        self._savings = SavepointRequests(self._setup.job, self._checkpoints)
         self._done = system.threads.event()
         self._stop = system.threads.event()
         self._error: StateBackendError | None = None

@@ -17,24 +17,24 @@ from typing import Any, Final
 
 from snapshot.barriers.checkpoints import Subtask
 from snapshot.barriers.trigger import Kind
-from statebackend.continuous.driver.driver_endpoint import Door
+from statebackend.continuous.driver.driver_endpoint import DriverEndpoint
 from statebackend.continuous.driver.driver_lists import DriverLists, prepared_by
 from statebackend.continuous.driver.driver_tasks import (
     Failure,
     Found,
-    Looks,
-    Row,
+    SerialExecutor,
+    SplitDiscovery,
     Stopped,
     awaited,
     failure_of,
 )
-from statebackend.continuous.driver.pending_acks import HeldAcks
+from statebackend.continuous.driver.pending_acks import PendingAcks
 from statebackend.continuous.driver.run_state import (
     Broken,
     Ended,
     Out,
     Publish,
-    RunMachine,
+    RunState,
     Settled,
     Tell,
     Write,
@@ -107,20 +107,20 @@ class JobRun:
         self._graph, self._options, self._taken, self._lists = graph, options, taken, lists
         self._on_settled = on_settled
         self._said: Queue[Any] = threads.queue()
-        self.door = Door(taken.session, graph.parallelism, self._said, threads)
+        self.door = DriverEndpoint(taken.session, graph.parallelism, self._said, threads)
         parallelism = dict.fromkeys(graph.keyed, graph.parallelism)
         parallelism |= dict.fromkeys([*graph.sources, *graph.sinks], 1)
-        self._held = HeldAcks(taken.session, parallelism, threads)
+        self._held = PendingAcks(taken.session, parallelism, threads)
         self._committers: dict[str, Committer] = {}
         self._before = before
-        self._machine: RunMachine | None = None
-        self._row = Row("statebackend-checkpoints", system)
+        self._machine: RunState | None = None
+        self._row = SerialExecutor("statebackend-checkpoints", system)
         self._work_s = _WORK_S
         self._over = threads.event()
         self._stage: Thread | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._assigners: dict[str, SplitAssigner] = {}
-        self._looks = Looks(
+        self._looks = SplitDiscovery(
             {uid: node.source for uid, node in graph.sources.items()},
             every_s=options.discover_every_s,
             warn_s=options.timeout_s,
@@ -183,7 +183,7 @@ class JobRun:
             if not assigner.done:
                 self._looks.first(uid, assigner, timeout_s, self._over)
         self._assigners = assigners
-        self._machine = RunMachine(
+        self._machine = RunState(
             self._graph,
             self._options,
             assigners,
@@ -312,7 +312,7 @@ class JobRun:
                 machine.requested(said, now_s)
         return []
 
-    def _event(self, machine: RunMachine, event: Event, now_s: float) -> list[Out]:
+    def _event(self, machine: RunState, event: Event, now_s: float) -> list[Out]:
         match event:
             case Running(vertex=vertex, subtask=index):
                 return machine.started(Subtask(vertex, index), now_s)

@@ -50,7 +50,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 
-__all__ = ["Broken", "Ended", "Out", "Publish", "RunMachine", "Settled", "Tell", "Write"]
+__all__ = ["Broken", "Ended", "Out", "Publish", "RunState", "Settled", "Tell", "Write"]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Attempt:
     waiting: frozenset[Subtask] = frozenset()  # when it was given up
 
 
-class RunMachine:
+class RunState:
     """See the module.
 
     Args:

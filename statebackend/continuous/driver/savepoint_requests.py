@@ -26,7 +26,7 @@ from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBa
 from statebackend.runtime.driver.job import Job
 from statebackend.spark.start.query_savepoints import deadline_of, making_of
 
-__all__ = ["Savings"]
+__all__ = ["SavepointRequests"]
 
 _ATTEMPTS: Final = 3
 
@@ -56,7 +56,7 @@ class _Wanted:
     cut: _Cut | None = None
 
 
-class Savings:
+class SavepointRequests:
     """The savepoints of one query, over all its runs. Thread-safe.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Final, TypeVar
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Event
 
-__all__ = ["Pace"]
+__all__ = ["RateLimit"]
 
 T = TypeVar("T")
 _RESTS: Final = 4.0  # of each piece's own time
 _RESTS_S: Final = 1.0  # of all pieces together: what is large is not held up for long
 
 
-class Pace:
+class RateLimit:
     """Pieces of one piece of work, with rests in between, until somebody waits for its end.
 
     RocksDB's binding keeps the interpreter while it writes. Without rests whoever has rows gets a

@@ -38,7 +38,15 @@ from statebackend.runtime.worker.upload_reporter import UploadClient
 from statebackend.system import SYSTEM, System
 from statebackend.threads import THREADS, Future, Threads
 
-__all__ = ["Background", "Frozen", "Membership", "Once", "StateClient", "VertexSpec", "VertexState"]
+__all__ = [
+    "Background",
+    "CheckpointedState",
+    "Frozen",
+    "Membership",
+    "SharedFuture",
+    "StateClient",
+    "VertexSpec",
+]
 
 T = TypeVar("T")
 _NO_ATTEMPT: Final = -1
@@ -117,7 +125,7 @@ class Frozen:
     sync_ms: float = 0.0
 
 
-class Once(Generic[T]):
+class SharedFuture(Generic[T]):
     """Something that is done once, by whoever wants it first; the others wait for it."""
 
     def __init__(self, do: Callable[[], T], threads: Threads = THREADS) -> None:
@@ -127,7 +135,7 @@ class Once(Generic[T]):
         self._error: BaseException | None = None
 
     @classmethod
-    def of(cls, found: T) -> Once[T]:
+    def of(cls, found: T) -> SharedFuture[T]:
         """What is known already."""
         made = cls(lambda: found)
         made.get()
@@ -147,7 +155,7 @@ class Once(Generic[T]):
             return self._found  # type: ignore[return-value]
 
 
-class VertexState(ABC):
+class CheckpointedState(ABC):
     """One subtask's state and its part in checkpoints.
 
     Args:
@@ -179,7 +187,7 @@ class VertexState(ABC):
         )
         self.epoch = -1
         self._stamp_ms = -1
-        self._begun: Once[BeginReply]
+        self._begun: SharedFuture[BeginReply]
         self._report: RestoreReport | None = None
         self._turn = system.threads.condition()  # guards the following
         self._frozen_attempts: list[int] = []  # neither confirmed nor aborted, in their order
@@ -248,7 +256,7 @@ class VertexState(ABC):
             self._chains.pop(attempt, None)
             self._turn.notify_all()
 
-    def _in_background(self, work: tuple[Once[BeginReply], Once[None]]) -> None:
+    def _in_background(self, work: tuple[SharedFuture[BeginReply], SharedFuture[None]]) -> None:
         try:
             for one in work:
                 one.get()
@@ -270,7 +278,7 @@ class VertexState(ABC):
         """Make what was frozen durable, and describe it.
 
         Waits until every earlier attempt was confirmed or aborted. The coordinator may be told only
-        when every subtask of every vertex has acked the same attempt (see `HeldAcks`).
+        when every subtask of every vertex has acked the same attempt (see `PendingAcks`).
 
         Returns:
             the ack; None if the attempt was aborted, or the subtask closed, meanwhile.
@@ -394,7 +402,7 @@ class VertexState(ABC):
     @abstractmethod
     def _following(
         self, attempt: int, epoch: int, chain: str
-    ) -> tuple[Once[BeginReply], Once[None]]:
+    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
         """How the next epoch is begun, and what is done with the state of the one before."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from recovery.local.local_copies import Incarnation, LocalSubtask
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.workspace import Workspace
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
 from recovery.restore.upload import BaseUpload
@@ -25,14 +25,14 @@ from snapshot.formats.delta_stream import EncodedDelta, encode_frozen
 from snapshot.formats.names import data_name
 from snapshot.protocol.messages import BaseGrant, BeginReply, SlicePart
 from snapshot.storage.object_store import ObjectStore
-from statebackend.continuous.worker.background_pace import Pace
+from statebackend.continuous.worker.background_pace import RateLimit
 from statebackend.continuous.worker.checkpointed_state import (
     Background,
+    CheckpointedState,
     Frozen,
     Made,
     Membership,
-    Once,
-    VertexState,
+    SharedFuture,
 )
 from statebackend.continuous.worker.overtaken_rows import Overtaken, decode, taken_out
 from statebackend.errors import LocalCopyError, LocalDirError, StaleRequestError, StateBackendError
@@ -71,11 +71,11 @@ class _Persisted:
     rows: FrozenOverlay
 
 
-class SubtaskState(VertexState):
+class SubtaskState(CheckpointedState):
     """The state of one keyed subtask, from its opening to its end.
 
     Args:
-        spec: of the operator. subtask, member, store, background: as for `VertexState`.
+        spec: of the operator. subtask, member, store, background: as for `CheckpointedState`.
         work: where the process puts what it needs for a while.
         watermark_ms: of this operator in the restored checkpoint; None: the job's.
 
@@ -113,8 +113,8 @@ class SubtaskState(VertexState):
         self._persisted: dict[int, _Persisted] = {}
         self._confirmed_attempt = -1  # the newest
         self._stored: deque[int] = deque()  # attempts whose rows are in the store by now
-        self._applied: Once[None] = Once.of(None)
-        self._pace = Pace(system)  # of that
+        self._applied: SharedFuture[None] = SharedFuture.of(None)
+        self._pace = RateLimit(system)  # of that
 
     # --- the subtask's own thread --------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class SubtaskState(VertexState):
         except BaseException as error:
             self.close(error)
             raise
-        self._begun = Once.of(reply)
+        self._begun = SharedFuture.of(reply)
         self.times.epoch = epoch
         self.times.watermark_ms = self.times.late_watermark_ms = own_ms
         self.times.processing_time_ms = stamp_ms
@@ -225,13 +225,13 @@ class SubtaskState(VertexState):
         )
 
     def confirmed(self, attempt: int, next_stamp_ms: int) -> None:
-        """As :meth:`VertexState.confirmed`; the rows are written to the store meanwhile."""
+        """As :meth:`CheckpointedState.confirmed`; the rows are written to the store meanwhile."""
         super().confirmed(attempt, next_stamp_ms)
         self.times.epoch = self._next_epoch
         self.tidy()
 
     def aborted(self, attempt: int) -> None:
-        """As :meth:`VertexState.aborted`."""
+        """As :meth:`CheckpointedState.aborted`."""
         super().aborted(attempt)
         self.times.epoch = self._next_epoch
         made = self._persisted.pop(attempt, None)
@@ -365,11 +365,11 @@ class SubtaskState(VertexState):
 
     def _following(
         self, attempt: int, epoch: int, chain: str
-    ) -> tuple[Once[BeginReply], Once[None]]:
+    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
         self._confirmed_attempt = attempt
         made, before, pace_before = self._persisted.pop(attempt), self._applied, self._pace
         self._persisted.clear()
-        self._pace = pace = Pace(self._system)
+        self._pace = pace = RateLimit(self._system)
 
         def begin() -> BeginReply:
             assert self._opened is not None
@@ -377,13 +377,13 @@ class SubtaskState(VertexState):
             before.get()  # the store's marker is a part of what is asked
             return self._begin_next(self._opened.incarnation.describe(), chain)
 
-        begun = Once(begin, self._system.threads)
-        self._applied = Once(
+        begun = SharedFuture(begin, self._system.threads)
+        self._applied = SharedFuture(
             lambda: self._apply(attempt, made, begun.get(), pace), self._system.threads
         )
         return begun, self._applied
 
-    def _apply(self, attempt: int, made: _Persisted, reply: BeginReply, pace: Pace) -> None:
+    def _apply(self, attempt: int, made: _Persisted, reply: BeginReply, pace: RateLimit) -> None:
         """Write a confirmed epoch's rows to the store."""
         assert self._opened is not None
         steps = [(step.epoch, step.digest) for step in reply.steps]
@@ -408,7 +408,7 @@ class SubtaskState(VertexState):
             held.unflushed_epochs += 1
             self._stored.append(attempt)
             self._upload_base(reply)
-            if held.unflushed_epochs >= self._spec.keeper.unflushed_epochs:
+            if held.unflushed_epochs >= self._spec.store_pool.unflushed_epochs:
                 held.flush()
         except LocalCopyError as error:
             held.mark_bad(error.what)
@@ -425,7 +425,7 @@ class SubtaskState(VertexState):
         if reply.grant is not None:
             self._upload(self._opened.incarnation, reply.grant, reply.generation).start()
 
-    def _upload(self, held: Incarnation, grant: BaseGrant, generation: int) -> BaseUpload:
+    def _upload(self, held: StoreDirectory, grant: BaseGrant, generation: int) -> BaseUpload:
         """Of the store as it stands, not started."""
         return base_upload(
             self._spec,

@@ -39,8 +39,8 @@ from statebackend.continuous.worker.checkpointed_state import Background
 from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
 from statebackend.continuous.worker.overtaken_rows import (
     FLIGHT_BYTES,
+    ChannelQueue,
     Flight,
-    Lane,
     Place,
     batches_of,
     watermark,
@@ -109,7 +109,7 @@ class KeyedSubtask(Subtask):
         self._inputs = tuple(inputs)
         parallelism = place.parallelism
         self._lanes = [
-            Lane("in", edge.upstream, channel // parallelism, channel % parallelism)
+            ChannelQueue("in", edge.upstream, channel // parallelism, channel % parallelism)
             for channel, edge in enumerate(self._inputs)
         ]
         in_order = [c for c, edge in enumerate(self._inputs) if not edge.key_positions]

@@ -12,12 +12,12 @@ from snapshot.protocol.messages import BeginReply, LocalCopy, SlicePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.continuous.worker.checkpointed_state import (
     Background,
+    CheckpointedState,
     Frozen,
     Made,
     Membership,
-    Once,
+    SharedFuture,
     VertexSpec,
-    VertexState,
 )
 from statebackend.errors import ProtocolError
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
@@ -30,7 +30,7 @@ __all__ = ["PlainState"]
 _NOTHING: Final = blake3(b"").digest()
 
 
-class PlainState(VertexState):
+class PlainState(CheckpointedState):
     """The operator lists of a subtask that has no keyed state; the face of `SubtaskState`.
 
     There is no store and no local copy: the lists are in the records, or in objects of their own.
@@ -85,7 +85,7 @@ class PlainState(VertexState):
             stored=self.operator_state_io.read(reply),
         )
         self._held, self.lists = state.operator, state.operator.states
-        self._begun = Once.of(reply)
+        self._begun = SharedFuture.of(reply)
         return reply
 
     def freeze(self, attempt: int, figures: Mapping[str, int] | None = None) -> Frozen:
@@ -102,7 +102,7 @@ class PlainState(VertexState):
 
     def _following(
         self, attempt: int, epoch: int, chain: str
-    ) -> tuple[Once[BeginReply], Once[None]]:
+    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
         before = self._begun
 
         def begin() -> BeginReply:
@@ -111,7 +111,7 @@ class PlainState(VertexState):
             copy = LocalCopy(job_id=last.job_id, epoch=epoch - 1, chain=chain)
             return self._begin_next(copy, chain)
 
-        return Once(begin, self._system.threads), Once.of(None)
+        return SharedFuture(begin, self._system.threads), SharedFuture.of(None)
 
     def _make(self, frozen: Frozen, reply: BeginReply, epoch: int) -> Made:
         delta = SlicePart(digest=_NOTHING.hex(), size_bytes=0, rows=0)

@@ -29,8 +29,8 @@ from statebackend.state.operator_state import OperatorList, StoredList
 __all__ = [
     "ELEMENT",
     "FLIGHT_BYTES",
+    "ChannelQueue",
     "Flight",
-    "Lane",
     "Overtaken",
     "Place",
     "batches_of",
@@ -52,7 +52,7 @@ ELEMENT: Final = StructType().add("element", BinaryType())
 
 
 @dataclass(frozen=True, order=True)
-class Lane:
+class ChannelQueue:
     """A channel, as one of its ends has it.
 
     Attributes:
@@ -71,7 +71,8 @@ class Overtaken(msgspec.Struct, frozen=True, array_like=True):
     """An element of the list.
 
     Attributes:
-        direction, vertex, edge, other: as of `Lane`; or ``at``, and ``at_ms`` is all there is.
+        direction, vertex, edge, other: as of `ChannelQueue`; or ``at``, and ``at_ms`` is all there
+            is.
         subtask: this end's. parallelism: of the job.
         schema: of the rows, as their sender's vertex has it (JSON).
         rows: an Arrow IPC stream.
@@ -89,9 +90,9 @@ class Overtaken(msgspec.Struct, frozen=True, array_like=True):
     at_ms: int = 0
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> ChannelQueue:
         """Where they were."""
-        return Lane(self.direction, self.vertex, self.edge, self.other)
+        return ChannelQueue(self.direction, self.vertex, self.edge, self.other)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -107,7 +108,7 @@ class Place:
     parallelism: int
     schemas: Mapping[str, str] = field(default_factory=dict)
 
-    def schema_of(self, lane: Lane) -> str:
+    def schema_of(self, lane: ChannelQueue) -> str:
         """Of the rows in a lane: its sender's."""
         return self.schemas.get(lane.vertex if lane.direction == "in" else self.vertex, "")
 
@@ -116,11 +117,11 @@ class Flight:
     """What one subtask keeps for one attempt."""
 
     def __init__(self) -> None:
-        self._kept: dict[Lane, list[pa.RecordBatch]] = {}
+        self._kept: dict[ChannelQueue, list[pa.RecordBatch]] = {}
         self.size_bytes = 0
         """Of the rows."""
 
-    def add(self, lane: Lane, rows: Iterable[pa.RecordBatch]) -> None:
+    def add(self, lane: ChannelQueue, rows: Iterable[pa.RecordBatch]) -> None:
         """Rows of a lane, behind those that were added before."""
         for batch in rows:
             self._kept.setdefault(lane, []).append(batch)
@@ -136,11 +137,11 @@ class Flight:
 
 def watermark(place: Place, at_ms: int) -> bytes:
     """The element that says where a subtask's watermark stood."""
-    return _encoded(Lane("at", "", 0, 0), place, at_ms=at_ms)
+    return _encoded(ChannelQueue("at", "", 0, 0), place, at_ms=at_ms)
 
 
 def _encoded(
-    lane: Lane, place: Place, *, schema: str = "", rows: bytes = b"", at_ms: int = 0
+    lane: ChannelQueue, place: Place, *, schema: str = "", rows: bytes = b"", at_ms: int = 0
 ) -> bytes:
     made = Overtaken(
         FORMAT_VERSION,
@@ -211,7 +212,7 @@ def batches_of(vertex: str, one: Overtaken) -> list[pa.RecordBatch]:
     return batches
 
 
-def check_lane(place: Place, one: Overtaken, known: Iterable[Lane]) -> None:
+def check_lane(place: Place, one: Overtaken, known: Iterable[ChannelQueue]) -> None:
     """Whether there is still the channel that rows are to be put back into.
 
     Raises:

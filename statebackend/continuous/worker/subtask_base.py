@@ -20,7 +20,7 @@ from statebackend.continuous.job.slot_messages import (
 )
 from statebackend.continuous.job.slot_messages import Event as Happened
 from statebackend.continuous.worker.overtaken_rows import (
-    Lane,
+    ChannelQueue,
     Overtaken,
     Place,
     batches_of,
@@ -130,7 +130,9 @@ class Subtask(ABC):
         self.output.put_back(found)
         self._overtaken = []
 
-    def _check_overtaken(self, overtaken: Iterable[Overtaken], known: Iterable[Lane]) -> None:
+    def _check_overtaken(
+        self, overtaken: Iterable[Overtaken], known: Iterable[ChannelQueue]
+    ) -> None:
         lanes = frozenset(known)
         for one in overtaken:
             check_lane(self._place, one, lanes)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.sinks.sink import Prepared, SinkWriter
-from statebackend.continuous.worker.overtaken_rows import Lane
+from statebackend.continuous.worker.overtaken_rows import ChannelQueue
 from statebackend.errors import StateBackendError
 from statebackend.system import SYSTEM, System
 
@@ -33,10 +33,10 @@ class Route:
     outbox: Outbox
     in_order: bool = False
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[ChannelQueue]:
         """Its channels, by their number."""
         receivers = range(len(self.outbox.channels))
-        return [Lane("out", self.vertex, self.edge, other) for other in receivers]
+        return [ChannelQueue("out", self.vertex, self.edge, other) for other in receivers]
 
 
 class Output:
@@ -90,12 +90,12 @@ class Output:
         """As `send`."""
         self.send(event)
 
-    def overtake(self, barrier: Barrier) -> list[tuple[Lane, list[pa.RecordBatch]]]:
+    def overtake(self, barrier: Barrier) -> list[tuple[ChannelQueue, list[pa.RecordBatch]]]:
         """Send a barrier ahead of all rows that lie here: those, by channel, where there are any.
 
         Raises as `emit`. Never waits.
         """
-        found: list[tuple[Lane, list[pa.RecordBatch]]] = []
+        found: list[tuple[ChannelQueue, list[pa.RecordBatch]]] = []
         if self._ended:
             return found
         for route in self._routes:
@@ -105,13 +105,13 @@ class Output:
             found += zip(route.lanes(), route.outbox.overtake(barrier), strict=True)
         return [(lane, rows) for lane, rows in found if rows]
 
-    def put_back(self, rows: Iterable[tuple[Lane, Sequence[pa.RecordBatch]]]) -> None:
+    def put_back(self, rows: Iterable[tuple[ChannelQueue, Sequence[pa.RecordBatch]]]) -> None:
         """What lay here when a snapshot was taken; before anything else. Raises as `emit`."""
         outboxes = {(route.vertex, route.edge): route.outbox for route in self._routes}
         for lane, batches in rows:
             outboxes[lane.vertex, lane.edge].put_back(lane.other, batches)
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[ChannelQueue]:
         """All channels."""
         return [lane for route in self._routes for lane in route.lanes()]
 

@@ -23,13 +23,13 @@ from statebackend.operators.input.staging import ROW_BYTES
 from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
 from statebackend.state.blocks import BlockFile, disk_failed
 
-__all__ = ["RuleRows"]
+__all__ = ["BroadcastRows"]
 
 _PIECE_ROWS: Final = 16_384  # that are Python objects at one time
 _BLOCK_BYTES: Final = 1 << 20
 
 
-class RuleRows:
+class BroadcastRows:
     """One subtask's copy of an epoch's rules.
 
     Args:

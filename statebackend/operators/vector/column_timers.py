@@ -24,7 +24,7 @@ from statebackend.state.binary_columns import (
 )
 from statebackend.state.blocks import binary_array
 from statebackend.state.ranges import BIAS
-from statebackend.state.streaming_timers import OnwardTimers
+from statebackend.state.streaming_timers import StreamingTimers
 from statebackend.state.table import StateTable
 from statebackend.state.timers import BY_KEY, BY_TIME, TimerIndex
 from statebackend.state.unbound import OfOneEpoch
@@ -70,7 +70,7 @@ class ArrowTimers(OfOneEpoch):
         """
         by_time, by_key = self._both(keys, _times(at_ms, len(keys)))
         full = pa.concat_arrays([by_time, by_key])
-        if isinstance(self._index, OnwardTimers):
+        if isinstance(self._index, StreamingTimers):
             self._index.note(by_time.to_pylist())
         self._put(full, fixed_column(np.empty((len(full), 0), np.uint8)))
 
@@ -108,7 +108,7 @@ class ArrowTimers(OfOneEpoch):
         Args:
             at_once: how many there may be in the next piece.
         """
-        if not isinstance(self._index, OnwardTimers):
+        if not isinstance(self._index, StreamingTimers):
             self._table.seal()
         self._firing, self._gone = True, []
         for chunk in self._index.due_chunks(key_groups, now_ms, _CHUNK_ROWS):

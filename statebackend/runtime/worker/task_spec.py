@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recovery.local.store_pool import KeeperSettings
+from recovery.local.store_pool import StorePoolSettings
 from snapshot.storage.store_options import StoreOptions
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
@@ -39,7 +39,7 @@ class TaskSpec:
     overlay_budget_bytes: int
     base_bytes_per_s: int
     rocks: RocksSettings
-    keeper: KeeperSettings
+    store_pool: StorePoolSettings
     store_options: StoreOptions
     quick_frames: bool = False
     follow_stores_bytes: int = 0  # see statebackend.spark.worker.delegated_epochs
@@ -89,7 +89,7 @@ def task_spec(
         input_budget_bytes=settings.input_budget_bytes,
         overlay_budget_bytes=settings.overlay_budget_bytes,
         base_bytes_per_s=settings.base_bytes_per_s,
-        keeper=KeeperSettings(
+        store_pool=StorePoolSettings(
             open_limit=settings.open_stores if keep_stores else 0,
             idle_close_s=settings.idle_close_s,
         ),

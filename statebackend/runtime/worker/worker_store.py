@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from recovery.local.local_copies import Incarnation, LocalSubtask
-from recovery.local.store_pool import Clock, Keeper
+from recovery.local.local_copies import LocalSubtask, StoreDirectory
+from recovery.local.store_pool import Clock, StorePool
 from recovery.local.workspace import Workspace
 from recovery.restore.restorer import Site
 from recovery.restore.upload import BaseUpload
@@ -37,13 +37,13 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     return store
 
 
-def keeper_of(spec: TaskSpec, work: Workspace) -> Keeper:
-    """This process's keeper."""
-    return Keeper.of_process(Clock.of(SYSTEM), spec.keeper, work.path)
+def keeper_of(spec: TaskSpec, work: Workspace) -> StorePool:
+    """This process's store pool."""
+    return StorePool.of_process(Clock.of(SYSTEM), spec.store_pool, work.path)
 
 
 def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask:
-    """A subtask's copies on this host, by way of this process's keeper."""
+    """A subtask's copies on this host, by way of this process's store pool."""
     return LocalSubtask(
         expanded(spec.local_dir),
         job=spec.local_name,
@@ -51,8 +51,8 @@ def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask
         key_groups=key_group_range(subtask, spec.parallelism, spec.max_parallelism),
         new_id=SYSTEM.new_id,
         clock=Clock.of(SYSTEM),
-        keeper=keeper_of(spec, work),
-        keeper_settings=spec.keeper,
+        store_pool=keeper_of(spec, work),
+        keeper_settings=spec.store_pool,
     )
 
 
@@ -69,7 +69,7 @@ def site_of(spec: TaskSpec, subtask: int) -> Site:
 def base_upload(
     spec: TaskSpec,
     subtask: int,
-    held: Incarnation,
+    held: StoreDirectory,
     grant: BaseGrant,
     *,
     client: UploadClient,

@@ -22,7 +22,7 @@ import pyarrow as pa
 from recovery.local.peers import of_this_user
 from statebackend.errors import StateBackendError, error_for_code
 
-__all__ = ["Failed", "Frames", "HungUp"]
+__all__ = ["ConnectionClosed", "Failed", "Frames"]
 
 _log = logging.getLogger("statebackend.task")
 
@@ -33,7 +33,7 @@ _TEXT_BYTES: Final = 1 << 20
 _SAID_CHARACTERS: Final = 8 << 10
 
 
-class HungUp(Exception):
+class ConnectionClosed(Exception):
     """The other side is gone or silent, or sends what it must not."""
 
 
@@ -68,7 +68,7 @@ class Failed(Exception):
 
 
 class Frames:
-    """One connection. Whatever fails on it is `HungUp`: it is of no use any more."""
+    """One connection. Whatever fails on it is `ConnectionClosed`: it is of no use any more."""
 
     def __init__(self, connection: socket.socket, timeout_s: float | None = None) -> None:
         self._connection = connection
@@ -94,12 +94,12 @@ class Frames:
         """Connect to a process of this user that listens there.
 
         Raises:
-            OSError: nobody listens. HungUp: another user does.
+            OSError: nobody listens. ConnectionClosed: another user does.
         """
         self._connection.connect(address)
         if not of_this_user(self._connection):
             _log.warning("a process of another user listens at %s, and is told nothing", address)
-            raise HungUp("a process of another user listens there")
+            raise ConnectionClosed("a process of another user listens there")
 
     def hang_up(self) -> None:
         """End it, also for a thread of this process that waits in it."""
@@ -123,7 +123,7 @@ class Frames:
         """What the other side says."""
         kind, _ = self._receive()
         if kind not in (_YES, _NO):
-            raise HungUp(f"neither yes nor no: {kind!r}")
+            raise ConnectionClosed(f"neither yes nor no: {kind!r}")
         return kind == _YES
 
     def alive(self) -> None:
@@ -166,14 +166,14 @@ class Frames:
             try:
                 raise Failed(_failure.decode(memoryview(data)))
             except msgspec.MsgspecError as error:
-                raise HungUp(str(error)) from error
+                raise ConnectionClosed(str(error)) from error
         if kind != _BATCH:
-            raise HungUp(f"no batch: {kind!r}")
+            raise ConnectionClosed(f"no batch: {kind!r}")
         try:
             with pa.ipc.open_stream(data) as reader:
                 found: pa.RecordBatch = reader.read_next_batch()
         except (pa.ArrowException, OSError, StopIteration) as error:
-            raise HungUp(f"a batch does not read ({error})") from error
+            raise ConnectionClosed(f"a batch does not read ({error})") from error
         return found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -197,7 +197,7 @@ class Frames:
     def _take(self, wanted: bytes) -> pa.Buffer:
         kind, data = self._receive(limit_bytes=_TEXT_BYTES)
         if kind != wanted:
-            raise HungUp(f"{kind!r} instead of {wanted!r}")
+            raise ConnectionClosed(f"{kind!r} instead of {wanted!r}")
         return data
 
     def _send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
@@ -210,14 +210,14 @@ class Frames:
             # Also where the connection lives: the other side must not wait for the rest.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
-            raise HungUp(str(error)) from error
+            raise ConnectionClosed(str(error)) from error
 
     def _receive(self, limit_bytes: int = 1 << 32) -> tuple[bytes, pa.Buffer]:
         kind = _ALIVE
         while kind == _ALIVE:
             kind, size_bytes = _HEAD.unpack(memoryview(self._exactly(_HEAD.size)))
         if size_bytes > limit_bytes:
-            raise HungUp(f"{size_bytes} bytes at once")
+            raise ConnectionClosed(f"{size_bytes} bytes at once")
         return kind, self._exactly(size_bytes)
 
     def _exactly(self, size_bytes: int) -> pa.Buffer:
@@ -227,10 +227,10 @@ class Frames:
             while left:
                 count = self._connection.recv_into(left)
                 if not count:
-                    raise HungUp("the connection ended")
+                    raise ConnectionClosed("the connection ended")
                 left = left[count:]
         except OSError as error:
-            raise HungUp(str(error)) from error
+            raise ConnectionClosed(str(error)) from error
         return data
 
 

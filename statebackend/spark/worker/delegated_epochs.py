@@ -38,15 +38,15 @@ import msgspec
 import pyarrow as pa
 
 from recovery.local.peers import of_this_user
-from recovery.local.store_pool import Keeper, socket_address
+from recovery.local.store_pool import StorePool, socket_address
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError
 from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import Failed, Frames, HungUp
+from statebackend.spark.worker.delegated_calls import ConnectionClosed, Failed, Frames
 
-__all__ = ["Hosting", "Request", "pass_on"]
+__all__ = ["DelegatedEpochs", "Request", "pass_on"]
 
 _log = logging.getLogger("statebackend.task")
 
@@ -127,14 +127,14 @@ class _Own(Enum):
     AWAY = 4
 
 
-class Hosting:
+class DelegatedEpochs:
     """A worker's part in it: one per process, made anew after a fork."""
 
-    _instance: ClassVar[tuple[int, Hosting] | None] = None
+    _instance: ClassVar[tuple[int, DelegatedEpochs] | None] = None
     _making: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, store_pool: StorePool) -> None:
+        self._store_pool = store_pool
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
         self._changed = threading.Condition()
         self._own = _Own.NONE
@@ -142,7 +142,7 @@ class Hosting:
         self._guest: tuple[threading.Thread, Frames] | None = None
         self._host: Frames | None = None  # of this process's task
         self._closed = threading.Event()
-        path = Path(keeper.door).with_name(_SOCKET)
+        path = Path(store_pool.door).with_name(_SOCKET)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket_address(path) as address:
             self._socket.bind(address)
@@ -154,13 +154,13 @@ class Hosting:
         self._thread.start()
 
     @classmethod
-    def of_process(cls, keeper: Keeper) -> Hosting:
+    def of_process(cls, store_pool: StorePool) -> DelegatedEpochs:
         """This process's."""
         with cls._making:
             known = cls._instance
-            if known is None or known[0] != os.getpid() or known[1]._keeper is not keeper:
-                known = cls._instance = (os.getpid(), cls(keeper))
-                # Before the keeper shuts its door: a guest has a store of its own open.
+            if known is None or known[0] != os.getpid() or known[1]._store_pool is not store_pool:
+                known = cls._instance = (os.getpid(), cls(store_pool))
+                # Before the store pool shuts its door: a guest has a store of its own open.
                 atexit.register(_at_exit, *known)
             return known[1]
 
@@ -253,7 +253,7 @@ class Hosting:
                 other.alive()
 
     def _receive(self, frames: Frames) -> None:
-        with frames, contextlib.suppress(HungUp, msgspec.MsgspecError):
+        with frames, contextlib.suppress(ConnectionClosed, msgspec.MsgspecError):
             frames.timeout_s = _TICK_S
             request = _request.decode(frames.text())
             run = self._admitted(request, frames)
@@ -273,7 +273,7 @@ class Hosting:
         if (request.executor, request.daemon) != (system.executor_name(), os.getppid()):
             return None  # another executor's memory, and another one's account
         path = Path(request.incarnation)
-        if not self._keeper.keeps(path, request.at_least_bytes):
+        if not self._store_pool.keeps(path, request.at_least_bytes):
             return None  # at once: nothing that follows would change it
         with self._changed:
             # Tasks of a stage begin within milliseconds of each other; where no other one begins,
@@ -285,7 +285,7 @@ class Hosting:
                 return None
             if self._guest is not None or self._closed.is_set():
                 return None
-            if not self._keeper.keeps(path):  # it may have been let go meanwhile
+            if not self._store_pool.keeps(path):  # it may have been let go meanwhile
                 return None
             self._guest = (threading.current_thread(), frames)
         return run
@@ -308,7 +308,7 @@ class Hosting:
         """
         if kept is not None:
             self._goes(_Own.AWAY)
-            host = _knock(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
+            host = _call_host(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
             if host is not None:
                 self._host = host
                 return host
@@ -317,7 +317,7 @@ class Hosting:
         return None
 
 
-def _knock(door: str, request: Request) -> Frames | None:
+def _call_host(door: str, request: Request) -> Frames | None:
     """Ask the process behind a door to be the host; None: it will not, or does not answer."""
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
     try:
@@ -327,7 +327,7 @@ def _knock(door: str, request: Request) -> Frames | None:
         if frames.said():
             frames.timeout_s = _SILENCE_S
             return frames
-    except (OSError, ValueError, HungUp):  # nobody there, or no path at all
+    except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
         pass
     frames.hang_up()
     return None
@@ -344,14 +344,14 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
     # for a batch: at 1 ms each that was 50 ms for an epoch's input.
     with frames, system.quick_turns(_TURN_S):
         try:
-            with contextlib.suppress(HungUp):  # it may have failed, and says why below
+            with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
                 for batch in batches:
                     frames.send_batch(batch)
                 frames.end()
             while (batch := frames.batch()) is not None:
                 yield batch
                 frames.say(True)
-        except HungUp as error:
+        except ConnectionClosed as error:
             raise PeerLostError(
                 "This task ran in another worker, which has the store open. That worker has "
                 f"ended, or was silent for {_SILENCE_S:g} s ({error}).",
@@ -370,12 +370,12 @@ def _accompany(run: Run, request: Request, frames: Frames) -> None:
                 frames.send_batch(batch)
                 frames.said()
         frames.end()
-    except HungUp:
+    except ConnectionClosed:
         raise
     except BaseException as error:  # whatever it is, it is the asker's attempt that fails
         frames.fail(error)
 
 
-def _at_exit(pid: int, hosting: Hosting) -> None:
+def _at_exit(pid: int, hosting: DelegatedEpochs) -> None:
     if pid == os.getpid():
         hosting.close()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismatchError
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
-from statebackend.operators.input.broadcast_rows import RuleRows
+from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.input.group_by_key import Groups, group_part
 from statebackend.operators.input.lateness import EventMaxima, LateRows
 from statebackend.operators.input.packing import unpacked
@@ -55,7 +55,7 @@ class EpochInput:
     key_positions: tuple[int, ...]
     max_event_ms: int | None = None
     second_event_ms: int | None = None
-    rules: RuleRows | None = None
+    rules: BroadcastRows | None = None
     nonce: int = 0
 
     @property
@@ -135,7 +135,7 @@ def read_epoch(
     stage: InputStage | None = None,
     events: EventMaxima | None = None,
     packed: bool = False,
-    rules: RuleRows | None = None,
+    rules: BroadcastRows | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
@@ -221,7 +221,7 @@ class _Reader:
         self.stage = stage
         self.stamp_ms, self.nonce = -1, 0
         self.events = EventMaxima()
-        self.rules: RuleRows | None = None
+        self.rules: BroadcastRows | None = None
         self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
@@ -254,7 +254,9 @@ class _Reader:
         rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         self._take_rows(rows, key_group.to_numpy(), pinned_bytes)
 
-    def _take_rules(self, batch: pa.RecordBatch, rules: RuleRows, width: int) -> pa.RecordBatch:
+    def _take_rules(
+        self, batch: pa.RecordBatch, rules: BroadcastRows, width: int
+    ) -> pa.RecordBatch:
         """Take the rows that go to every subtask out of a batch: what is left."""
         is_rule = pc.is_valid(batch.column(width - 1))
         taken = batch.filter(is_rule)

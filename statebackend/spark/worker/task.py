@@ -36,7 +36,7 @@ from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.errors.task_errors import code_first
-from statebackend.operators.input.broadcast_rows import RuleRows
+from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
@@ -55,7 +55,7 @@ from statebackend.runtime.worker.worker_store import (
     site_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_epochs import Hosting, Request, pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, pass_on
 from statebackend.spark.worker.initial_rows import read_initial
 from statebackend.spark.worker.input_reader import EpochInput, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
@@ -107,7 +107,7 @@ class SubtaskTask:
         if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)
             return
-        hosting = Hosting.of_process(keeper_of(self.spec, work))
+        hosting = DelegatedEpochs.of_process(keeper_of(self.spec, work))
         with hosting.task(context.endpoint, self.spec.uid, self._as_guest):
             subtask, batches = peeked(batches)
             kept = None
@@ -141,7 +141,7 @@ class SubtaskTask:
         if plan.rules_schema is not None:
             rules_bytes = budget_bytes // _RULES_SHARE
             budget_bytes -= rules_bytes
-            rules = RuleRows(
+            rules = BroadcastRows(
                 arrow_schema(plan.rules_schema), budget_bytes=rules_bytes, folder=work.path
             )
         stage = InputStage(

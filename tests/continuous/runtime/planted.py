@@ -19,14 +19,14 @@ from statebackend.continuous.driver import driver_lists as driverlists
 from statebackend.continuous.driver import takeover
 from statebackend.continuous.driver.driver_lists import prepared_by
 from statebackend.continuous.driver.run import JobRun
-from statebackend.continuous.driver.run_state import RunMachine
+from statebackend.continuous.driver.run_state import RunState
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.sinks import file_sink as files
 from statebackend.continuous.sinks.sink import Prepared
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Assignment
 from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
-from statebackend.continuous.worker.checkpointed_state import VertexState
+from statebackend.continuous.worker.checkpointed_state import CheckpointedState
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_output import Output
@@ -198,14 +198,14 @@ def cut_when_it_is_written() -> Patches:
 
 def parts_of_two_attempts() -> Patches:
     """A part that comes late, of an attempt that was given up, is taken for the next one's."""
-    acked = RunMachine.acked
+    acked = RunState.acked
 
-    def take_any(self: RunMachine, part: Any, now_s: float) -> Any:
+    def take_any(self: RunState, part: Any, now_s: float) -> Any:
         number = self._checkpoints.number
         ack = part.ack and msgspec.structs.replace(part.ack, attempt=number)
         return acked(self, msgspec.structs.replace(part, checkpoint=number, ack=ack), now_s)
 
-    yield RunMachine, "acked", take_any
+    yield RunState, "acked", take_any
 
 
 def a_source_of_the_attempt_before() -> Patches:
@@ -304,7 +304,7 @@ def not_committed_after_a_restore() -> Patches:
 
 def the_turn_is_not_waited_for() -> Patches:
     """A part is made for the epoch that the attempt before it is to be."""
-    yield VertexState, "_await_turn", VertexState._wanted
+    yield CheckpointedState, "_await_turn", CheckpointedState._wanted
 
 
 def confirmed_with_those_behind() -> Patches:

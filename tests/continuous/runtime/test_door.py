@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statebackend.continuous.driver.driver_endpoint import Door
+from statebackend.continuous.driver.driver_endpoint import DriverEndpoint
 from statebackend.continuous.job.slot_messages import (
     Commands,
     Failed,
@@ -27,12 +27,12 @@ def said() -> queue.SimpleQueue[Any]:
 
 
 @pytest.fixture
-def door(said: queue.SimpleQueue[Any]) -> Door:
+def door(said: queue.SimpleQueue[Any]) -> DriverEndpoint:
     session: Any = None  # reports do not come to it
-    return Door(session, 2, said)
+    return DriverEndpoint(session, 2, said)
 
 
-def report(door: Door, slot: int, number: int) -> None:
+def report(door: DriverEndpoint, slot: int, number: int) -> None:
     running = Running(vertex="count", subtask=slot)
     door.call("report", encode(Report(slot=slot, number=number, events=[running])))
 
@@ -46,7 +46,7 @@ def taken(said: queue.SimpleQueue[Any]) -> list[tuple[int, int]]:
 
 
 def test_a_report_that_is_sent_again_is_taken_once(
-    door: Door, said: queue.SimpleQueue[Any]
+    door: DriverEndpoint, said: queue.SimpleQueue[Any]
 ) -> None:
     for number in (0, 0, 1, 0, 1, 2):
         report(door, 1, number)
@@ -55,7 +55,7 @@ def test_a_report_that_is_sent_again_is_taken_once(
 
 
 def test_a_report_that_was_overtaken_is_taken_when_it_comes(
-    door: Door, said: queue.SimpleQueue[Any]
+    door: DriverEndpoint, said: queue.SimpleQueue[Any]
 ) -> None:
     """Threads of a slot report at the same time; an answer that was lost holds up nobody else."""
     for number in (2, 0, 2, 1, 3, 1, 0):
@@ -64,7 +64,7 @@ def test_a_report_that_was_overtaken_is_taken_when_it_comes(
 
 
 def test_a_report_of_no_slot_and_one_after_the_end_are_refused(
-    door: Door, said: queue.SimpleQueue[Any]
+    door: DriverEndpoint, said: queue.SimpleQueue[Any]
 ) -> None:
     with pytest.raises(ProtocolError):
         report(door, 2, 0)
@@ -75,7 +75,7 @@ def test_a_report_of_no_slot_and_one_after_the_end_are_refused(
 
 
 def test_a_failure_ends_the_run_before_it_is_answered(
-    door: Door, said: queue.SimpleQueue[Any]
+    door: DriverEndpoint, said: queue.SimpleQueue[Any]
 ) -> None:
     """Its slot goes then, and what the others make of that is no failure of theirs."""
     failed = Failed(vertex="count", subtask=0, code="SB1014", what="", todo="", trace="")

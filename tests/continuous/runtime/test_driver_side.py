@@ -20,7 +20,7 @@ from snapshot.storage.memory_store import MemoryStore
 from statebackend import system
 from statebackend.continuous.driver.checkpoint_book import CheckpointBook
 from statebackend.continuous.driver.run_state import Settled
-from statebackend.continuous.driver.savepoint_requests import Savings
+from statebackend.continuous.driver.savepoint_requests import SavepointRequests
 from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.sinks.sink import Committer
@@ -447,7 +447,7 @@ class Cleaner:
 
 def test_the_loop_of_a_run_does_not_wait_for_a_cleaning_that_a_savepoint_waits_for() -> None:
     """That of a run which begins while the savepoint gets in line."""
-    savings = Savings(Job("file:///nowhere", "job"), CheckpointBook("job"))
+    savings = SavepointRequests(Job("file:///nowhere", "job"), CheckpointBook("job"))
 
     def taken(cleaner: Cleaner) -> Any:
         return SimpleNamespace(session=SimpleNamespace(cleaner=cleaner))

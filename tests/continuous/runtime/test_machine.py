@@ -12,7 +12,7 @@ from statebackend.continuous.driver.run_state import (
     Ended,
     Out,
     Publish,
-    RunMachine,
+    RunState,
     Settled,
     Tell,
     Write,
@@ -55,7 +55,7 @@ class Driver:
         self.assigner = SplitAssigner(P, splits_end=True)
         self.assigner.add(source.discover(None))
         given = {"checkpoint_interval_s": 10.0, "start_timeout_s": 60.0, **options}
-        self.machine = RunMachine(
+        self.machine = RunState(
             graph,
             RunOptions(**given),
             {"source": self.assigner},

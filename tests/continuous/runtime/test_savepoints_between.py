@@ -30,8 +30,8 @@ from statebackend.continuous.sinks.callback import CallbackSink
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.worker.overtaken_rows import (
     ELEMENT,
+    ChannelQueue,
     Flight,
-    Lane,
     Place,
     watermark,
     with_elements,
@@ -324,7 +324,7 @@ def test_rows_in_flight_are_found_in_a_state() -> None:
 
     blobs: dict[str, bytes] = {}
     place, flight = Place("v", 0, 2), Flight()
-    flight.add(Lane("in", "other", 0, 1), [pa.record_batch({"a": [1]})])
+    flight.add(ChannelQueue("in", "other", 0, 1), [pa.record_batch({"a": [1]})])
     (rows,), at = flight.elements(place), watermark(place, 5000)
 
     def found(*records: KeptRecord) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from recovery.decide.restarting import FixedDelay
 from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
-from statebackend.continuous.driver.run_state import Publish, RunMachine
+from statebackend.continuous.driver.run_state import Publish, RunState
 from statebackend.continuous.sinks.collect import CollectSink
 from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
 from statebackend.errors import StoreUnreachableError
@@ -44,25 +44,25 @@ class Watch:
         self.now = self.most = 0
         self.began_s: list[float] = []
         self.ended_s: list[float] = []
-        tick, begin, published = RunMachine.tick, RunMachine._begin, RunMachine.published
+        tick, begin, published = RunState.tick, RunState._begin, RunState.published
 
-        def ticks(machine: RunMachine, now_s: float, wall_ms: int) -> Any:
+        def ticks(machine: RunState, now_s: float, wall_ms: int) -> Any:
             outs = tick(machine, now_s, wall_ms)
             self.now = len(machine._attempts)
             self.most = max(self.most, self.now)
             return outs
 
-        def begins(machine: RunMachine, request: Any, now_s: float, wall_ms: int) -> Any:
+        def begins(machine: RunState, request: Any, now_s: float, wall_ms: int) -> Any:
             self.began_s.append(now_s)
             return begin(machine, request, now_s, wall_ms)
 
-        def ends(machine: RunMachine, done: Publish, now_s: float, wall_ms: int) -> Any:
+        def ends(machine: RunState, done: Publish, now_s: float, wall_ms: int) -> Any:
             self.ended_s.append(now_s)
             return published(machine, done, now_s, wall_ms)
 
-        patch.setattr(RunMachine, "tick", ticks)
-        patch.setattr(RunMachine, "_begin", begins)
-        patch.setattr(RunMachine, "published", ends)
+        patch.setattr(RunState, "tick", ticks)
+        patch.setattr(RunState, "_begin", begins)
+        patch.setattr(RunState, "published", ends)
 
 
 @pytest.fixture

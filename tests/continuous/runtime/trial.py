@@ -25,7 +25,7 @@ from recovery.decide.restarting import FixedDelay
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
 from statebackend.continuous.driver.run import JobRun
-from statebackend.continuous.driver.run_state import RunMachine
+from statebackend.continuous.driver.run_state import RunState
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
@@ -189,9 +189,9 @@ class Trial:
 
     def _count(self, patch: pytest.MonkeyPatch) -> None:
         """How many checkpoints are under way; where there are to be several, the store is slow."""
-        really, durable = RunMachine.tick, subtaskstate.durable_slice
+        really, durable = RunState.tick, subtaskstate.durable_slice
 
-        def tick(machine: RunMachine, now_s: float, wall_ms: int) -> Any:
+        def tick(machine: RunState, now_s: float, wall_ms: int) -> Any:
             outs = really(machine, now_s, wall_ms)
             self.most = max(self.most, len(machine._attempts))
             return outs
@@ -200,7 +200,7 @@ class Trial:
             system.sleep_s(0.02)
             return durable(*given)
 
-        patch.setattr(RunMachine, "tick", tick)
+        patch.setattr(RunState, "tick", tick)
         if self._concurrent > 1:
             patch.setattr(subtaskstate, "durable_slice", slowly)
 

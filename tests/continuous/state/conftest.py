@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from recovery.local.store_pool import Keeper
+from recovery.local.store_pool import StorePool
 
 
 @pytest.fixture(autouse=True)
 def closed_stores() -> Iterator[None]:
     yield
-    if Keeper._instance is not None:
-        Keeper._instance[1].close()
+    if StorePool._instance is not None:
+        StorePool._instance[1].close()

@@ -16,14 +16,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from recovery.local.store_pool import KeeperSettings
+from recovery.local.store_pool import StorePoolSettings
 from recovery.local.workspace import Workspace
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
-from statebackend.continuous.driver.pending_acks import HeldAcks
+from statebackend.continuous.driver.pending_acks import PendingAcks
 from statebackend.continuous.worker.checkpointed_state import Frozen, Membership
 from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
 from statebackend.continuous.worker.list_state_subtask import PlainState
@@ -73,7 +73,7 @@ class Sometimes:
             self.waiting.pop(0)()
 
 
-class Door:
+class DriverEndpoint:
     """The way to the driver, without a wire."""
 
     def __init__(self, session: Any) -> None:
@@ -150,7 +150,7 @@ class StreamJob:
             },
             **self.options,
         )
-        self.acks = HeldAcks(self.started.session, wanted)
+        self.acks = PendingAcks(self.started.session, wanted)
         self.epoch = last + 1
         self._open()
         return self.epoch
@@ -182,14 +182,14 @@ class StreamJob:
             overlay_budget_bytes=self.overlay_bytes,
             base_bytes_per_s=0,
             rocks=RocksSettings(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20),
-            keeper=KeeperSettings(open_limit=4, unflushed_epochs=3),
+            store_pool=StorePoolSettings(open_limit=4, unflushed_epochs=3),
             store_options=StoreOptions(),
         )
 
     def _open(self) -> None:
         spec = self.spec()
         endpoint = Endpoint(location="", session="session", token="")
-        member = Membership(Door(self.started.session), endpoint, "query")
+        member = Membership(DriverEndpoint(self.started.session), endpoint, "query")
         work = Workspace.of_process(str(self.root / self.host), system.new_id)
         self.keyed, self.sources = [], []
         for subtask in range(self.parallelism):

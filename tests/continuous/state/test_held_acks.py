@@ -8,7 +8,7 @@ from blake3 import blake3
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import AckReply, AckRequest, SlicePart
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.continuous.driver.pending_acks import HeldAcks
+from statebackend.continuous.driver.pending_acks import PendingAcks
 from statebackend.errors import ProtocolError
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
 
@@ -31,7 +31,7 @@ class Log:
 
 def test_nothing_is_said_before_all_have_acked_one_attempt() -> None:
     log = Log()
-    held = HeldAcks(log, {"b": 2, "a": 1})
+    held = PendingAcks(log, {"b": 2, "a": 1})
     assert not held.take(an_ack("b", 1, 1))
     assert not held.take(an_ack("b", 0, 1))
     assert not held.take(an_ack("b", 0, 1))  # twice the same
@@ -45,7 +45,7 @@ def test_nothing_is_said_before_all_have_acked_one_attempt() -> None:
 
 
 def test_acks_of_nobody_and_damaged_ones_are_refused() -> None:
-    held = HeldAcks(Log(), {"a": 1})
+    held = PendingAcks(Log(), {"a": 1})
     for wrong in (an_ack("a", 1, 1), an_ack("x", 0, 1)):
         with pytest.raises(ProtocolError, match="no subtask"):
             held.take(wrong)
@@ -61,7 +61,7 @@ def test_a_crash_between_two_records_leaves_the_epoch_before() -> None:
 
     def run(attempt: int, records: int) -> None:
         started = Started(store, {"a": 1, "b": 1}, first_epoch=0)
-        held = HeldAcks(started.session, {"a": 1, "b": 1})
+        held = PendingAcks(started.session, {"a": 1, "b": 1})
         for uid in ("b", "a"):  # whoever comes first
             reply, _ = started.session.begin(begin_of(0, 0, uid))
             part = part_of({b"k": f"{uid}{attempt}".encode()})

@@ -8,7 +8,7 @@ import pytest
 
 from statebackend.state.cells import KeyCursor
 from statebackend.state.spill import OverlaySpill
-from statebackend.state.streaming_timers import OnwardTimers
+from statebackend.state.streaming_timers import StreamingTimers
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
 
 GROUPS = range(4)
@@ -21,7 +21,7 @@ class Subtask:
         self.base = MemoryBase()
         self.table = StateTable(self.base, spill=spill, small_writes=True)
         self.cursor = KeyCursor()
-        self.timers = OnwardTimers(self.cursor, self.table)
+        self.timers = StreamingTimers(self.cursor, self.table)
         self.timers.look(GROUPS)
         self.model: set[tuple[int, int]] = set()
         self.layers: list[FrozenOverlay] = []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.continuous.worker.background_pace import Pace
+from statebackend.continuous.worker.background_pace import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def rests() -> Rests:
 
 def work(rests: Rests, count: int, piece_s: float) -> list[int]:
     done = []
-    for piece in Pace(rests.system, rests).of(range(count)):
+    for piece in RateLimit(rests.system, rests).of(range(count)):
         rests.now_s += piece_s
         done.append(piece)
     return done
@@ -60,7 +60,7 @@ def test_whoever_waits_ends_the_rests(rests: Rests) -> None:
 
 
 def test_a_rest_is_broken_off_by_another_thread() -> None:
-    pace, began = Pace(), threading.Event()
+    pace, began = RateLimit(), threading.Event()
 
     def pieces() -> None:
         for _ in pace.of(range(2)):

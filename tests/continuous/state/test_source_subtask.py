@@ -18,7 +18,13 @@ from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import forward
 from statebackend.continuous.job.slot_messages import Aborted, Acked, Grant, SplitAsked, Trigger
 from statebackend.continuous.sources.source import Assignment, Split
-from statebackend.continuous.worker.overtaken_rows import Lane, Place, batches_of, decode, watermark
+from statebackend.continuous.worker.overtaken_rows import (
+    ChannelQueue,
+    Place,
+    batches_of,
+    decode,
+    watermark,
+)
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_output import Output, Route
 from statebackend.errors import RescaleError
@@ -142,7 +148,7 @@ def test_a_barrier_waits_for_room_and_then_overtakes_what_has_none() -> None:
     world.task._step()
     [acked] = world.acked()
     [one, at] = decode("source", acked.in_flight, 2)
-    assert one.lane == Lane("out", "next", 0, 0)
+    assert one.lane == ChannelQueue("out", "next", 0, 0)
     assert at.direction == "at"
     held = values(list(batches_of("source", one)))
     assert acked.figures["inflight_bytes"] > 0

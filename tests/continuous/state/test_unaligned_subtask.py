@@ -22,7 +22,7 @@ from statebackend.continuous.worker.batch_sizing import Gathering
 from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen
 from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import (
-    Lane,
+    ChannelQueue,
     Overtaken,
     Place,
     batches_of,
@@ -43,8 +43,8 @@ from tests.continuous.exchange.peers import numbers, rows
 from tests.continuous.state.streamjob import AtOnce
 
 PLACE = Place("op", 1, 2, {"source": "rows", "op": "counts"})
-IN = [Lane("in", "source", 0, other) for other in range(2)]
-OUT = Lane("out", "next", 3, 0)
+IN = [ChannelQueue("in", "source", 0, other) for other in range(2)]
+OUT = ChannelQueue("out", "next", 3, 0)
 
 
 def barrier(number: int = 1, timeout_ms: int | None = 0, kind: str = "checkpoint") -> Barrier:
@@ -175,7 +175,7 @@ class World:
     def acked(self) -> list[Acked]:
         return [event for event in self.events if isinstance(event, Acked)]
 
-    def overtaken(self) -> dict[Lane, list[int]]:
+    def overtaken(self) -> dict[ChannelQueue, list[int]]:
         _, elements = taken_out(self.state.persisted[-1].operator_state)
         found = [one for one in decode("op", elements, 2) if one.direction != "at"]
         return {one.lane: numbers(list(batches_of("op", one))) for one in found}

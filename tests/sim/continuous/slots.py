@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from recovery.local.local_copies import Incarnation, LocalSubtask, copies_seen
-from recovery.local.store_pool import Clock, KeeperSettings
+from recovery.local.local_copies import LocalSubtask, StoreDirectory, copies_seen
+from recovery.local.store_pool import Clock, StorePoolSettings
 from recovery.restore.restorer import Site
 from recovery.restore.upload import BaseUpload
 from snapshot.protocol.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
@@ -117,7 +117,7 @@ class _State(SubtaskState):
             process=slot.process,
             opened=slot.world.opened,
             config=slot.world.config,
-            keeper=slot.keeper,
+            store_pool=slot.store_pool,
             held=slot.held,
             doors=slot.world.doors,
             opener=slot.world.open_store,
@@ -132,7 +132,7 @@ class _State(SubtaskState):
             executor=system.executor_name(),
         )
 
-    def _upload(self, held: Incarnation, grant: BaseGrant, generation: int) -> BaseUpload:
+    def _upload(self, held: StoreDirectory, grant: BaseGrant, generation: int) -> BaseUpload:
         slot, spec = self._slot, self._spec
         counted = CountingStore(slot.store)
         reporter = UploadReporter(
@@ -215,19 +215,19 @@ class SlotProcess:
         self.system = world.system_of(self.process)
         self.store = SimStore(world.bucket, self.process, world.config)
         self.held: list[SimIncarnation] = []
-        settings = KeeperSettings(
+        settings = StorePoolSettings(
             open_limit=world.config.open_stores,
             idle_close_s=3.0,
             unflushed_epochs=world.config.unflushed_epochs,
         )
         self.turn = self.system.threads.semaphore(1)
         world.blobs[self.process] = KeptBlobs(self.system.threads)
-        self.keeper = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
+        self.store_pool = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
         self.cut_until_s = 0.0
         self.ended = self.well = False
         self.failure: BaseException | None = None
         self.process.at_death.append(self._buried)
-        world.sched.spawn(self.process, lambda: self.keeper.tend(world.sched))
+        world.sched.spawn(self.process, lambda: self.store_pool.tend(world.sched))
         world.sched.spawn(self.process, lambda: self._serve(run, slot, token), world.config.hop_s)
         world.slots.append(self)
 
@@ -248,6 +248,6 @@ class SlotProcess:
         for held in self.held:
             held.abandon()
         self.ended = True
-        self.world.doors.pop(self.keeper.door, None)
+        self.world.doors.pop(self.store_pool.door, None)
         self.world.exchanges.pop(self.process.name, None)
         self.world.slots = [one for one in self.world.slots if one is not self]

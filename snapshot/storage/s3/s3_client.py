@@ -22,7 +22,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError, IncompleteReadError
 
-from snapshot.storage.s3_errors import CODED, DeadlinePassedError
+from snapshot.storage.s3.s3_errors import CODED, DeadlinePassedError
 from snapshot.storage.store_options import StoreOptions
 
 __all__ = ["Clients"]

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from snapshot.storage.s3_client import Clients
-from snapshot.storage.s3_errors import (
+from snapshot.storage.s3.s3_client import Clients
+from snapshot.storage.s3.s3_errors import (
     CALL_ERRORS,
     DeadlinePassedError,
     Step,

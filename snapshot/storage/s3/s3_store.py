@@ -31,11 +31,11 @@ from snapshot.storage.object_store import (
     checked_names,
     is_name,
 )
-from snapshot.storage.s3_bodies import FileSlice, body_of
-from snapshot.storage.s3_client import Clients
-from snapshot.storage.s3_errors import CALL_ERRORS, error_code, http_status, said
-from snapshot.storage.s3_retry import Retries, Trying
-from snapshot.storage.s3_upload import SINGLE_PUT_BYTES, Multipart
+from snapshot.storage.s3.multipart import SINGLE_PUT_BYTES, Multipart
+from snapshot.storage.s3.s3_bodies import FileSlice, body_of
+from snapshot.storage.s3.s3_client import Clients
+from snapshot.storage.s3.s3_errors import CALL_ERRORS, error_code, http_status, said
+from snapshot.storage.s3.s3_retry import Retries, Trying
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import SettingError, StoreUnreachableError
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from snapshot.storage.s3_bodies import FileSlice
-from snapshot.storage.s3_errors import error_code, http_status, said
-from snapshot.storage.s3_retry import Retries
+from snapshot.storage.s3.s3_bodies import FileSlice
+from snapshot.storage.s3.s3_errors import error_code, http_status, said
+from snapshot.storage.s3.s3_retry import Retries
 from statebackend.errors import StateBackendError
 
 __all__ = ["SINGLE_PUT_BYTES", "Multipart"]
