@@ -238,7 +238,7 @@ class StateBackend(FrameMaker):
             local_dir=self._builder.local_dir,
             settings=self._settings,
             allow_dropped_state=self._allow_dropped_state,
-            checked=self._checked,
+            checked=lambda: self._checked,
             savepoint=self._savepoint,
             go_back_to=go_back_to,
         )

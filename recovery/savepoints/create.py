@@ -39,6 +39,7 @@ from statebackend.errors import (
     ObjectNotFoundError,
     SettingError,
     StateBackendError,
+    StoreCapabilityError,
 )
 from statebackend.threads import THREADS, Threads
 
@@ -228,13 +229,17 @@ def _made(
         threads=making.threads,
     )
     firsts = {uid: one.first_epoch for uid, one in state.lineages.items()}
-    tenure = log.claim(
-        job_id=tip.job_id,
-        query_id=query_id,
-        run=begun.id,
-        stamp_ms=begun.created_ms,
-        settings=state.settings or operators_setting(firsts),
-    )
+    try:
+        tenure = log.claim(
+            job_id=tip.job_id,
+            query_id=query_id,
+            run=begun.id,
+            stamp_ms=begun.created_ms,
+            settings=state.settings or operators_setting(firsts),
+        )
+    except StoreCapabilityError:  # its own claim is not listed
+        _check_there(target, begun)
+        raise
     with scratch_folder() as scratch:
         copied = copy_state(
             state,
@@ -251,10 +256,27 @@ def _made(
         )
         files = [] if making.location is None else _copy_files(making, names, target, scratch)
     savepoint = _described(making, state, copied, files, begun, query_id, target)
-    if target.get(BEGUN_NAME) != msgspec.json.encode(begun):  # deleted while it was made
-        raise NotRestorableError(f"The savepoint in {target.uri} was replaced while it was made.")
+    _check_there(target, begun)
     target.put(SAVEPOINT_NAME, [encode_savepoint(savepoint)])
     return savepoint
+
+
+def _check_there(target: ObjectStore, begun: Begun) -> None:
+    """Refuse to go on with what somebody has deleted meanwhile.
+
+    Raises:
+        NotRestorableError: naming the savepoint.
+    """
+    try:
+        found = target.get(BEGUN_NAME)
+    except ObjectNotFoundError:
+        found = b""
+    if found != msgspec.json.encode(begun):
+        raise NotRestorableError(
+            f"The savepoint {begun.id} in {target.uri} was deleted while it was made"
+            f"{', and another one begun there' if found else ''}.",
+            todo="Make it again. What lies in its folder is nobody's, and may be deleted.",
+        )
 
 
 def _copy_files(

@@ -25,7 +25,15 @@ from snapshot.formats.record import (
     record_name,
 )
 from snapshot.log.record_cache import RecordCache
-from snapshot.protocol.tenure import NoPatience, Patience, Tenure, Verdict, check_listed, judge
+from snapshot.protocol.tenure import (
+    NoPatience,
+    Patience,
+    Tenure,
+    Verdict,
+    check_listed,
+    check_newest,
+    judge,
+)
 from snapshot.storage.object_store import CreateOutcome, ObjectInfo, ObjectStore
 from statebackend.errors import (
     CommitUnknownError,
@@ -126,6 +134,7 @@ class CommitLog:
 
         Raises:
             CorruptionError: a gap in that range, or a damaged or foreign record.
+            StoreCapabilityError: the gap is in an old listing only.
             UnsupportedFormatError: a record of a later format.
             StoreUnreachableError: a failure that may pass: never taken for an absence.
         """
@@ -137,6 +146,7 @@ class CommitLog:
                 return []
             newest = present[-1]
             if newest == before:
+                check_newest(newest, self.read)
                 raise self._corrupt(newest, gap)
             try:
                 return self._needed(newest, frozenset(present))

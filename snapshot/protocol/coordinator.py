@@ -9,6 +9,7 @@ Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
 * a snapshot names only objects that were made for it or given to it;
 * a record is of the latest whole evaluation, if there is one; within it the newest attempt that
   acked wins, until the next epoch begins;
+* acks of different stage runs complete an epoch only if they came to one broadcast state;
 * the ack that completes an operator answers when a record with all of its subtasks is durable;
 * after the first failed commit nothing is accepted any more;
 * an epoch's watermark follows from the epochs before it, and is the same when it is repeated.
@@ -22,7 +23,7 @@ from snapshot.barriers.job_watermark import JobTime, NextDue, next_due
 from snapshot.formats.record import Manifest
 from snapshot.protocol.bases import BaseBook, BasePolicy, Grant
 from snapshot.protocol.epoch_acks import Acked
-from snapshot.protocol.keyless_state import check_agreement, check_sent
+from snapshot.protocol.keyless_state import check_sent
 from snapshot.protocol.known_objects import check_ack_objects, check_base_objects
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BaseDone, BaseRenewal, BeginRequest
@@ -108,19 +109,7 @@ class Coordinator:
             StaleRequestError: the epoch is over.
             NotRestorableError: the log does not hold what the epoch starts from.
         """
-        self._check_alive()
-        if request.operator not in self._specs:
-            raise ProtocolError(
-                f"Operator {request.operator!r} is not one of job {self.job!r}'s "
-                f"({', '.join(sorted(self._specs)) or 'none'}).",
-                todo="Start the frame with the backend that made it.",
-            )
-        if request.query_id != self.query_id:
-            raise WrongBatchError(
-                f"Operator {request.operator!r} was evaluated by query {request.query_id}, but job "
-                f"{self.job!r} is run by query {self.query_id}.",
-                todo="Do not start another query on the frame, also not inside foreachBatch.",
-            )
+        self.check_asker(request)
         if self.epoch is None:
             self._first_epoch(request)
         elif request.epoch < self.epoch:
@@ -136,6 +125,22 @@ class Coordinator:
         if not 0 <= request.subtask < operator.spec.parallelism:
             raise ProtocolError(f"Operator {request.operator!r} has no subtask {request.subtask}.")
         return operator.admit(request, self._time)
+
+    def check_asker(self, request: BeginRequest) -> None:
+        """Refuse an attempt of another query's, or of no operator of the job."""
+        self._check_alive()
+        if request.operator not in self._specs:
+            raise ProtocolError(
+                f"Operator {request.operator!r} is not one of job {self.job!r}'s "
+                f"({', '.join(sorted(self._specs)) or 'none'}).",
+                todo="Start the frame with the backend that made it.",
+            )
+        if request.query_id != self.query_id:
+            raise WrongBatchError(
+                f"Operator {request.operator!r} was evaluated by query {request.query_id}, but job "
+                f"{self.job!r} is run by query {self.query_id}.",
+                todo="Do not start another query on the frame, also not inside foreachBatch.",
+            )
 
     def _first_epoch(self, request: BeginRequest) -> None:
         base_epoch = request.epoch - 1
@@ -200,7 +205,8 @@ class Coordinator:
             if not (operator.epoch.scheduled if self.asynchronous else operator.epoch.complete)
         }
         if missing:
-            raise unfinished(epoch, missing, epoch + 1)
+            apart = [uid for uid in missing if self._operators[uid].epoch.disagrees]
+            raise unfinished(epoch, missing, epoch + 1, apart)
         late = [uid for uid, operator in self._operators.items() if operator.tail is not None]
         if late:
             # The last ack of this epoch waits for that record: its task was ended meanwhile.
@@ -219,6 +225,7 @@ class Coordinator:
         Raises:
             StaleRequestError: a newer attempt of its task has acked, or the epoch is over.
             WrongBatchError, ProtocolError: it does not belong to what was begun.
+            BroadcastDivergedError: see `RunningOperator.check_agreement`.
         """
         self._check_alive()
         operator = self._operators.get(ack.operator)
@@ -243,6 +250,7 @@ class Coordinator:
                 f"A newer attempt of operator {ack.operator!r}, subtask {ack.subtask}, has acked "
                 f"epoch {ack.epoch} already."
             )
+        operator.check_agreement(ack)
         operator.acked.add(ack.subtask)
         if ack.large_bytes:
             operator.bases.large_bytes[ack.subtask] = ack.large_bytes
@@ -287,17 +295,11 @@ class Coordinator:
 
         With synchronous commits no other epoch may begin between this and :meth:`committed`: the
         caller holds a lock. In any case records are written in the order in which they were due.
-
-        Raises:
-            BroadcastDivergedError: the subtasks came to different broadcast states. The ack is
-                refused and its task fails; nothing else is: another attempt may agree.
         """
         self._check_alive()
         operator = self._operators[uid]
         if epoch != self.epoch or self.stamps.current is None:
             return None
-        if operator.epoch.acked:
-            check_agreement(uid, epoch, operator.epoch.acks)
         acks = operator.epoch.take_due()
         if acks is None:
             return None

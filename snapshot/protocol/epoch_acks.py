@@ -39,10 +39,23 @@ class Acked(enum.Enum):
 
 @dataclass(eq=False)
 class _Evaluation:
-    """One evaluation: the latest ack of each subtask, and the latest stage."""
+    """One evaluation: the latest ack of each subtask, and the latest stage.
+
+    Attributes:
+        run: how often its stage was seen to run again. runs: at each subtask's ack.
+    """
 
     acks: dict[int, AckRequest] = field(default_factory=dict)
     stage: int = 0
+    run: int = 0
+    runs: dict[int, int] = field(default_factory=dict)
+
+    def count(self, ack: AckRequest, known: AckRequest | None) -> None:
+        """Note which run of its stage an ack is of, given the subtask's ack before."""
+        if known is not None and known.use.stage == ack.use.stage:
+            other = known.broadcast_digest != ack.broadcast_digest
+            self.run += other and self.runs[ack.subtask] == self.run
+        self.runs[ack.subtask] = self.run
 
 
 @dataclass
@@ -64,7 +77,8 @@ class EpochState:
         if known is not None and known.use == ack.use and ack.attempt < known.attempt:
             return Acked.STALE
         own.stage = max(own.stage, ack.use.stage)
-        _put_later(own.acks, ack)
+        if _put_later(own.acks, ack):
+            own.count(ack, known)
         _put_later(self._latest, ack)
         before = self._whole
         if len(own.acks) == self.parallelism and (before is None or own.stage >= before.stage):
@@ -119,30 +133,54 @@ class EpochState:
         return None if self._taken is self.durable else self._taken
 
     @property
+    def disagrees(self) -> bool:
+        """Whether every subtask has acked, and they came to different broadcast states."""
+        if len(self.acks) < self.parallelism:
+            return False
+        return len({ack.broadcast_digest for ack in self.acks.values()}) > 1
+
+    @property
     def acked(self) -> bool:
-        """Whether every subtask has acked."""
-        return len(self.acks) == self.parallelism
+        """Whether every subtask has acked, and what they acked belongs together."""
+        return len(self.acks) == self.parallelism and not self.disagrees
+
+    def stage_runs(self) -> list[dict[int, AckRequest]]:
+        """The acks that count, by the stage run that they are of."""
+        runs: dict[tuple[int, int, int], dict[int, AckRequest]] = {}
+        for subtask, ack in self.acks.items():
+            own = self._evaluations.get(ack.use.execution)
+            run = 0 if own is None else own.runs.get(subtask, 0)
+            runs.setdefault((ack.use.execution, ack.use.stage, run), {})[subtask] = ack
+        return list(runs.values())
+
+    def drop(self, ack: AckRequest) -> None:
+        """Forget an ack that was refused: the next attempt of its task is of the same run."""
+        for acks in (self._latest, *(one.acks for one in self._evaluations.values())):
+            if acks.get(ack.subtask) is ack:
+                del acks[ack.subtask]
 
     @property
     def scheduled(self) -> bool:
         """Whether a record with every subtask is durable or being written."""
-        return bool(self._taken)
+        return bool(self._taken) and self.acked
 
     @property
     def complete(self) -> bool:
         """Whether a record with every subtask is durable."""
-        return len(self.durable) == self.parallelism
+        return len(self.durable) == self.parallelism and self.acked
 
     def missing(self) -> list[int]:
         """Subtasks without an ack."""
         return [s for s in range(self.parallelism) if s not in self.acks]
 
 
-def _put_later(acks: dict[int, AckRequest], ack: AckRequest) -> None:
-    """Keeps the later of two acks of a subtask, whichever came first."""
+def _put_later(acks: dict[int, AckRequest], ack: AckRequest) -> bool:
+    """Keeps the later of two acks of a subtask, whichever came first; whether it is the new one."""
     known = acks.get(ack.subtask)
-    if known is None or (known.use, known.attempt) <= (ack.use, ack.attempt):
-        acks[ack.subtask] = ack
+    if known is not None and (known.use, known.attempt) > (ack.use, ack.attempt):
+        return False
+    acks[ack.subtask] = ack
+    return True
 
 
 def _same(acks: dict[int, AckRequest], others: dict[int, AckRequest]) -> bool:

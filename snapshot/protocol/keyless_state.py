@@ -72,7 +72,10 @@ def check_sent(ack: AckRequest) -> None:
 
 
 def check_agreement(operator: str, epoch: int, acks: Mapping[int, AckRequest]) -> None:
-    """Refuse an epoch whose subtasks came to different broadcast states.
+    """Refuse different broadcast states that came of the same rows.
+
+    Args:
+        acks: of one stage run. Another one may have had other rows.
 
     Raises:
         BroadcastDivergedError: naming subtasks on both sides.

@@ -16,9 +16,25 @@ __all__ = ["interrupted", "planned_anew", "stale_attempt", "unfinished", "wrong_
 
 
 def unfinished(
-    epoch: int, missing: Mapping[str, Sequence[int]], following: int
+    epoch: int,
+    missing: Mapping[str, Sequence[int]],
+    following: int,
+    disagreeing: Sequence[str] = (),
 ) -> IncompleteEpochError:
-    """Spark went on to ``following`` before these subtasks, by operator, had acked ``epoch``."""
+    """Spark went on to ``following`` before these subtasks, by operator, had acked ``epoch``.
+
+    Args:
+        disagreeing: operators of which some subtasks ran again and came to another broadcast state
+            than those that did not.
+    """
+    if disagreeing:
+        return IncompleteEpochError(
+            f"Batch {following} followed although batch {epoch} was not finished by operator "
+            f"{disagreeing[0]!r}: some of its subtasks ran again and came to another broadcast "
+            f"state than those that did not.",
+            todo="Start the query again with backend.start(). process_broadcast() must go by its "
+            "rows and the broadcast state alone, and Spark must read the same rows again.",
+        )
     who = ", ".join(
         f"{uid!r} ({_few(subtasks)})" if subtasks else repr(uid)
         for uid, subtasks in missing.items()

@@ -12,11 +12,11 @@ from snapshot.formats.delta import DIGEST_BYTES, chain
 from snapshot.formats.record import Manifest
 from snapshot.protocol.bases import BaseBook, Due, due
 from snapshot.protocol.epoch_acks import EpochState
-from snapshot.protocol.keyless_state import NO_BLOBS, OperatorBlobs
+from snapshot.protocol.keyless_state import NO_BLOBS, OperatorBlobs, check_agreement
 from snapshot.protocol.lineage import EpochEntry, OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest
 from snapshot.protocol.operators import Admitted, CommitWork, OperatorSpec
-from statebackend.errors import ProtocolError
+from statebackend.errors import BroadcastDivergedError, ProtocolError
 
 __all__ = ["RunningOperator", "resumed_time"]
 
@@ -130,6 +130,22 @@ class RunningOperator:
         if before is None or len(digest) != DIGEST_BYTES:
             return False
         return chain(bytes.fromhex(before), digest).hex() == ack.chain
+
+    def check_agreement(self, ack: AckRequest) -> None:
+        """Refuse an ack whose broadcast state is another than that of the same stage run.
+
+        Raises:
+            BroadcastDivergedError: its task fails, and nothing else does: another attempt may
+                agree.
+        """
+        if not self.epoch.disagrees:
+            return
+        try:
+            for acks in self.epoch.stage_runs():
+                check_agreement(ack.operator, ack.epoch, acks)
+        except BroadcastDivergedError:
+            self.epoch.drop(ack)
+            raise
 
     def admit(self, request: BeginRequest, time: JobTime) -> Admitted:
         """What an attempt starts from, and what it has to write besides its delta."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from snapshot.formats.record import Manifest
 from snapshot.storage.object_store import CreateOutcome
-from statebackend.errors import StateBackendError, StoreCapabilityError
+from statebackend.errors import ObjectNotFoundError, StateBackendError, StoreCapabilityError
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "check_listed", "judge"]
+__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "check_listed", "check_newest", "judge"]
 
 
 class Verdict(enum.Enum):
@@ -55,6 +55,25 @@ def check_listed(newest: int, claim: int) -> None:
             todo="Start again. If it comes back, the store's listings lag behind its writes, and "
             "it cannot keep a log: see Stores in docs/compatibility.md.",
         )
+
+
+def check_newest(newest: int, read: Callable[[int], object]) -> None:
+    """Refuse a listing that ends before a record which is there.
+
+    For whoever would say that the log lacks something, or is damaged: listings may lag, reads do
+    not.
+
+    Args:
+        newest: the last record that the listing shows; -1: none. read: one record.
+
+    Raises:
+        StoreCapabilityError: the store's listings lag behind what was written.
+    """
+    try:
+        read(newest + 1)
+    except ObjectNotFoundError:
+        return
+    check_listed(newest, newest + 1)
 
 
 class Tenure:

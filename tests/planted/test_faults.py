@@ -14,7 +14,7 @@ from tests.support.faults import DRILLED, Fault, struck
 
 def test_every_rate_of_the_simulations_is_of_a_fault() -> None:
     drawn = {name for name, _, _ in (*sim._RATES, *sim._TIMES, *sim._LATER, *sim._UNKIND)}
-    assert set(sim.STRIKES) == drawn | {"rescale", "flipped_base"}
+    assert set(sim.STRIKES) == drawn | {"rescale", "flipped_base", "listing_lag_s"}
     assert all(hasattr(channels.Config(), name) for name in channels.STRIKES)
     drawn = {name for name, _, _ in (*jobs._RATES, *jobs._TIMES)}
     assert set(jobs.STRIKES) == drawn | {"rescale"}

@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from snapshot.protocol.lineage import resolve
@@ -489,6 +490,17 @@ def test_no_epoch_follows_one_that_nobody_checked(store: HeldUp) -> None:
     begun(started, 1, attempt=1)  # what runs again in its own batch is let in
     started.session.check_finished(1)
     begun(started, 2, attempt=2)
+
+
+def test_a_foreign_query_is_told_that_it_is_one(store: HeldUp) -> None:
+    started = Started(store, {"op": 1}, asynchronous=True)
+    started.session.checks.required = True
+    epoch_of(started, 0)  # and nobody checked it
+    for what in ({"query_id": "another"}, {"operator": "another"}):
+        request = msgspec.structs.replace(begin_of(1), **what)
+        with pytest.raises(StateBackendError, match="another") as refused:
+            started.session.begin(request)
+        assert not isinstance(refused.value, UnsupportedQueryError)
 
 
 def test_a_check_that_finds_a_batch_read_in_part_lets_nothing_follow(store: HeldUp) -> None:

@@ -12,7 +12,13 @@ from recovery.decide.rewind import TakenBack
 from snapshot.formats.record import Manifest
 from snapshot.protocol.tenure import Tenure
 from statebackend import StateBackend
-from statebackend.errors import RewindError, SettingError, StateBackendError
+from statebackend.errors import (
+    ObjectNotFoundError,
+    RewindError,
+    SettingError,
+    StateBackendError,
+    StoreCapabilityError,
+)
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.start_point import StartPoint
@@ -29,6 +35,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.records: list[Manifest] = []
+        self.lag = 0  # how many of the newest no listing shows yet
 
     def claim(self, *, run: str = "", settings: dict[str, Any] | None = None) -> Tenure:
         generation = 1 + max((m.generation for m in self.records), default=0)
@@ -51,7 +58,12 @@ class _Log:
 
     def manifests(self, listed: Sequence[int] | None = None) -> list[Manifest]:
         assert listed is None
-        return list(self.records)
+        return self.records[: len(self.records) - self.lag]
+
+    def read(self, sequence: int) -> Manifest:
+        if sequence >= len(self.records):
+            raise ObjectNotFoundError(f"There is no record {sequence}.")
+        return self.records[sequence]
 
 
 class _Location(Files):
@@ -251,3 +263,16 @@ def test_an_argument_that_is_left_out_of_account_leaves_no_mark(world: _World) -
     assert not _marks(world.log.records)
     world.lose(4, 5, 6, 7)
     world.goes_back(3)
+
+
+@pytest.mark.parametrize("go_back_to", [None, 3])
+@pytest.mark.parametrize("lag", [2, 4])
+def test_a_location_is_not_judged_by_a_listing_that_lags(
+    world: _World, lag: int, go_back_to: int | None
+) -> None:
+    world.log.lag = lag  # by what it shows, several batches would have to be repeated
+    refused = world.refused(go_back_to)
+    assert isinstance(refused, StoreCapabilityError)
+    assert "what else was committed is not known" in refused.what
+    world.log.lag = 0
+    assert world.start(go_back_to=go_back_to).point.first_epoch == 6

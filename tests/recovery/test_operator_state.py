@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from pyspark.sql.types import LongType, StructType
@@ -10,13 +12,14 @@ from recovery.inspect.verify import verify
 from snapshot.formats.names import data_name
 from snapshot.formats.record import record_name
 from snapshot.protocol.lineage import resolve
-from snapshot.protocol.messages import AckReply, BeginReply
+from snapshot.protocol.messages import AckReply, BeginReply, Use
 from snapshot.retention.retention import Fate, classify, view_of
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import (
     BroadcastDivergedError,
     CorruptionError,
+    IncompleteEpochError,
     NotRestorableError,
     ProtocolError,
 )
@@ -67,11 +70,12 @@ class Worker:
     def rules(self) -> dict[int, int]:
         return {k: v for (k,), (v,) in self.held.states["rules"].items()}  # type: ignore[union-attr]
 
-    def ack(self, attempt: int = 0) -> AckReply:
+    def ack(self, attempt: int = 0, stage: int = 0) -> AckReply:
         reply, epoch = self.reply, self.reply.base_epoch + 1
         names = [data_name(reply.generation, epoch, new_id()) for _ in range(2)]
         parts = self.io.write(self.held.snapshot(), reply, names, reply.inline_budget_bytes)
-        request = ack_of(reply.chain, part_of({}), epoch, self.subtask, attempt=attempt)
+        use = Use(stage, self.subtask)
+        request = ack_of(reply.chain, part_of({}), epoch, self.subtask, attempt=attempt, use=use)
         return self.started.session.ack(
             msgspec.structs.replace(
                 request,
@@ -279,6 +283,7 @@ def test_subtasks_that_come_to_different_states_make_no_record() -> None:
     again = Worker(started, 1)
     again.begin(1)
     again.ack(attempt=1)  # an attempt that agrees
+    found[2].ack(attempt=2)  # of the task that had failed
     assert manifests_of(started.store)[-1].epoch == 1
     assert workers(started, 2)[2].rules() == {1: 1}
 
@@ -351,3 +356,62 @@ def test_an_epoch_that_is_cleaned_is_not_replaced_by_an_older_one() -> None:
         run(started, epoch)
     with pytest.raises(NotRestorableError):
         Worker(Started(store, {"op": 1}, first_epoch=9), 0).begin(9)
+
+
+# --- stages that run again -----------------------------------------------------------------------
+
+
+def _acked(
+    started: Started, epoch: int, rules: Iterable[int], *, subtasks: Iterable[int], run: int = 0
+) -> None:
+    """Some subtasks ack, each with a rule of its own; of one stage where ``run`` is below ten."""
+    for subtask, rule in zip(subtasks, rules, strict=True):
+        worker = Worker(started, subtask)
+        worker.begin(epoch)
+        worker.held.states["rules"].put((1,), (rule,))  # type: ignore[union-attr]
+        worker.ack(attempt=10 * run + subtask, stage=run // 10)
+
+
+@pytest.mark.parametrize("again", [1, 10], ids=["the stage", "another stage"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_stage_that_runs_again_with_other_rules_is_accused_of_nothing(
+    asynchronous: bool, again: int
+) -> None:
+    started = Started(MemoryStore(), {"op": 3}, asynchronous=asynchronous)
+    _acked(started, 0, [1, 1, 1], subtasks=range(3))
+    _acked(started, 0, [2, 2, 2], subtasks=(2, 0, 1), run=again)
+    assert [worker.rules() for worker in workers(started, 1)] == [{1: 2}] * 3
+
+
+@pytest.mark.parametrize("again", [1, 10], ids=["the stage", "another stage"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_epoch_is_incomplete_while_runs_of_its_stage_disagree(
+    asynchronous: bool, again: int
+) -> None:
+    started = Started(MemoryStore(), {"op": 3}, asynchronous=asynchronous)
+    _acked(started, 0, [1, 1, 1], subtasks=range(3))
+    _acked(started, 0, [2, 2], subtasks=(2, 0), run=again)
+    with pytest.raises(IncompleteEpochError, match="ran again"):
+        started.session.check_finished(0)
+    with pytest.raises(IncompleteEpochError, match="ran again and came to another"):
+        workers(started, 1)
+
+
+@pytest.mark.parametrize("again", [1, 10], ids=["the stage", "another stage"])
+def test_subtasks_of_the_second_run_that_disagree_are_accused(again: int) -> None:
+    started = Started(MemoryStore(), {"op": 3})
+    _acked(started, 0, [1, 1, 1], subtasks=range(3))
+    with pytest.raises(BroadcastDivergedError, match="subtask 0 to another than subtask 2"):
+        _acked(started, 0, [2, 3], subtasks=(2, 0), run=again)
+
+
+def test_an_attempt_that_disagrees_is_refused_until_one_agrees() -> None:
+    started = Started(MemoryStore(), {"op": 3})
+    _acked(started, 0, [1, 1], subtasks=(0, 1))
+    for attempt, rule in enumerate((2, 3, 4)):
+        with pytest.raises(BroadcastDivergedError):
+            _acked(started, 0, [rule], subtasks=[2], run=attempt)
+    with pytest.raises(IncompleteEpochError, match="in brackets"):
+        workers(started, 1)
+    _acked(started, 0, [1], subtasks=[2], run=4)
+    assert [worker.rules() for worker in workers(started, 1)] == [{1: 1}] * 3

@@ -71,6 +71,35 @@ def test_one_that_fails_leaves_another_in_its_place_alone() -> None:
     assert verify(target, test_savepoint.JOB).ok
 
 
+class DeletedWhenClaimed(MemoryStore):
+    """A savepoint's folder that somebody deletes once its log is claimed."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__(new_id())
+        self.again = again
+
+    def create(self, name: str, chunks: Iterable[bytes]) -> CreateOutcome:
+        """As in `ObjectStore`."""
+        outcome = super().create(name, chunks)
+        if name.startswith("log/"):
+            delete_savepoint(self)
+            if self.again:
+                super().create(BEGUN_NAME, [b"of another"])
+        return outcome
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_one_that_is_deleted_while_it_is_claimed_is_said_to_be_gone(*, again: bool) -> None:
+    target = DeletedWhenClaimed(again=again)
+    with pytest.raises(NotRestorableError, match="was deleted while it was made") as said:
+        create_savepoint(Stand().run(3).making(open_target=lambda _: target))
+    assert target.uri in str(said.value)
+    assert "and another one begun there" in str(said.value) or not again
+    assert "Make it again" in str(said.value)
+    if again:
+        assert target.get(BEGUN_NAME) == b"of another"
+
+
 def test_an_epoch_that_can_be_restored_has_its_states_of_no_key() -> None:
     store, location = MemoryStore(new_id()), Location()
     ran(driver.Started(store, {"op": 2}), location, 4, operator_state=True)

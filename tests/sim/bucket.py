@@ -26,6 +26,7 @@ from tests.sim.clocks import WallClock
 from tests.sim.config import Config
 from tests.sim.freezes import at_call
 from tests.sim.kernel import Process, Scheduler, TimedOutError, current
+from tests.sim.listings import Listings
 from tests.support.faults import Fault
 
 __all__ = ["Bucket", "SimStore", "Watcher"]
@@ -52,10 +53,12 @@ class Bucket:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.watchers: list[Watcher] = []
         self.clock = WallClock()
+        self.listings = Listings(sched)
         self.down_until_s = 0.0
 
     def put(self, name: str, data: bytes) -> None:
         before = self.objects.get(name)
+        self.listings.changing(name, self._info(name))
         self.objects[name] = (data, self.clock.wall_ms(self.sched.now_s))
         for watcher in self.watchers:
             if before is None:
@@ -82,8 +85,13 @@ class Bucket:
             if name.startswith(prefix)
         ]
 
+    def _info(self, name: str) -> ObjectInfo | None:
+        found = self.objects.get(name)
+        return None if found is None else ObjectInfo(name, len(found[0]), found[1])
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
+            self.listings.changing(name, self._info(name))
             found = self.objects.pop(name, None)
             if found is not None:
                 for watcher in self.watchers:
@@ -132,8 +140,17 @@ class SimStore(ObjectStore):
         return data[-length:], len(data)
 
     def list(self, prefix: str) -> Listing:
-        listing: Listing = self._request("list", prefix, lambda: self._bucket.list(prefix))
+        listing: Listing = self._request("list", prefix, lambda: self._listed(prefix))
         return listing
+
+    def _listed(self, prefix: str) -> Listing:
+        bucket, lag_s, listed = self._bucket, self._config.listing_lag_s, self._bucket.list(prefix)
+        if not lag_s or not isinstance(bucket, Bucket):  # savepoints have places of their own
+            return listed
+        late = bucket.listings.late(listed, prefix, lag_s)
+        if late != listed:
+            self._sched.note(Fault.LISTING_LATE, prefix)
+        return late
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)

@@ -84,6 +84,7 @@ _LEFT_OUT = (
     "flipped_base",
     "clock_jumps_every_s",
     "calls_frozen",
+    "listing_lag_s",
 )
 
 
@@ -332,7 +333,9 @@ BUGS: Final = by_name(
         planted.taken_for_good,
         {
             **_TWO_DRIVERS,
-            "start_frozen": 0.7,
+            "driver_frozen_every_s": 1.0,
+            "second_driver_every_s": 1.5,
+            "start_frozen": 0.9,
             "asynchronous": False,
             "checked": False,
             "partial": 0.3,

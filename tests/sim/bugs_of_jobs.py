@@ -74,6 +74,13 @@ OF_JOBS: Final = (
         },
     ),
     _bug(
+        "stage runs are compared",
+        "subtasks of a stage that runs again are said to disagree with those of the run before",
+        ("needed",),
+        planted_jobs.runs_are_compared,
+        {**_KEYLESS, "indeterminate": True, "reruns": 0.3, "parallelism": 3},
+    ),
+    _bug(
         "the first operator's need counts",
         "records and objects go once the first operator needs them no more",
         (_REF, _SECOND, _STUCK),

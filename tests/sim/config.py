@@ -104,6 +104,7 @@ class Config:
     start_frozen: float = 0.0
     clock_jumps_every_s: float = 0.0
     calls_frozen: float = 0.0
+    listing_lag_s: float = 0.0  # at most
     moved: float = 0.0
     disk_full: float = 0.0
     spontaneous_flush: float = 0.02
@@ -114,7 +115,7 @@ class Config:
         quiet = Config(**{f.name: getattr(self, f.name) for f in fields(self)})
         for name, _, _ in (*_RATES, *_TIMES, *_LATER, *_UNKIND):
             setattr(quiet, name, 0.0)
-        quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
+        quiet.listing_lag_s = quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
         return quiet
 
 
@@ -165,6 +166,10 @@ _UNKIND = (
     ("calls_frozen", 0.05, 0.8),
 )
 
+# Drawn after these, for the same reasons.
+_LATE_APART = 18
+_LATE_SHARE = 0.08
+
 # Which faults a rate is of.
 STRIKES: Mapping[str, tuple[Fault, ...]] = {
     "store_faults": (
@@ -204,6 +209,7 @@ STRIKES: Mapping[str, tuple[Fault, ...]] = {
     "clock_jumps_every_s": (Fault.CLOCK_JUMPED,),
     "calls_frozen": (Fault.CALL_FROZEN,),
     "rescale": (Fault.RESCALED,),
+    "listing_lag_s": (Fault.LISTING_LATE,),
 }
 IN_SOME_PLANTED_WORLDS: Mapping[str, tuple[Fault, ...]] = {
     "power_cut_every_s": (Fault.POWER_CUT,),
@@ -271,6 +277,9 @@ def draw(random: Random) -> Config:
         config.partial = 0.02 * 5.0 ** apart.random()
     whole_jobs(config, Random(random.getrandbits(32) + _WHOLE_JOBS))
     _draw_unkind(config, unkind)
+    late = Random(unkind.getrandbits(32) + _LATE_APART)
+    if late.random() < _LATE_SHARE:
+        config.listing_lag_s = 0.05 * 40.0 ** late.random()
     return config
 
 

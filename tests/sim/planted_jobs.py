@@ -9,6 +9,7 @@ from typing import Any
 import snapshot.protocol.coordinator as coordinator
 import statebackend.runtime.worker.operator_state_io as product
 from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.epoch_acks import EpochState
 from snapshot.protocol.keyless_state import OperatorBlobs
 from snapshot.protocol.running_operator import RunningOperator
 from statebackend.runtime.driver.session import RunSession
@@ -23,6 +24,7 @@ __all__ = [
     "look_is_gone_on_from",
     "names_outlive_epochs",
     "not_dealt_out",
+    "runs_are_compared",
 ]
 
 
@@ -95,3 +97,7 @@ def furthest_operator_counts() -> Patches:
         return replace(progress, last_epochs=dict.fromkeys(progress.last_epochs, newest))
 
     yield StartPoint, "_known", known
+
+
+def runs_are_compared() -> Patches:
+    yield EpochState, "stage_runs", lambda self: [self.acks]

@@ -7,10 +7,13 @@ from typing import Any
 
 import recovery.decide.rewind
 from recovery.decide.rewind import LocationProgress, StartDecision
+from snapshot.log import commit_log as log
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.stamps import Stamps
 from statebackend.errors import JobRunningError, RewindError
+from statebackend.runtime.driver import job
 from statebackend.spark.start import launch
+from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.going_back import GoingBack
 from tests.planted.bug import Patches, PlantedBug
 from tests.sim import chaos, world
@@ -40,6 +43,17 @@ _ONE_KEPT = {
     "indeterminate": False,
     "zombies": False,
     "second_driver_every_s": 0.0,
+}
+_LATE = {
+    "listing_lag_s": 2.0,
+    "clean_every_epochs": 1,
+    "driver_killed_every_s": 1.0,
+    "query_stopped_every_s": 1.0,
+    "second_driver_every_s": 0.5,
+    "zombies": True,
+    "indeterminate": False,
+    "rows": 20,
+    "row_s": 0.0005,
 }
 _CLOCKS = {"clock_jumps_every_s": 0.1, "zombies": False, "second_driver_every_s": 0.0}
 
@@ -112,6 +126,27 @@ def bugs(make: Callable[..., PlantedBug]) -> Iterator[PlantedBug]:
         ("liveness",),
         claims_refuse,
         {"driver_killed_every_s": 1.0, "zombies": False, "second_driver_every_s": 0.0},
+    )
+    yield make(
+        "a listing without the own claim will do",
+        "a start goes by a listing that is older than the claim that it has just written",
+        ("exactly once", "liveness", "output", "references", "single writer"),
+        old_listing_will_do,
+        _LATE,
+    )
+    yield make(
+        "an old listing is judged by",
+        "a start says what the log lacks by a listing that ends before a record that is there",
+        ("references",),
+        old_listing_is_judged_by,
+        {
+            **_LATE,
+            "zombies": False,
+            "second_driver_every_s": 0.0,
+            "flipped_read": 0.0,
+            "retain_epochs": 1,
+            "clean_min_age_s": 0.0,
+        },
     )
 
 
@@ -196,3 +231,16 @@ def claims_refuse() -> Patches:
             raise JobRunningError("Another driver is starting the job.")
 
     yield launch, "refuse_half_begun", refuse
+
+
+# --- late listings -------------------------------------------------------------------------------
+
+
+def old_listing_will_do() -> Patches:
+    for module in (log, job):
+        yield module, "check_listed", lambda newest, claim: None
+
+
+def old_listing_is_judged_by() -> Patches:
+    for module in (log, startpoint):
+        yield module, "check_newest", lambda newest, read: None

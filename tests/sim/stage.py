@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from statebackend.errors import StaleRequestError, StateBackendError
+from statebackend.errors import BroadcastDivergedError, StaleRequestError, StateBackendError
 from statebackend.spark import session_settings as atstart
 from tests.sim.kernel import TimedOutError, current
 from tests.sim.keyless import KeylessState
@@ -203,6 +203,7 @@ class Stage:
                 self._sched.note(Fault.SPECULATIVE_TWIN, str(attempts[0]))
 
     def _ended(self, attempt: Attempt, failure: StateBackendError | None) -> None:
+        self._check_accused(attempt, failure)
         if attempt.over:
             return
         attempt.over = True
@@ -230,6 +231,11 @@ class Stage:
         self._failures[task] = self._failures.get(task, 0) + 1
         if self._failures[task] >= _FAILURES_MAX:
             raise failure
+
+    def _check_accused(self, attempt: Attempt, failure: StateBackendError | None) -> None:
+        """No attempt is told that the subtasks disagree: here they go by their rows alone."""
+        if isinstance(failure, BroadcastDivergedError):
+            self._app.world.violated("needed", f"{attempt} is accused of nothing: {failure}")
 
     def _check_needed(self, attempt: Attempt, failure: StateBackendError | None) -> None:
         """Nobody is told that he is late whose output is still waited for, and no newer one's is.

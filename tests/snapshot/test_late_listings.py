@@ -6,10 +6,12 @@ import itertools
 
 import pytest
 
+from snapshot.formats.record import record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage import Listing, MemoryStore
-from statebackend.errors import StoreCapabilityError
+from statebackend.errors import CorruptionError, StoreCapabilityError
 from statebackend.runtime.driver.job import held_before
+from tests.snapshot.test_commit_log import checkpoint
 
 
 class LateStore(MemoryStore):
@@ -60,3 +62,21 @@ def test_a_look_at_the_log_that_is_older_than_the_own_claim_decides_nothing() ->
         held_before(log, tenure, anew=True)
     # What was listed right after the claim is as good as it was.
     assert [one.sequence for one in held_before(log, tenure)] == [0]
+
+
+def test_a_gap_that_is_in_an_old_listing_only_is_no_damage() -> None:
+    store = LateStore()
+    log = _log(store)
+    tenure = log.claim()
+    for _ in range(3):
+        log.append(tenure, checkpoint())
+    store.late = store.list("")
+    log.append(tenure, checkpoint(oldest_needed=3))
+    store.delete([record_name(1)])
+    with pytest.raises(StoreCapabilityError, match=r"ends with record 3, and record 4 had been"):
+        _log(store).manifests()
+    store.late = None
+    assert [one.sequence for one in _log(store).manifests()] == [3, 4]
+    store.delete([record_name(3)])
+    with pytest.raises(CorruptionError):
+        _log(store).manifests()

@@ -82,6 +82,7 @@ class Fault(StrEnum):
     TORN_DELETE = "torn delete", "A deletion of many objects is carried out in part."
     READ_DAMAGED = "read damaged", "An answer has other bytes than the object."
     OBJECT_DAMAGED = "object damaged", "An object has other bytes than were written."
+    LISTING_LATE = "listing late", "A listing shows what lay in the store a while ago."
     STRANGER_CLEANS = "a stranger cleans", "Somebody outside the job removes what nobody needs."
     SAVEPOINT_FROZEN = "savepoint frozen", "Whoever makes a savepoint stands still for a while."
     SAVEPOINT_CUT = "savepoint cut", "Whoever makes a savepoint, or begins with one, ends at once."

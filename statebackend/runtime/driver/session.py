@@ -219,6 +219,7 @@ class RunSession:
         """Admit an attempt and say how it gets its state."""
         coordinator, tenure = self._ready()
         with self._state_lock:
+            coordinator.check_asker(request)
             self.checks.require(coordinator.epoch, request.epoch)
         try:
             answer = self._begin(coordinator, tenure, request)

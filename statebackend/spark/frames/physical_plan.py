@@ -36,10 +36,10 @@ _OTHER_JOINS: Final = (
 _ANCHOR: Final = "InMemoryTableScan"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 # The check reads the plan as text, and a session may have that text cut short.
-_WHOLE_TEXT: Final = {
-    "spark.sql.debug.maxToStringFields": "1000",
-    "spark.sql.maxPlanStringLength": str((1 << 31) - 16),
-}
+_FIELDS: Final = "spark.sql.debug.maxToStringFields"
+_FIELDS_MIN: Final = 1000
+_LENGTH: Final = "spark.sql.maxPlanStringLength"
+_LENGTH_MAX: Final = (1 << 31) - 16
 _LINE: Final = re.compile(r"([ :]*)([:+]- )?(?:\*\(\d+\) |\* )?((\w+).*)")
 _EXCHANGED: Final = re.compile(r"Exchange (?:SinglePartition|hashpartitioning\(.*, (\d+)\))")
 
@@ -135,12 +135,13 @@ def check_plan(frame: DataFrame, uid: str, parallelism: int) -> None:
 
 
 def _explained(frame: DataFrame) -> str:
-    jvm: Any = frame.sparkSession._jvm
-    jdf: Any = frame._jdf
+    session, jdf = frame.sparkSession, frame._jdf
+    jvm: Any = session._jvm
     # As explain() does, which prints it: a streaming frame is planned as its first batch would be.
     with contextlib.ExitStack() as whole:
-        for name, value in _WHOLE_TEXT.items():
-            whole.enter_context(set_for_a_while(frame.sparkSession, name, value))
+        shown = max(int(session.conf.get(_FIELDS) or 0), _FIELDS_MIN)
+        for name, value in ((_FIELDS, shown), (_LENGTH, _LENGTH_MAX)):
+            whole.enter_context(set_for_a_while(session, name, str(value)))
         return str(jvm.PythonSQLUtils.explainString(jdf.queryExecution(), "simple"))
 
 

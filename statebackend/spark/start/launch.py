@@ -81,6 +81,8 @@ class Launch:
     """One start of one job's query.
 
     Args:
+        checked: whether a function was wrapped in ``backend.checked()``, asked once the query is
+            there: the block of ``backend.starting()`` may do so, too.
         around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
         clean: deletes what nobody needs; see `Cleaner`.
     """
@@ -94,7 +96,7 @@ class Launch:
         operators: Mapping[str, Operator],
         settings: Settings,
         allow_dropped_state: bool,
-        checked: bool = False,
+        checked: Callable[[], bool] = lambda: False,
         heartbeat: HeartbeatFile | None = None,
         local_dir: str = "",
         savepoint: str | Savepoint | None = None,
@@ -381,7 +383,7 @@ class Launch:
                 "progress tracking.",
             )
         if self._settings.commit == "async":
-            self.session.checks.required = self._around.check_sink(query, checked=self._checked)
+            self.session.checks.required = self._around.check_sink(query, checked=self._checked())
         if self._heartbeat is not None and self._runs_without_data:
             check_trigger(str(stream.trigger().getClass().getSimpleName()))
 

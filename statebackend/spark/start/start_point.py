@@ -24,6 +24,7 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.refusals import planned_anew
+from snapshot.protocol.tenure import check_newest
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
@@ -103,6 +104,7 @@ class StartPoint:
         Raises:
             CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
             anything back by then, the next start puts that back.
+            StoreCapabilityError: what was read of the log is not its newest.
             StateBackendError: what ``check`` raised.
             FencedError: another driver started the job meanwhile; nothing is missing.
         """
@@ -112,8 +114,13 @@ class StartPoint:
         else:
             try:
                 decision = self._decide(progress, manifests)
-            except (RewindError, JobRunningError) as error:
+            except (CheckpointLocationError, RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
+                if not isinstance(error, JobRunningError):
+                    # It says that the log lacks something.
+                    check_newest(manifests[-1].sequence if manifests else -1, self._log.read)
+                if isinstance(error, CheckpointLocationError):
+                    raise
                 told = self._as_told(error, progress, manifests)
                 self._check(manifests, told.batch)
             else:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from snapshot.formats.base import decode_index
 from snapshot.formats.record import Record
-from statebackend.errors import CorruptionError, NotRestorableError, StateBackendError
+from statebackend.errors import (
+    CorruptionError,
+    NotRestorableError,
+    RewindError,
+    StateBackendError,
+)
 from tests.sim.checkers.ledger import Checker
 from tests.sim.task import Attempt
 
@@ -33,6 +38,7 @@ class References(Checker):
         self.oldest_needed = 0
         config = self.world.config
         self._flips = bool(config.flipped_read or config.flipped_base)
+        self._lags = bool(config.listing_lag_s)
 
     def record(self, sequence: int, record: Record) -> None:
         """What it names must be there."""
@@ -100,3 +106,5 @@ class References(Checker):
             return
         if isinstance(error, CorruptionError | NotRestorableError):
             self.violated(f"what is needed is not there: {error}")
+        if self._lags and isinstance(error, RewindError) and "batches would have" in str(error):
+            self.violated(f"the log holds more than was looked at: {error}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statebackend.errors import UnsupportedQueryError
-from tests.spark.local.world import failure
+from tests.spark.local.world import failure, finish
 
 if TYPE_CHECKING:
     from tests.spark.local.world import World
@@ -64,6 +64,16 @@ def test_a_foreach_batch_function_must_be_checked(world: World) -> None:
         backend.start(world.writer(frame))
     assert backend.lineages() == {}
     world.run(backend, frame)  # as the world starts it: checked
+    world.check(backend)
+
+
+def test_a_function_may_be_wrapped_where_the_query_is_started(world: World) -> None:
+    world.input.add_batches(2)
+    backend = world.backend(commit="async")
+    frame = world.ledger(backend)
+    with backend.starting():
+        query = world.writer(frame, backend.checked(world.sink)).start()
+    finish(query)
     world.check(backend)
 
 

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import ArrowProcessor, BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import PlanError
 from statebackend.operators.aggregate.functions import tumbling
+from statebackend.spark.frames import physical_plan as planshape
 from statebackend.spark.frames.physical_plan import misplanned
 from tests.spark.local.world import setting, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from statebackend import StateBackend
     from tests.spark.local.world import World
@@ -329,6 +331,14 @@ def test_an_anchor_does_not_change_which_session_is_the_active_one(timed: World)
     KINDS["transform_with_state"](timed.backend(), *[timed.input.stream(timed.spark)] * 2)
     after: Any = active()
     assert after is before or after._jsparkSession.equals(before._jsparkSession)
+
+
+def test_a_plan_is_read_with_as_many_fields_as_the_session_shows(spark: SparkSession) -> None:
+    wide = spark.range(1).select(*[F.col("id").alias(f"c{n}") for n in range(1200)])
+    with setting(spark, "spark.sql.debug.maxToStringFields", "1"):
+        assert "more fields" in planshape._explained(wide)
+    with setting(spark, "spark.sql.debug.maxToStringFields", "5000"):
+        assert "more fields" not in planshape._explained(wide)
 
 
 @pytest.mark.parametrize(
