@@ -319,7 +319,8 @@ class Coordinator:
             watermark_ms=self._watermark_ms,
             oldest_needed=self._oldest_needed(),
             settings=operators_setting(
-                {one: running.lineage.first_epoch for one, running in self._operators.items()}
+                {one: running.lineage.first_epoch for one, running in self._operators.items()},
+                [one for one, running in self._operators.items() if running.spec.initial],
             ),
         )
         return assemble(

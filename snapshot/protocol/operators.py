@@ -37,7 +37,8 @@ def operators_setting(
     not be taken for one that was added later.
 
     Args:
-        initial: operators that the run was given an initial state for; only claims say so.
+        initial: operators that the run was given an initial state for. Records say so, too: once
+            a first epoch has another record, its claim may not be among what is read any more.
     """
     said: dict[str, Any] = {"operators": dict(first_epochs)}
     if initial:
@@ -50,17 +51,23 @@ def lacks_initial(
 ) -> list[str]:
     """Operators that would repeat their first epoch without the initial state they had then.
 
+    A later run without it says nothing of that epoch: it began after it. It may be gone back over.
+
     Args:
         given: whether a start has an initial state, for each of its operators.
         first_epoch: the epoch that the start begins with.
     """
-    had: dict[str, bool] = {}
+    had: dict[str, tuple[int, bool]] = {}  # the first epoch, and whether a run gave it
     for manifest in manifests:
-        if manifest.kind == "claim":
-            initial = manifest.settings.get("initial", ())
-            for uid, first in manifest.settings.get("operators", {}).items():
-                had[uid] = uid in initial and first >= first_epoch
-    return sorted(uid for uid, has in given.items() if not has and had.get(uid, False))
+        initial = manifest.settings.get("initial", ())
+        for uid, first in manifest.settings.get("operators", {}).items():
+            before = had.get(uid) == (first, True)
+            had[uid] = first, before or uid in initial
+    return sorted(
+        uid
+        for uid, has in given.items()
+        if not has and uid in had and had[uid][1] and had[uid][0] >= first_epoch
+    )
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):

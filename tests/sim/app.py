@@ -20,14 +20,16 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.operator_time import TimePlan
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch, Operator
 from statebackend.spark.start.surroundings import Surroundings
-from tests.sim import second
+from tests.sim import second, timemodel
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock
 from tests.sim.cluster import Executor, Worker, later
 from tests.sim.config import Config
+from tests.sim.initial import given, initial_of
 from tests.sim.kernel import Process
 from tests.sim.keyless import KeylessState, whole_after
 from tests.sim.location import (
@@ -45,6 +47,7 @@ from tests.sim.revival import take_way_out
 from tests.sim.stage import Stage
 from tests.sim.task import Attempt
 from tests.sim.threads import Event, SimSystem
+from tests.sim.timemodel import DELAY_MS, EVENT, Clock
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class SimJob(Job):
 
     def __init__(self, app: App, store: SimStore, patience: StorePatience) -> None:
         self.uri, self.name, self.store_uri = "sim://", "job", "sim://job"
+        self.options = None
         self.local_name, self.system = "job", app.system
         self._app, self._patience = app, patience
         self._store = CountingStore(store)
@@ -205,7 +209,10 @@ class App:
             shared.parallelism = sched.random.randint(1, PARALLELISM_MAX)
             sched.note(Fault.RESCALED, str(shared.parallelism))
         self.parallelism = shared.parallelism
-        operators = {"op": Operator("op", self.parallelism, GROUPS, _KEY, {})}
+        timed, initial = self.world.config.timed, given(self)
+        time = TimePlan(timed, 0, DELAY_MS) if timed == EVENT else TimePlan(timed or "none")
+        first = Operator("op", self.parallelism, GROUPS, _KEY, {}, time=time, initial=initial)
+        operators = {"op": first}
         if self.world.config.second:
             if self.world.config.rescale and sched.chance(0.3):
                 shared.second_parallelism = sched.random.randint(1, PARALLELISM_MAX)
@@ -296,9 +303,9 @@ class App:
         state = before.state if before else None
         stage = self.stage = Stage(self, session, plan, {} if batch == 0 else state)
         if batch == 0:
-            stage.keyless = KeylessState()
+            stage.keyless, stage.clock = KeylessState(), Clock()
         elif before is not None:
-            stage.keyless = world.keyless.after(before)
+            stage.keyless, stage.clock = world.keyless.after(before), before.clock
         self.second = None
         if config.second:
             self.second = second.begin(self, session, plan, stage, before)
@@ -317,7 +324,9 @@ class App:
         """The sink, then ``commits/n``: what is in it now is what counts."""
         world, shared = self.world, self.shared
         sched, config = world.sched, world.config
-        if sched.chance(config.sink_fails):
+        # Often where that has the epoch repeated which takes in an initial state.
+        often = config.initial and plan.batch == 0 and not world.is_calm
+        if sched.chance(0.5 if often else config.sink_fails):
             sched.note(Fault.SINK_FAILED)
             raise QueryFailed("the sink failed")
         sched.pause(0.004)
@@ -331,17 +340,30 @@ class App:
         if stage.state is None:  # a driver that was overtaken, or Spark skipped a batch
             sched.note("batch before is not there")
             raise QueryFailed("the batch before is not there")
-        state, model = after(stage.state, rows)
+        state, model, clock = self._after(stage, plan, rows)
         output: State | None = second.gathered(done)
         if len({attempt.subtask for attempt in done.values()}) < stage.parallelism:
             sched.note(Fault.READ_IN_PART)
             output = None
-        committed = Committed(plan, stage.salt, state, output, self._keyless(plan, stage))
+        keyless = self._keyless(plan, stage)
+        committed = Committed(plan, stage.salt, state, output, keyless, clock=clock)
         if self.second is not None and (made := second.commit(self, self.second, model)):
             committed = dataclasses.replace(committed, second=made[0])
             world.output.committed(*made)
         shared.commits[plan.batch] = committed
         world.committed(self, session, committed, model)
+
+    def _after(
+        self, stage: Stage, plan: Plan, rows: tuple[tuple[bytes, int], ...]
+    ) -> tuple[State, State, Clock | None]:
+        """The model of the first operator: its state and output after a batch, the next's clock."""
+        config, state, clock = self.world.config, stage.state, stage.clock
+        assert state is not None
+        begun = initial_of(config.keys) if config.initial and plan.batch == 0 else {}
+        if not config.timed or clock is None:
+            return *after(state | begun, rows), None
+        made = timemodel.after(config.timed, state, plan, rows, clock, begun)
+        return *made, clock.after(config.timed, plan, rows)
 
     def _keyless(self, plan: Plan, stage: Stage) -> KeylessState | None:
         """The model of what belongs to no key, after a batch."""

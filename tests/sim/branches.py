@@ -93,6 +93,14 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "operator state that stays keeps its object": ("operator state keeps its object",),
     "operator state returns after its object was deleted": ("operator state returns",),
     "operator state is dealt out at another parallelism": ("operator state dealt out anew",),
+    # time, and what a job begins with
+    "timers fire on event time": ("timers fired in event time",),
+    "timers fire on processing time": ("timers fired in processing time",),
+    "rows come too late": ("late rows left out",),
+    "expired state is removed": ("expired state removed",),
+    "an initial state is taken in": ("initial state taken in",),
+    "an initial state is taken in once more": ("initial state taken in again",),
+    "a start without the initial state is refused": ("query failed SB1017",),
     # an unkind world
     "a wall clock steps": (Fault.CLOCK_JUMPED,),
     "a start is frozen in a call": ("frozen in a start", "frozen in a takeover"),

@@ -1,8 +1,7 @@
 """The simulation's planted bugs: the rules, and the worlds in which breaking them shows.
 
-Of the breaks of issue 18 two are not here, for want of a world: initial state that is left out when
-the first epoch is repeated (5b; the operator has no initial state), and a plan that loses its
-partitioning (7; Spark's planner is not played).
+Of the breaks of issue 18 one is not here, for want of a world: a plan that loses its partitioning
+(7; Spark's planner is not played).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any, Final
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
 from tests.sim import planted, planted_savepoints, planted_unkind
 from tests.sim.bugs_of_jobs import OF_JOBS
+from tests.sim.bugs_of_times import BY_TIME
 from tests.sim.world import Result, simulate
 
 __all__ = ["BUGS", "EVENTS", "SIMULATION"]
@@ -76,7 +76,9 @@ _ONCE, _OUT, _ONE, _REF, _LEFT, _STUCK = (
     "liveness",
 )
 
+
 # What is in no world but where a bug asks for it: or what it loses would be put down to that.
+_PLAIN: Final = {"keyless": False, "second": "", "timed": "", "initial": False}
 _LEFT_OUT = (
     "rescale",
     "rebalance_every_s",
@@ -96,7 +98,7 @@ def _bug(
     world: Mapping[str, Any],
     issue18: str = "",
 ) -> PlantedBug:
-    without = {**dict.fromkeys(_LEFT_OUT, 0.0), "keyless": False, "second": ""}
+    without = {**dict.fromkeys(_LEFT_OUT, 0.0), **_PLAIN}
     return PlantedBug(name, what, shows_in, patches, without | {**world}, issue18)
 
 
@@ -475,6 +477,7 @@ BUGS: Final = by_name(
         {"spontaneous_flush": 0.3, "worker_killed_every_s": 0.3, "rows": 80, "keys": 20},
     ),
     *OF_JOBS,
+    *BY_TIME,
     *planted_unkind.bugs(_bug),
 )
 

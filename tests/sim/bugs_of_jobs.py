@@ -12,9 +12,11 @@ __all__ = ["OF_JOBS"]
 
 _OPERATOR_STATE, _REF = "operator state", "references"
 _SECOND, _STUCK = "second operator", "liveness"
-_NOT_OF_IT: Final = dict.fromkeys(
-    ("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base"), 0.0
-)
+_NOT_OF_IT: Final = {
+    **dict.fromkeys(("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base"), 0.0),
+    "timed": "",
+    "initial": False,
+}
 _KEYLESS: Final = {"keyless": True, "rows": 20, "row_s": 0.0005}
 _TWO: Final = {
     "second": "beside",

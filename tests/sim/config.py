@@ -34,6 +34,8 @@ class Config:
             calm at the end everybody does.
         keyless: the operator has lists and a map that belong to no key.
         second: there is a second operator, "beside" the first or "chained" to it.
+        timed: the operator has timers on "event" or "processing" time, and state that expires.
+        initial: it begins with an initial state, which now and then a start does not give.
     """
 
     parallelism: int = 3
@@ -50,6 +52,8 @@ class Config:
     takes_way_out: bool = False
     keyless: bool = False
     second: str = ""
+    timed: str = ""
+    initial: bool = False
     retain_epochs: int = 1
     clean_every_epochs: int = 1
     clean_min_age_s: float = 0.0
@@ -152,6 +156,7 @@ _TIMES = (
 # tests, where some rare branches are reached by one seed alone, still reaches all.
 _APART = 42
 _WHOLE_JOBS = 2
+_BY_TIME = 1
 _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),
@@ -280,6 +285,7 @@ def draw(random: Random) -> Config:
     late = Random(unkind.getrandbits(32) + _LATE_APART)
     if late.random() < _LATE_SHARE:
         config.listing_lag_s = 0.05 * 40.0 ** late.random()
+    _by_time(config, Random(random.getrandbits(32) + _BY_TIME))
     return config
 
 
@@ -289,6 +295,13 @@ def whole_jobs(config: Config, random: Random) -> None:
     if random.random() < 0.2:
         config.second = random.choice(["beside", "chained"])
         config.partial = 0.0  # a part of the one's output would be the other's input
+
+
+def _by_time(config: Config, random: Random) -> None:
+    """What goes by time, and what the job begins with, in some worlds."""
+    if random.random() < 0.16:
+        config.timed = random.choice(["event", "processing"])
+    config.initial = random.random() < 0.16
 
 
 def _draw_unkind(config: Config, random: Random) -> None:

@@ -9,7 +9,8 @@ files, leases and the pointer is real; the disk is `files.Disk`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from statebackend.rocks.clipping import LAST_GROUP, GroupRange
 from statebackend.rocks.layout import LAYOUT_FILE, decode_layout
 from statebackend.rocks.parted import Opener
 from statebackend.rocks.store import Marker, RocksStore
+from statebackend.state.confirmed import KeyRange
 from tests.sim.config import Config
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, Scheduler, current
@@ -59,6 +61,7 @@ class ModelStore(RocksStore):
         self._process, self._opened, self._config = process, opened, config
         self._mem: dict[bytes, bytes | None] = {}
         self._view: dict[bytes, bytes] = {}
+        self._ordered: list[bytes] | None = None  # its keys, once somebody asked for ranges
         self._files: list[str] = []
         self._sizes: list[tuple[str, int]] = []
         self._number = 0
@@ -107,6 +110,7 @@ class ModelStore(RocksStore):
                 self._lay(key, value)
 
     def _lay(self, key: bytes, value: bytes | None) -> None:
+        self._ordered = None
         if value is None:
             self._view.pop(key, None)
         else:
@@ -122,6 +126,18 @@ class ModelStore(RocksStore):
         for key in sorted(self._view):
             if key.startswith(prefix) and not key.startswith(_META):
                 yield key, self._view[key]
+
+    def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
+        if self._ordered is None:
+            self._ordered = sorted(self.content())
+        keys, found = self._ordered, list[bytes]()
+        for start, end, stop in ranges:
+            low, high = bisect_left(keys, start), bisect_left(keys, end)
+            if high < len(keys) and keys[high] < stop:
+                high += 1
+            found += keys[low:high]
+        if found:
+            yield found
 
     def content(self) -> dict[bytes, bytes]:
         """All but the marker."""

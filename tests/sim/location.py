@@ -32,6 +32,7 @@ __all__ = [
     "after",
     "clipped",
     "difference",
+    "key_of",
     "rows_of",
 ]
 
@@ -65,6 +66,7 @@ class Committed:
     output: State | None
     keyless: Any = None  # see `tests.sim.keyless.KeylessState`
     second: Committed | None = None  # what it made of a second operator
+    clock: Any = None  # of the next batch, see `tests.sim.timemodel.Clock`
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Shared:
     go_back_to: int | None = None  # what the next start is told
     went_back_to: set[int] = field(default_factory=set)
     in_part: int = -2  # the last batch that was read in part
+    begun_by: set[str] = field(default_factory=set)  # runs that took in the initial state
     hidden: dict[str, Plan | Committed] = field(default_factory=dict)
     purged: dict[tuple[str, int], Plan | Committed] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
@@ -171,6 +174,11 @@ class SimLocation(CheckpointLocation):
         self._shared.hidden.pop(one.name, None)
 
 
+def key_of(number: int) -> bytes:
+    """A key as it stands in the state that has number 0."""
+    return (number * 47 % GROUPS).to_bytes(2, "big") + b"\x00\x00k%02d" % number
+
+
 @lru_cache(maxsize=64)
 def rows_of(
     plan: Plan, salt: int, parallelism: int, keys: int
@@ -181,8 +189,8 @@ def rows_of(
     for _ in range(plan.rows):
         drawn = random.getrandbits(30)
         number = (drawn >> 8) % (3 * keys)
-        group = number * 47 % GROUPS
-        key = group.to_bytes(2, "big") + b"\x00\x00k%02d" % number
+        key = key_of(number)
+        group = int.from_bytes(key[:2], "big")
         by_subtask[subtask_of(group, parallelism, GROUPS)].append((key, (drawn >> 16) % 12))
     return tuple(map(tuple, by_subtask))
 
@@ -218,5 +226,8 @@ def plan_of(shared: Shared, batch: int, config: Config, random: Random, wall_ms:
     rows = random.choice([0, config.rows // 4, config.rows, config.rows])
     if config.clock_jumps_every_s and random.random() < 0.5:
         return Plan(batch, wall_ms, random.getrandbits(40), rows)
+    if config.timed:  # it goes on, and now and then back by up to two seconds
+        seed = random.getrandbits(40)
+        return Plan(batch, BEGAN_MS + 300 * shared.plans + seed % 2_000, seed, rows)
     # The driver's clock goes back time and again: batches have the times of earlier ones.
     return Plan(batch, BEGAN_MS + shared.plans % 5, random.getrandbits(40), rows)

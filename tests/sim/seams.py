@@ -26,12 +26,14 @@ import recovery.restore.steps
 import recovery.restore.upload
 import recovery.savepoints.state_copy
 import statebackend.runtime.worker.ack_slices
+import statebackend.spark.start.launch
 import statebackend.spark.worker.task
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
 from snapshot.formats.delta_stream import EncodedDelta
 from statebackend.rocks import layout, parted
 from statebackend.rocks import store as rocks
 from statebackend.state.table import FrozenOverlay
+from tests.sim import initial
 from tests.sim.files import Disk, MemPath
 
 __all__ = ["decoded", "installed"]
@@ -118,6 +120,7 @@ def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tupl
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
+    yield _spark.launch, "write_initial", initial.write
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:

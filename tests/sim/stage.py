@@ -11,6 +11,7 @@ from tests.sim.kernel import TimedOutError, current
 from tests.sim.keyless import KeylessState
 from tests.sim.location import Plan, State, rows_of
 from tests.sim.task import Attempt
+from tests.sim.timemodel import Clock
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Stage:
         counted: the attempts that count, of one that runs beside another.
         attempts: of all operators, in this batch.
         salt: which rows the upstream gave: another one when an indeterminate stage is run again.
-        state, keyless: what it is before the batch, by the model.
+        state, keyless, clock: what it is before the batch, by the model.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Stage:
         self.uid = uid
         self.state = state
         self.keyless: KeylessState | None = None
+        self.clock: Clock | None = None
         world = app.world
         self._sched, self._config = world.sched, world.config
         self.number = self.execution = 0
@@ -187,7 +189,7 @@ class Stage:
         )
         self.attempts.add(attempt)
         attempt.execution, attempt.task = self.execution, task
-        attempt.keyless, attempt.uid = self.keyless, self.uid
+        attempt.keyless, attempt.uid, attempt.clock = self.keyless, self.uid, self.clock
         attempt.rows = self.rows_by(self.salt)[subtask]
         attempt.worker, attempt.started_s = worker, self._sched.now_s
         self._running.setdefault(task, []).append(attempt)

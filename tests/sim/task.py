@@ -18,9 +18,12 @@ from statebackend.runtime.worker.operator_state_io import OperatorStateIO, State
 from statebackend.runtime.worker.upload_reporter import UploadReporter
 from statebackend.spark.worker.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
+from tests.sim import initial
 from tests.sim.disk import SimSubtask
 from tests.sim.keyless import KeylessState, Played
 from tests.sim.location import GROUPS, Plan, State, clipped
+from tests.sim.timed import Timed, event_max_ms
+from tests.sim.timemodel import Clock
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class Attempt:
         task: of its stage; two of them may be for one subtask.
         expected: the state of its key groups after the batch before, by the model.
         keyless: what belongs to no key, after the batch before, by the model.
+        clock: the watermarks of the batch, by the model.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Attempt:
         self.stage, self.salt = stage, salt
         self.execution, self.task = 0, subtask
         self.keyless: KeylessState | None = None
+        self.clock: Clock | None = None
         self.uid = "op"
         self.rows: tuple[tuple[bytes, int], ...] = ()
         self.parallelism = parallelism
@@ -146,6 +151,7 @@ class SimEpoch(SubtaskEpoch):
         self._attempt.app.world.restored(self._attempt, table, reply)
         played = self._begin_keyless(reply)
         output.clear()
+        timed = self._begin_timed(table, reply)
         fails_at = -1
         if self._rows and sched.chance(config.processor_fails):
             fails_at = sched.random.randrange(len(self._rows))
@@ -154,6 +160,10 @@ class SimEpoch(SubtaskEpoch):
             if place == fails_at:
                 sched.note(Fault.PROCESSOR_RAISES, str(self._attempt))
                 raise ProcessorError("The processor raised.")
+            if timed is not None:
+                if timed.is_late(key, amount):
+                    continue
+                timed.take(key, amount)
             if amount == 0:
                 table.put(key, None)
                 output[key] = b""
@@ -162,11 +172,46 @@ class SimEpoch(SubtaskEpoch):
                 table.put(key, total)
                 output[key] = total
             sched.pause(pause_s)
+        if timed is not None:
+            self._end_timed(timed)
         if played is not None:
             attempt = self._attempt
             played.process(attempt.plan, attempt.salt, attempt.subtask, self._rows)
             self._frozen = played.snapshot()
         yield output
+
+    def _begin_timed(self, table: StateTable, reply: BeginReply) -> Timed | None:
+        """What goes by time, where there is any; and the initial state, where the reply has one."""
+        attempt, sched = self._attempt, self._sched
+        found: State = {}
+        if reply.initial:
+            found = initial.read(self._store, reply.initial)
+            runs = attempt.app.shared.begun_by
+            again = " again" if runs - {attempt.session} else ""
+            sched.note(f"initial state taken in{again}", str(attempt))
+            runs.add(attempt.session)
+        for key, total in found.items():
+            table.put(key, total)
+        if not self._config.timed or attempt.uid != "op":
+            return None
+        mode = self._config.timed
+        attempt.app.world.times.begun(attempt, reply)
+        self._taken.max_event_ms = event_max_ms(mode, attempt.plan, self._rows)
+        timed = Timed(mode, attempt.plan, table, reply, self._rows, attempt.output)
+        timed.begin_with(found)
+        return timed
+
+    def _end_timed(self, timed: Timed) -> None:
+        timed.end()
+        figures = timed.figures
+        self._next_timer_ms = figures.next_timer_ms
+        sched, said = self._sched, str(self._attempt)
+        if figures.timers_fired:
+            sched.note(f"timers fired in {self._config.timed} time", said)
+        if figures.expired:
+            sched.note("expired state removed", said)
+        if timed.late:
+            sched.note("late rows left out", said)
 
     @property
     def _has_keyless(self) -> bool:

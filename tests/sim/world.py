@@ -27,6 +27,7 @@ from tests.sim.checkers.references import References
 from tests.sim.checkers.saved import Saves
 from tests.sim.checkers.second import SecondOnce
 from tests.sim.checkers.single_writer import SingleWriter
+from tests.sim.checkers.times import Times
 from tests.sim.cluster import Host
 from tests.sim.config import Config, draw
 from tests.sim.disk import ModelStore, Opened, SimKeeper
@@ -87,7 +88,8 @@ class World:
         self.keyless = Keyless(self)
         checkers = [self.single, self.references, self.once, self.garbage, self.saves]
         self.second_once = SecondOnce(self)
-        checkers += [self.keyless, self.second_once]
+        self.times = Times(self)
+        checkers += [self.keyless, self.second_once, self.times]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True

@@ -103,7 +103,19 @@ def test_claims_tell_who_may_not_repeat_a_first_epoch_without_it() -> None:
     log.claim(settings=operators_setting({"a": 0}))
     assert lacks(EPOCH, op=False) == ["op"], "another run had it not"
     log.claim(settings=operators_setting({"a": 0, "op": EPOCH}))
-    assert lacks(EPOCH, op=False) == [], "the last run with it went on without one"
+    assert lacks(EPOCH, op=False) == ["op"], "only a start after that epoch could do without it"
+    log.claim(settings=operators_setting({"a": 0, "op": EPOCH + 3}))
+    assert lacks(EPOCH + 3, op=False) == [], "it is a new operator, which began with nothing"
+
+
+def test_the_record_of_a_first_epoch_tells_it_too_where_its_claim_is_needed_no_more() -> None:
+    run = Run(1, specs=given(0))
+    run.finish(EPOCH)
+    records = [one for one in run.records if one.kind == "checkpoint"]
+    assert records
+    assert lacks_initial(records, {"op": False}, EPOCH) == ["op"]
+    assert lacks_initial(records, {"op": True}, EPOCH) == []
+    assert lacks_initial(records, {"op": False}, EPOCH + 1) == []
 
 
 def test_its_objects_are_kept_from_cleaning_until_the_first_epoch_is_confirmed() -> None:

@@ -32,13 +32,13 @@ class ExactlyOnce(Checker):
     """Compares states with the plain model.
 
     Attributes:
-        durable: by epoch, the state as the log has it.
+        durable: by epoch, the state as the log has it. newest: the last record that counts.
     """
 
     name = "exactly once"
     uid = "op"
     _first = 0
-    _newest = -1
+    newest = -1
 
     def __init__(self, world: object) -> None:
         super().__init__(world)
@@ -50,9 +50,9 @@ class ExactlyOnce(Checker):
     def record(self, sequence: int, record: Record) -> None:
         """Replay it."""
         manifest = record.manifest
-        if sequence < self._newest:
+        if sequence < self.newest:
             return  # it was delivered late, into a slot that was cleaned
-        self._newest = sequence
+        self.newest = sequence
         if manifest.kind != "checkpoint":
             if self.uid == "op":
                 self.world.sched.note("claim", f"{sequence}: {manifest.writer}, run {manifest.run}")
