@@ -68,9 +68,9 @@ class SimJob(Job):
     """A job whose store is the bucket, as one driver has it."""
 
     def __init__(self, app: App, store: SimStore, patience: StorePatience) -> None:
-        self.uri, self.name, self.store_uri = "sim://", "job", "sim://job"
+        self.uri, self.name, self.store_uri = "sim://", app.world.job, "sim://job"
         self.options = None
-        self.local_name, self.system = "job", app.system
+        self.local_name, self.system = app.world.job, app.system
         self._app, self._patience = app, patience
         self._store = CountingStore(store)
         self._cache = RecordCache(app.system.threads)
@@ -142,7 +142,7 @@ class App:
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
         self.shared = world.shared
-        self.process = Process(f"app{number}")
+        self.process = Process(f"{world.prefix}app{number}")
         self.process.at_death.append(self._gone)
         sched, config = world.sched, world.config
         self.clock = WallClock()

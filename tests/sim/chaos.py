@@ -26,7 +26,7 @@ __all__ = ["unleash"]
 
 def unleash(world: World) -> None:
     """Start an actor for each kind that the world has."""
-    config, process = world.config, Process("chaos")
+    config, process = world.config, Process(f"{world.prefix}chaos")
     for name, strike in _KINDS.items():
         mean_s = getattr(config, name)
         if mean_s > 0.0:
@@ -78,10 +78,8 @@ def _kill_executor(world: World, random: Random) -> None:
 def _lose_host(world: World, random: Random) -> None:
     host = random.choice(world.hosts)
     world.sched.note(Fault.HOST_LOST, host.name)
-    for app in world.apps:
-        for executor in app.executors:
-            if executor.host is host:
-                executor.kill("host lost")
+    for one in world.ground.worlds:
+        one.lose(host)
 
     def wipe() -> None:  # once its processes are gone
         for folder in MemPath(host.folder).iterdir():
@@ -149,7 +147,7 @@ def _outside_clean(world: World, random: Random) -> None:
         store = SimStore(world.bucket, process, world.config)
         threads = SimThreads(world.sched, process)
         new_id = world.sched.new_id
-        log = CommitLog(store, job="job", writer="gc", new_id=new_id, threads=threads)
+        log = CommitLog(store, job=world.job, writer="gc", new_id=new_id, threads=threads)
         min_age_ms = int(world.config.clean_min_age_s * 1000)
         try:
             with world.freezer.watch("cleaning by a stranger"):

@@ -153,7 +153,7 @@ class Worker:
         self.store_pool = SimKeeper(Clock.of(self.system), settings, self.process, world.doors)
         self.spec = SimpleNamespace(
             uid="op",
-            job="job",
+            job=world.job,
             begin_timeout_s=config.hop_timeout_s,
             commit_timeout_s=config.commit_timeout_s + config.hop_timeout_s,
             lease_timeout_s=config.lease_timeout_s,

@@ -53,6 +53,31 @@ class Opened:
             self.collisions.append(f"{folder} has stores of two subtasks")
 
 
+class _Iterator:
+    """RocksDB's: a view of the moment when it was made, the marker included."""
+
+    def __init__(self, view: Mapping[bytes, bytes]) -> None:
+        self._view, self._keys, self._at = dict(view), sorted(view), 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = bisect_left(self._keys, key)
+
+    def valid(self) -> bool:
+        return self._at < len(self._keys)
+
+    def key(self) -> bytes | None:
+        return self._keys[self._at] if self.valid() else None
+
+    def value(self) -> bytes | None:
+        return self._view[self._keys[self._at]] if self.valid() else None
+
+    def next(self) -> None:
+        self._at += 1
+
+    def status(self) -> None:
+        """Nothing can have gone wrong."""
+
+
 class ModelStore(RocksStore):
     """A store as RocksDB would keep it."""
 
@@ -192,6 +217,10 @@ class ModelStore(RocksStore):
             MemPath(self.path, name).unlink(missing_ok=True)
 
     # --- a part of another's -------------------------------------------------------------------
+
+    def iter(self) -> _Iterator:
+        """What the real ranges are read by, as of ``_db``."""
+        return _Iterator(self._view)
 
     def cursor(self) -> Any:
         return dict(self._view)
@@ -343,12 +372,13 @@ class SimSubtask(LocalSubtask):
         doors: dict[str, SimKeeper],
         opener: Opener,
         operator: str = "op",
+        job: str = "job",
     ) -> None:
         self.process, self.opened, self.config = process, opened, config
         self._held = held
         super().__init__(
             local_dir,
-            job="job",
+            job=job,
             operator=operator,
             key_groups=key_groups,
             new_id=system.new_id,

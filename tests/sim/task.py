@@ -121,7 +121,12 @@ class SimEpoch(SubtaskEpoch):
         self._client: Any = worker.client
         self._counted = {}
         self._operator_state = OperatorStateIO(
-            "job", attempt.uid, attempt.subtask, attempt.parallelism, self._store, worker.blobs
+            attempt.app.world.job,
+            attempt.uid,
+            attempt.subtask,
+            attempt.parallelism,
+            self._store,
+            worker.blobs,
         )
         self._next_timer_ms = None
 
@@ -244,6 +249,7 @@ class SimEpoch(SubtaskEpoch):
             doors=world.doors,
             opener=world.open_store,
             operator=self._attempt.uid,
+            job=world.job,
         )
 
     def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
@@ -252,7 +258,7 @@ class SimEpoch(SubtaskEpoch):
         reporter = UploadReporter(
             self._client,
             endpoint,
-            job="job",
+            job=self._attempt.app.world.job,
             operator=self._attempt.uid,
             subtask=self._attempt.subtask,
             grant=grant,

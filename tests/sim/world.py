@@ -17,11 +17,10 @@ from statebackend.state.table import StateTable
 from tests.planted.bug import PlantedBug, adjust, planted
 from tests.sim import chaos, revival
 from tests.sim.app import App
-from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.checkers.garbage import Garbage
 from tests.sim.checkers.keyless import Keyless
-from tests.sim.checkers.ledger import Ledger
+from tests.sim.checkers.ledger import Ledger, Stopped
 from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
 from tests.sim.checkers.saved import Saves
@@ -30,17 +29,17 @@ from tests.sim.checkers.single_writer import SingleWriter
 from tests.sim.checkers.times import Times
 from tests.sim.cluster import Host
 from tests.sim.config import Config, draw
-from tests.sim.disk import ModelStore, Opened, SimKeeper
-from tests.sim.files import Disk
+from tests.sim.disk import ModelStore
 from tests.sim.freezes import Freezer
-from tests.sim.kernel import Process, Scheduler, current
+from tests.sim.ground import Ground, JobFolder
+from tests.sim.kernel import Process, current
 from tests.sim.location import Committed, Shared, State
 from tests.sim.seams import installed
 from tests.sim.second import UID as SECOND
 from tests.sim.task import Attempt
 from tests.support.faults import Fault
 
-__all__ = ["Result", "World", "simulate", "simulate_task"]
+__all__ = ["Result", "Stopped", "World", "simulate", "simulate_task"]
 
 
 @dataclass
@@ -58,19 +57,32 @@ class Result:
 
 
 class World:
-    """Everything that one seed simulates."""
+    """One job, and everything that befalls it.
 
-    def __init__(self, seed: int, config: Config, *, keep_trace: bool) -> None:
-        self.seed, self.config = seed, config
-        self.sched = Scheduler(seed, keep_trace=keep_trace)
-        self.bucket = Bucket(self.sched)
+    Args:
+        ground: where other jobs are as well. job: its name. folder: in the bucket.
+
+    Attributes:
+        prefix: of the names of its processes.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        config: Config,
+        ground: Ground,
+        *,
+        job: str = "job",
+        folder: str = "",
+    ) -> None:
+        self.seed, self.config, self.ground, self.job = seed, config, ground, job
+        self.sched, self.disk = ground.sched, ground.disk
+        self.prefix = f"{job}." if folder else ""
+        self.bucket: Any = JobFolder(ground.bucket, folder) if folder else ground.bucket
+        ground.worlds.append(self)
         self.shared = Shared(config.parallelism, config=config, at_freeze=self.start_rival)
         self.shared.at_taken = self._taken
-        self.disk = Disk()
-        root = self.disk.root()
-        self.opened = Opened()
-        self.doors: dict[str, SimKeeper] = {}
-        self.hosts = [Host(number, root) for number in range(config.hosts)]
+        self.opened, self.doors, self.hosts = ground.opened, ground.doors, ground.hosts
         self.apps: list[App] = []
         self.newest: App | None = None
         self.workers = self.attempts = self.salts = self.made = self.epochs = 0
@@ -78,7 +90,7 @@ class World:
         self.last_error: Exception | None = None
         self.cleaned = 0  # by drivers, since it is calm
         self.cleans_each_epoch = config.clean_every_epochs == 1 and not config.clean_min_age_s
-        self.violations: list[tuple[str, str]] = []
+        self.violations = ground.violations
         self.once = ExactlyOnce(self)
         self.output = Output(self)
         self.single = SingleWriter(self)
@@ -93,7 +105,7 @@ class World:
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
-        self.outside = Process("outside")
+        self.outside = Process(f"{self.prefix}outside")
         self.freezer = Freezer(self)
 
     # --- what is seen --------------------------------------------------------------------------
@@ -181,12 +193,23 @@ class World:
                 self.start_app()
             self.sched.pause(0.2 + self.sched.random.random())
 
-    def run(self, events: int) -> None:
-        sched = self.sched
-        sched.spawn(Process("supervisor"), self.supervise)
+    def lose(self, host: Host) -> None:
+        """A host goes, and what runs on it."""
+        for app in self.apps:
+            for executor in app.executors:
+                if executor.host is host:
+                    executor.kill("host lost")
+
+    def begin(self) -> None:
+        """The job is started, and things befall it."""
+        self.sched.spawn(Process(f"{self.prefix}supervisor"), self.supervise)
         chaos.unleash(self)
+
+    def run(self, events: int) -> None:
+        self.begin()
         self._until(events=events)
-        self._calm_down()
+        self.calm_down()
+        self.check_alive()
         self.garbage.at_the_end()
         self.saves.at_the_end()
 
@@ -199,14 +222,17 @@ class World:
             self.violations.append(("unexpected", f"{type(error).__name__}: {error}"))
         raise error
 
-    def _calm_down(self) -> None:
-        """Nothing goes wrong any more: the job must go on by itself."""
+    def calm_down(self) -> None:
+        """Nothing goes wrong any more."""
         sched = self.sched
         self.is_calm = True
         sched.note("calm")
         quiet = self.config.faultless()
         self.config.__dict__.update(quiet.__dict__)
         self.garbage.begin_calm()
+
+    def check_alive(self) -> None:
+        """The job must go on by itself."""
         revival.check_alive(self)
 
     def run_until(self, until_s: float) -> None:
@@ -245,9 +271,10 @@ class World:
         if not ended:
             self.violations.append(("liveness", "what a stranger did came to no end"))
 
-
-class Stopped(Exception):
-    """A checker has seen enough."""
+    def end(self) -> None:
+        """Let go of everything that the job has open."""
+        for app in list(self.apps):
+            self.kill_app(app)
 
 
 def simulate(
@@ -263,7 +290,7 @@ def simulate(
     adjust(config, bug)
     if config.asynchronous:
         config.checked = True  # as the product demands
-    world = World(seed, config, keep_trace=keep_trace)
+    world = World(seed, config, Ground(seed, config.hosts, keep_trace=keep_trace))
     failure: BaseException | None = None
     with (
         installed(world.disk, small_bytes=config.small_bytes, arrow=config.arrow),
@@ -278,7 +305,8 @@ def simulate(
             if not world.violations:
                 world.violations.append(("unexpected", f"{type(error).__name__}: {error}"))
         finally:
-            _end(world)
+            world.end()
+            world.sched.end()  # leases are file descriptors
     if failure is not None and keep_trace and not isinstance(failure, Stopped):
         raise failure
     sched = world.sched
@@ -298,11 +326,3 @@ def simulate_task(task: tuple[int, int, PlantedBug | None]) -> Result:
     """`simulate` for a pool of processes: seed, events, planted bug."""
     seed, events, bug = task
     return simulate(seed, events=events, bug=bug)
-
-
-def _end(world: World) -> None:
-    """Let go of everything: leases are file descriptors."""
-    sched = world.sched
-    for app in list(world.apps):
-        world.kill_app(app)
-    sched.end()

@@ -160,7 +160,10 @@ class DriverLink:
 
 
 class _Patient:
-    """The client as states ask it: a begin is repeated, for the second changes nothing."""
+    """The client as states ask it: a begin is repeated, for the second changes nothing.
+
+    Its answer may hold slices, and take long: each try has twice the time of the one before.
+    """
 
     def __init__(self, link: DriverLink, client: Client) -> None:
         self._link, self._client = link, client
@@ -168,8 +171,12 @@ class _Patient:
     def begin(
         self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
     ) -> tuple[BeginReply, list[bytes]]:
+        tries_s = (self._link.try_s * 2.0**tried for tried in itertools.count())
         return self._link.again(
-            lambda try_s: self._client.begin(endpoint, request, timeout_s=try_s), timeout_s
+            lambda left_s: self._client.begin(
+                endpoint, request, timeout_s=min(left_s, next(tries_s))
+            ),
+            timeout_s,
         )
 
     def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:

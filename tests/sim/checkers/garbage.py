@@ -49,7 +49,7 @@ class Garbage(Checker):
         def settle() -> None:
             store = SimStore(world.bucket, world.outside, world.config)
             threads, new_id = SimThreads(world.sched, world.outside), world.sched.new_id
-            log = CommitLog(store, job="job", writer="janitor", new_id=new_id, threads=threads)
+            log = CommitLog(store, job=world.job, writer="janitor", new_id=new_id, threads=threads)
             log.claim()
             for _ in range(2):
                 clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)

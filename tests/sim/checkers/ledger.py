@@ -8,7 +8,11 @@ from typing import Any
 from snapshot.formats.record import LOG_PREFIX, Record, parse_record, parse_record_name
 from tests.sim.bucket import Bucket
 
-__all__ = ["Checker", "Ledger"]
+__all__ = ["Checker", "Ledger", "Stopped"]
+
+
+class Stopped(Exception):
+    """A checker has seen enough."""
 
 
 class Checker:

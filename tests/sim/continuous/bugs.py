@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from tests.continuous.runtime import planted as running
 from tests.continuous.state.content import names_outlive_objects
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name
 from tests.sim import planted as batches
+from tests.sim.continuous import planted as own
 from tests.sim.continuous.world import Result, simulate
 
 __all__ = ["BUGS", "SIMULATION", "simulate_task"]
 
 _EVENTS = 6_000
+# A bug's world has what a job may have besides only if it asks.
+_PLAIN = {"timed": False, "chained": False, "savepoint_every_s": 0.0, "beside": False}
 _SPLIT_UP = {"inline_budget_bytes": 0, "retain_epochs": 1, "clean_every_epochs": 1}
-
-
-def lists_are_forgotten() -> Patches:
-    """What an operator's lists held is not given back; broadcast maps are."""
-    really = OperatorStateIO.read
-
-    def read(self: OperatorStateIO, reply: Any) -> Any:
-        found = really(self, reply)
-        return type(found)({}, found.maps) if self.operator == "op" else found
-
-    yield OperatorStateIO, "read", read
 
 
 def _bug(
@@ -37,7 +28,7 @@ def _bug(
     issue18: str = "",
     **world: Any,
 ) -> PlantedBug:
-    return PlantedBug(name, what, shows_in, patches, world, issue18=issue18)
+    return PlantedBug(name, what, shows_in, patches, {**_PLAIN, **world}, issue18=issue18)
 
 
 BUGS: Final = by_name(
@@ -52,7 +43,7 @@ BUGS: Final = by_name(
     _bug(
         "an operator's lists are forgotten",
         "what an operator's lists held is not given back",
-        lists_are_forgotten,
+        own.lists_are_forgotten,
         ("state",),
     ),
     _bug(
@@ -132,6 +123,77 @@ BUGS: Final = by_name(
         batches.garbage_is_kept,
         ("garbage",),
         **_SPLIT_UP,
+    ),
+    _bug(
+        "the fastest channel counts",
+        "an operator's watermark is the largest of its channels'",
+        own.the_fastest_channel_counts,
+        ("output", "state"),
+        timed=True,
+        parallelism=3,
+    ),
+    _bug(
+        "watermarks overtake rows",
+        "a watermark goes ahead of rows that it speaks for",
+        own.watermarks_overtake_rows,
+        ("output", "state"),
+        timed=True,
+        chained=True,
+        rate=15.0,
+        parallelism=3,
+    ),
+    _bug(
+        "timers set before are not seen",
+        "a restored subtask takes what is set in its store for fired",
+        own.timers_set_before_are_not_seen,
+        ("output", "state", "life"),
+        timed=True,
+        slot_killed_every_s=3.0,
+    ),
+    _bug(
+        "nothing is blocked behind",
+        "rows behind an early barrier are in the snapshot of the second operator in a row",
+        own.nothing_is_blocked_behind,
+        ("output", "state"),
+        chained=True,
+        alignment_timeout_s=None,
+        slot_killed_every_s=3.0,
+        hop_s=0.05,
+        rate=15.0,
+        parallelism=3,
+    ),
+    _bug(
+        "positions stay behind",
+        "a job that begins with a savepoint reads its sources from their start",
+        own.positions_stay_behind,
+        ("output", "state"),
+        savepoint_every_s=0.7,
+    ),
+    _bug(
+        "prepared output is taken over",
+        "what a savepoint's sinks had prepared is the new job's to commit as well",
+        own.prepared_output_is_taken_over,
+        ("output", "state", "life"),
+        savepoint_every_s=0.5,
+        rate=15.0,
+    ),
+    _bug(
+        "a savepoint is what was there",
+        "a savepoint has no checkpoint of its own, but the one before the last",
+        own.a_savepoint_is_what_was_there,
+        ("output", "state", "references"),
+        savepoint_every_s=0.5,
+        retain_epochs=2,
+        rate=15.0,
+        slot_frozen_every_s=0.0,
+    ),
+    _bug(
+        "cleaning goes over other jobs",
+        "a cleaning takes what lies in another job's folder for its own",
+        own.cleaning_goes_over_other_jobs,
+        ("references", "garbage"),
+        **_SPLIT_UP,
+        beside=True,
     ),
 )
 

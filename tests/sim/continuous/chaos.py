@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim import chaos as batches
+from tests.sim.continuous import savepoints
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process
 from tests.support.faults import Fault
@@ -19,7 +20,7 @@ __all__ = ["unleash"]
 
 def unleash(world: World) -> None:
     """Start an actor for each kind that the world has."""
-    process = Process("chaos")
+    process = Process(f"{world.prefix}chaos")
     for name, strike in _KINDS.items():
         mean_s = getattr(world.config, name)
         if mean_s > 0.0:
@@ -85,9 +86,8 @@ def _stop_query(world: World, random: Random) -> None:
 def _lose_host(world: World, random: Random) -> None:
     host = random.choice(world.hosts)
     world.sched.note(Fault.HOST_LOST, host.name)
-    for slot in world.slots:
-        if slot.host is host:
-            world.sched.kill(slot.process)
+    for one in world.ground.worlds:
+        one.lose(host)
 
     def wipe() -> None:  # once its processes are gone
         for folder in MemPath(host.folder).iterdir():
@@ -115,4 +115,5 @@ _KINDS: Final[dict[str, Callable[[Any, Random], None]]] = {
     "host_lost_every_s": _lose_host,
     "outage_every_s": _outage,
     "outside_clean_every_s": _outside_clean,
+    "savepoint_every_s": savepoints.strike,
 }

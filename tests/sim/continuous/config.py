@@ -12,7 +12,7 @@ from random import Random
 from tests.sim.config import Config
 from tests.support.faults import Fault
 
-__all__ = ["STRIKES", "JobConfig", "draw"]
+__all__ = ["STRIKES", "JobConfig", "draw", "draw_parts"]
 
 
 @dataclass
@@ -28,6 +28,9 @@ class JobConfig(Config):
             driver, or stands still, and goes on when others have taken its place.
         clock_stepped_every_s: a process's wall clock says an earlier or a later time from then on.
         orphans: how often the slots of a driver that is killed live on.
+        timed: rows have event times, and set timers; hold_ms: from a row to its timer.
+        beside: a job of micro-batches runs on the same hosts and in the same bucket.
+        chained: a second keyed operator has the output of the first, by another key.
     """
 
     splits: int = 3
@@ -43,11 +46,16 @@ class JobConfig(Config):
     clock_stepped_every_s: float = 0.0
     slot_cut_every_s: float = 0.0
     orphans: float = 0.5
+    timed: bool = False
+    hold_ms: int = 300
+    chained: bool = False
+    beside: bool = False
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more."""
         for name in STRIKES:
             setattr(self, name, 0.0)
+        self.savepoint_every_s = 0.0
 
 
 _RATES = (
@@ -125,4 +133,17 @@ def draw(random: Random) -> JobConfig:
         config.alignment_timeout_s = random.choice([0.0, 0.1])
     if config.alignment_timeout_s is None:  # these two do not go together
         config.concurrent = random.choice([1, 1, 2, 3])
+    return config
+
+
+def draw_parts(config: JobConfig, seed: int) -> JobConfig:
+    """What the job has besides: each part by chance of its own, so that the others stay."""
+    random = Random(f"timers {seed}")
+    config.timed = random.random() < 0.5
+    config.hold_ms = random.choice([50, 300, 2_000])
+    config.chained = Random(f"chained {seed}").random() < 0.4
+    random = Random(f"savepoints {seed}")
+    if random.random() < 0.35:
+        config.savepoint_every_s = random.choice([0.7, 2.0, 5.0])
+    config.beside = Random(f"beside {seed}").random() < 0.25
     return config

@@ -24,11 +24,13 @@ from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
+from statebackend.spark.start.query_from_savepoint import saved_lineages
 from tests.sim.app import SimJob
 from tests.sim.bucket import SimStore
-from tests.sim.continuous.job import OUTPUT, Data, LedgerSink, Numbered, Rules
+from tests.sim.continuous.job import OUTPUT, Again, Data, LedgerSink, Numbered, Rules
 from tests.sim.continuous.slots import SlotProcess
 from tests.sim.kernel import Process
+from tests.sim.places import FolderStore
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
@@ -100,6 +102,16 @@ class _Cluster:
         return Stage(go, cancel, lambda what: threads.start(what, "stage"))
 
 
+class _Job(SimJob):
+    """The job, as this driver has it."""
+
+    def open_at(self, uri: str) -> FolderStore:
+        """A savepoint's folder: beside the jobs."""
+        world = self._app.world
+        place: Any = SimpleNamespace(bucket=world.ground.bucket, config=world.config)
+        return FolderStore(place, self._app.process, uri.removeprefix("sim://") + "/")
+
+
 class Driver:
     """A driver process.
 
@@ -111,7 +123,7 @@ class Driver:
     def __init__(self, world: World) -> None:
         self.world = world
         world.made += 1
-        self.process = Process(f"driver{world.made}")
+        self.process = Process(f"{world.prefix}driver{world.made}")
         self.system = world.system_of(self.process)
         self.sessions: dict[tuple[str, str], Any] = {}
         self.query: ContinuousQuery | None = None
@@ -179,11 +191,18 @@ class Driver:
 
     def _flow(self) -> Flow:
         world = self.world
-        flow = Flow(JobSetup(self._job(), self.settings, local_dir=""))
+        setup = JobSetup(self._job(), self.settings, local_dir="", savepoint=world.savepoint)
+        flow = Flow(setup)
         data = continuous(flow, Data(world), name="data").key_by("key")
         joined = data.connect_broadcast(continuous(flow, Rules(world), name="rules"))
-        numbered = joined.process(Numbered(), uid="op", output_schema=OUTPUT)
-        numbered.sink(LedgerSink(world), uid="sink")
+        timed = world.config.timed
+        time = {"time_mode": "event", "event_time": "at"} if timed else {}
+        made = joined.process(Numbered(timed), uid="op", output_schema=OUTPUT, **time)
+        if world.config.chained:
+            time = {"time_mode": "event"} if timed else {}
+            by_bucket = made.key_by("bucket")
+            made = by_bucket.process(Again(timed), uid="again", output_schema=OUTPUT, **time)
+        made.sink(LedgerSink(world), uid="sink")
         return flow
 
     def _job(self) -> SimJob:
@@ -193,6 +212,9 @@ class Driver:
             config.commit_timeout_s, now_s=self.system.monotonic_s, sleep_s=self.system.sleep_s
         )
         app: Any = self
-        job = SimJob(app, store, patience)
+        job = _Job(app, store, patience)
+        job.name = job.local_name = self.world.job
         job.options, job.begins = StoreOptions(), dict
+        if self.world.savepoint is not None:
+            job.begins = lambda: saved_lineages(self.world.savepoint, job)
         return job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from statebackend.continuous.exchange.channel import ChannelSender
@@ -82,6 +83,7 @@ class _Played(ChannelSender):
         self._world, self._here, self._there = world, here, there
         self._inbox, self._channel = inbox, channel
         self._last_s = 0.0
+        self._on_its_way: deque[Callable[[], Any]] = deque()  # on its way
         self._closed = False
         inbox.attach(channel, self)
         here.at_death.append(lambda: self._arrive(self._lost))
@@ -115,11 +117,12 @@ class _Played(ChannelSender):
         self._arrive(put)
 
     def _arrive(self, what: Callable[[], Any]) -> None:
-        """At the receiver, behind what was sent before."""
+        """At the receiver, behind what was sent before, also if that one was frozen meanwhile."""
         sched = self._world.sched
         hop_s = self._world.config.hop_s * (0.5 + sched.random.random())
         self._last_s = max(self._last_s, sched.now_s + hop_s)
-        sched.spawn(self._there, what, self._last_s - sched.now_s)
+        self._on_its_way.append(what)
+        sched.spawn(self._there, lambda: self._on_its_way.popleft()(), self._last_s - sched.now_s)
 
     def _back(self, what: Callable[[], Any]) -> None:
         self._world.sched.spawn(self._here, what, self._world.config.hop_s)

@@ -1,7 +1,9 @@
-"""The user's part of the simulated job: sources with offsets, a processor, a two-phase sink.
+"""The user's part of the simulated job: sources with offsets, processors, a two-phase sink.
 
-The processor numbers the rows of each key, and keeps the text in force in a broadcast map and in a
-list of the operator. It looks at its state before it changes it: all of it is known by arithmetic.
+The first processor numbers the rows of each key, and keeps the text in force in a broadcast map and
+in a list of the operator; with event time every other row sets a timer, which gives a row. The
+second one, where there is one, has them by another key, and holds how far each lane has come. Both
+look at their state before they change it: all of it is known by arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from statebackend.api.processors import BroadcastProcessor
+from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.continuous.sinks.sink import (
     Committer,
     Sink,
@@ -25,28 +27,48 @@ from statebackend.continuous.sources.source import Discovery, Json, Source, Spli
 from statebackend.errors import ConnectorError, OutputLostError
 from statebackend.schema.types import arrow_schema
 from tests.sim.continuous.model import RULE, SPLIT_ROWS
-from tests.sim.kernel import current
+from tests.sim.continuous.times import DELAY_MS, owner_of
+from tests.sim.kernel import Process, current
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
     from tests.sim.continuous.world import World
 
-__all__ = ["OUTPUT", "Data", "LedgerSink", "Numbered", "Rules", "within"]
+__all__ = [
+    "OUTPUT",
+    "Again",
+    "Data",
+    "LedgerSink",
+    "Numbered",
+    "Rules",
+    "here",
+    "owned",
+    "within",
+]
 
-OUTPUT = "key BIGINT, n BIGINT, id BIGINT"
+OUTPUT = "key BIGINT, n BIGINT, id BIGINT, bucket BIGINT"
 _STAGE_S = 0.01
 _IDLE_S = 0.02
-_worlds: list[World] = []
+_worlds: dict[Process, World] = {}
 
 
 @contextlib.contextmanager
-def within(world: World) -> Iterator[None]:
-    """Whose job it is, while this is open: a processor travels by pickle, without its world."""
-    _worlds.append(world)
+def within() -> Iterator[None]:
+    """While this is open, processes have worlds: a processor travels by pickle, without its own."""
     try:
         yield
     finally:
-        _worlds.remove(world)
+        _worlds.clear()
+
+
+def owned(process: Process, world: World) -> None:
+    """Say whose job a process works for."""
+    _worlds[process] = world
+
+
+def here() -> World:
+    """The job that the current actor works for."""
+    return _worlds[current().process]
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -57,8 +79,8 @@ class _Paced(Source):
 
     splits_end = False
 
-    def __init__(self, world: World, schema: str, splits: int, rate: float) -> None:
-        super().__init__(schema, bounded=False)
+    def __init__(self, world: World, schema: str, splits: int, rate: float, **time: Any) -> None:
+        super().__init__(schema, bounded=False, **time)
         self.world, self.splits, self.rate = world, splits, rate
         self.arrow = arrow_schema(self.schema)
 
@@ -74,15 +96,21 @@ class _Paced(Source):
 
 
 class Data(_Paced):
-    """Numbered rows of a few keys."""
+    """Numbered rows of a few keys, out of order in event time by less than the delay."""
 
     def __init__(self, world: World) -> None:
-        config = world.config
-        super().__init__(world, "key BIGINT, id BIGINT", config.splits, config.rate)
+        config, schema, time = world.config, "key BIGINT, id BIGINT", {}
+        if config.timed:
+            schema += ", at TIMESTAMP"
+            time = {"event_time": "at", "watermark_delay": f"{DELAY_MS} ms"}
+        super().__init__(world, schema, config.splits, config.rate, **time)
 
     def rows(self, split: int, first: int, count: int) -> Sequence[tuple[Any, ...]]:
         ids = range(split * SPLIT_ROWS + first, split * SPLIT_ROWS + first + count)
-        return [(self.world.model.key(id), id) for id in ids]
+        key, at_ms = self.world.model.key, self.world.times.at_ms
+        if not self.world.config.timed:
+            return [(key(id), id) for id in ids]
+        return [(key(id), id, at_ms(id) * 1000) for id in ids]
 
 
 class Rules(_Paced):
@@ -126,31 +154,102 @@ class _Reader(SplitReader):
 
 
 class Numbered(BroadcastProcessor):
-    """See the module."""
+    """The first one.
+
+    Args:
+        timed: rows set timers.
+    """
+
+    def __init__(self, timed: bool) -> None:
+        self._timed = timed
 
     def open(self, ctx: Any) -> None:
         self._count = ctx.value_state("count", "n BIGINT")
         self._rules = ctx.broadcast_state("rules", "key BIGINT", "text STRING")
         self._texts = ctx.operator_list("texts", "text STRING")
+        if self._timed:
+            self._fired = ctx.value_state("fired", "n BIGINT")
 
-    def process(self, key: Any, rows: Iterator[Any], ctx: Any) -> Iterator[tuple[int, int, int]]:
+    def process(self, key: Any, rows: Iterator[Any], ctx: Any) -> Iterator[Any]:
+        world = here()
         (n,) = self._count.get() or (0,)
+        if self._timed:
+            (fired,) = self._fired.get() or (0,)
+            set_ms = list(ctx.timers.list())
+            world.state.timers_are(world.model.ids(key[0], n), fired, set_ms)
         for row in rows:
             n += 1
-            _worlds[-1].state.numbered(row.id, n)
-            yield key[0], n, row.id
+            world.state.numbered(row.id, n)
+            _set_timer(self._timed, row.id, ctx)
+            yield key[0], n, row.id, world.model.bucket(row.id)
         self._count.update((n,))
+
+    def on_timer(self, key: Any, at_ms: int, ctx: Any) -> Iterator[Any]:
+        world = here()
+        (n,), (fired,) = self._count.get() or (0,), self._fired.get() or (0,)
+        world.state.fires(key[0], at_ms, fired + 1, {key[0]: n})
+        self._fired.update((fired + 1,))
+        yield key[0], fired + 1, -at_ms, world.model.bucket(-at_ms)
 
     def process_broadcast(self, rows: Iterator[Any], ctx: Any) -> None:
         for row in rows:
             held = [text for _, (text,) in self._rules.items()]
-            _worlds[-1].state.ruled(row.number, held, [text for (text,) in self._texts.get()])
-            text = _worlds[-1].model.content(row.number + 1)
+            here().state.ruled(row.number, held, [text for (text,) in self._texts.get()])
+            text = here().model.content(row.number + 1)
             if text:
                 self._rules.put((RULE,), (text,))
             elif held:
                 self._rules.remove((RULE,))
             self._texts.update([(text,)] if text else [])
+
+
+def _set_timer(timed: bool, id: int, ctx: Any) -> None:
+    at_ms = here().times.timer_ms(id) if timed and id >= 0 else None
+    if at_ms is not None:
+        ctx.timers.register(at_ms)
+
+
+class Again(KeyedProcessor):
+    """The second one, by bucket: rows of one key come from one subtask, those of a bucket of all.
+
+    Args:
+        timed: as of the first.
+    """
+
+    def __init__(self, timed: bool) -> None:
+        self._timed = timed
+
+    def open(self, ctx: Any) -> None:
+        self._last = ctx.map_state("last", "key BIGINT, timer BOOLEAN", "n BIGINT")
+        if self._timed:
+            self._fired = ctx.value_state("fired", "n BIGINT")
+
+    def process(self, key: Any, rows: Iterator[Any], ctx: Any) -> Iterator[Any]:
+        world = here()
+        if self._timed:
+            (fired,) = self._fired.get() or (0,)
+            set_ms = list(ctx.timers.list())
+            seen = [id for k, n in self._ranks().items() for id in world.model.ids(k, n)]
+            ids = [id for id in seen if world.model.bucket(id) == key[0]]
+            world.state.timers_are(ids, fired, set_ms)
+        for row in rows:
+            lane = row.key, row.id < 0
+            (last,) = self._last.get_value(lane) or (0,)
+            world.state.came(last, (row.key, row.n, row.id))
+            self._last.update_value(lane, (row.n,))
+            _set_timer(self._timed, row.id, ctx)
+            yield row.key, row.n, row.id, row.bucket
+
+    def _ranks(self) -> dict[int, int]:
+        """By key, the last of its rows that came."""
+        return {key: n for (key, timer), (n,) in self._last.iterator() if not timer}
+
+    def on_timer(self, key: Any, at_ms: int, ctx: Any) -> Iterator[Any]:
+        owner, ranks = owner_of(key[0]), self._ranks()
+        (fired,) = self._fired.get() or (0,)
+        here().state.fires(owner, at_ms, fired + 1, ranks)
+        self._fired.update((fired + 1,))
+        yield owner, fired + 1, -at_ms, key[0]
 
 
 # --- the sink -------------------------------------------------------------------------------------
@@ -181,7 +280,8 @@ class _Writer(SinkWriter):
         self._rows: list[tuple[int, int, int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._rows += zip(*batch.to_pydict().values(), strict=True)
+        columns = batch.to_pydict()
+        self._rows += zip(*(columns[name] for name in ("key", "n", "id")), strict=True)
 
     def prepare(self, checkpoint: int) -> list[bytes]:
         rows, self._rows = self._rows, []

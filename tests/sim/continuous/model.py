@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from zlib import crc32
 
-__all__ = ["RULE", "SPLIT_ROWS", "Model"]
+__all__ = ["BUCKETS", "RULE", "SPLIT_ROWS", "Model"]
 
 SPLIT_ROWS = 1_000_000  # more than a split ever gives
 RULE = 1
+BUCKETS = 3
 _LENGTH = 120  # of a text
 
 
@@ -22,7 +23,7 @@ class Model:
     def key(self, id: int) -> int:
         """The key of a row; the rows of a key are all of one split."""
         split = id // SPLIT_ROWS
-        return split * self._keys + self._drawn("key", id) % self._keys
+        return split * self._keys + self.drawn("key", id) % self._keys
 
     def rank(self, id: int) -> int:
         """Which of its key's rows it is, from 1."""
@@ -35,12 +36,21 @@ class Model:
             ranks.append(len(ids))
         return ranks[place]
 
+    def ids(self, key: int, ranks: int) -> list[int]:
+        """The first rows of a key, which are known to be there."""
+        return self._ids.get(key, [])[:ranks]
+
+    def bucket(self, id: int) -> int:
+        """By what the second operator has a row for its key; also of what a timer gave."""
+        return self.drawn("bucket", id) % BUCKETS
+
     def content(self, rules: int) -> str:
         """The text that is in force after so many rules; "": none."""
         if not rules:
             return ""
-        number = self._drawn("rule", rules) % (self._contents + 1)
+        number = self.drawn("rule", rules) % (self._contents + 1)
         return f"{number}" * _LENGTH if number else ""
 
-    def _drawn(self, what: str, number: int) -> int:
+    def drawn(self, what: str, number: int) -> int:
+        """A number of its own for each question."""
         return crc32(f"{what} {self._seed} {number}".encode())

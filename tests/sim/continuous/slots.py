@@ -18,7 +18,7 @@ from statebackend.continuous.job.slot_messages import Copy, Deploy
 from statebackend.continuous.worker.checkpointed_state import Membership
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 from statebackend.continuous.worker.slot import Run, Slot
-from statebackend.errors import CoordinatorUnreachableError, StateBackendError
+from statebackend.errors import CoordinatorUnreachableError, ProcessorError, StateBackendError
 from statebackend.keygroups import key_group_range
 from statebackend.rpc.service import Call, Credentials
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
@@ -73,8 +73,6 @@ class _Client:
         if asker.process.dead:
             raise GreenletExit
         waiting, fate = asker.wait, self._fate()
-        if fate:  # a connection that loses something breaks before most of its calls time out
-            timeout_s = min(timeout_s, 2 * config.silence_s)
 
         def answer() -> None:
             door = driver.sessions.get((endpoint.session, endpoint.token))
@@ -121,6 +119,8 @@ class _State(SubtaskState):
             held=slot.held,
             doors=slot.world.doors,
             opener=slot.world.open_store,
+            operator=spec.uid,
+            job=slot.world.job,
         )
 
     def _site(self) -> Site:
@@ -178,7 +178,9 @@ class _Slot(Slot):
         self._server, self._exchange = server, client
 
     def _seen(self, spec: TaskSpec) -> list[Copy]:
-        found = copies_seen(self._process.host.folder, job="job", operator=spec.uid)
+        found = copies_seen(
+            self._process.host.folder, job=self._process.world.job, operator=spec.uid
+        )
         return [
             Copy(operator=spec.uid, key_group_start=of.start, key_group_end=of.end, epoch=epoch)
             for of, epoch in sorted(found.items())
@@ -211,7 +213,7 @@ class SlotProcess:
         self.driver, self.world, self.host = driver, driver.world, host
         world = self.world
         world.made += 1
-        self.process = Process(f"{host.name}.s{world.made}")
+        self.process = Process(f"{host.name}.{world.prefix}s{world.made}")
         self.system = world.system_of(self.process)
         self.store = SimStore(world.bucket, self.process, world.config)
         self.held: list[SimIncarnation] = []
@@ -239,7 +241,8 @@ class SlotProcess:
             self.failure = error
             code = error.code if isinstance(error, StateBackendError) else type(error).__name__
             self.world.sched.note(f"slot ended {code}", self.process.name)
-            if not isinstance(error, StateBackendError | Stopped):
+            ours = isinstance(error, StateBackendError) and not isinstance(error, ProcessorError)
+            if not ours and not self.world.violations and not isinstance(error, Stopped):
                 self.world.violations.append(("error", f"{type(error).__name__}: {error}"))
         self.ended = True
         self.world.sched.kill(self.process)  # a worker is not used again

@@ -9,34 +9,35 @@ from random import Random
 from typing import Any
 
 from statebackend.continuous.driver.query import ContinuousQuery
-from statebackend.errors import StateBackendError
+from statebackend.errors import OutputLostError, StateBackendError
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from tests.planted.bug import PlantedBug, adjust, planted
-from tests.sim.bucket import Bucket
 from tests.sim.checkers.ledger import Checker, Ledger
 from tests.sim.checkers.references import References
 from tests.sim.cluster import Host
-from tests.sim.continuous import chaos
+from tests.sim.continuous import beside, chaos
 from tests.sim.continuous.checkers import Leftovers, Output, State, Stopped
-from tests.sim.continuous.config import JobConfig, draw
+from tests.sim.continuous.config import JobConfig, draw, draw_parts
 from tests.sim.continuous.driver import Driver
 from tests.sim.continuous.exchange import PlayedServer
-from tests.sim.continuous.job import within
+from tests.sim.continuous.job import here, owned, within
 from tests.sim.continuous.model import Model
+from tests.sim.continuous.savepoints import Saved
 from tests.sim.continuous.slots import SlotProcess
 from tests.sim.continuous.threads import JobSystem
-from tests.sim.disk import ModelStore, Opened, SimKeeper
-from tests.sim.files import Disk
+from tests.sim.continuous.times import BASE_MS, DELAY_MS, Times
+from tests.sim.disk import ModelStore
 from tests.sim.freezes import Freezer
-from tests.sim.kernel import Process, Scheduler, current
+from tests.sim.ground import Ground, JobFolder
+from tests.sim.kernel import Process, current
 from tests.sim.seams import installed
 
 __all__ = ["Result", "World", "simulate"]
 
-_CALM_EPOCHS = 6
+_CALM_EPOCHS = 4
 _CALM_S = 60.0
-_CALM_MIN_S = 5.0  # by then what was on its way has arrived
+_CALM_MIN_S = 3.0  # by then what was on its way has arrived
 
 
 @dataclass
@@ -55,23 +56,39 @@ class Result:
 
 
 class World:
-    """Everything that one seed simulates.
+    """One continuous job, and everything that befalls it.
+
+    Args:
+        job: its name. folder: in the bucket. savepoint: what it begins with.
 
     Attributes:
         newest: the driver that has claimed the job last.
+        cloned: another job has begun with a savepoint of it.
         staged: output that is prepared, and not committed.
+        prefix: of the names of its processes.
     """
 
-    def __init__(self, seed: int, config: JobConfig, *, keep_trace: bool) -> None:
-        self.seed, self.config = seed, config
-        self.sched = Scheduler(seed, keep_trace=keep_trace)
-        self.bucket = Bucket(self.sched)
-        self.disk = Disk()
-        root = self.disk.root()
-        self.opened = Opened()
-        self.doors: dict[str, SimKeeper] = {}
-        self.hosts = [Host(number, root) for number in range(config.hosts)]
+    def __init__(
+        self,
+        seed: int,
+        config: JobConfig,
+        ground: Ground,
+        *,
+        job: str = "job",
+        folder: str = "",
+        savepoint: str | None = None,
+    ) -> None:
+        self.seed, self.config, self.ground = seed, config, ground
+        self.job, self.savepoint = job, savepoint
+        self.prefix = f"{job}." if folder else ""
+        self.sched, self.disk = ground.sched, ground.disk
+        self.bucket: Any = JobFolder(ground.bucket, folder) if folder else ground.bucket
+        self.opened, self.doors, self.hosts = ground.opened, ground.doors, ground.hosts
+        ground.worlds.append(self)
         self.model = Model(seed, keys=config.keys, contents=config.contents)
+        self.times = Times(
+            self.model, splits=config.splits, rate=config.rate, hold_ms=config.hold_ms
+        )
         self.apps: list[Driver] = []
         self.newest: Driver | None = None
         self.slots: list[SlotProcess] = []
@@ -80,10 +97,11 @@ class World:
         self.staged: dict[Any, list[tuple[int, int, int]]] = {}
         self.parallelism = config.parallelism
         self.made = self.epochs = 0
-        self.rescaled = self.is_calm = False
+        self.rescaled = self.is_calm = self.cloned = False
         self.supervised = True
-        self.outside = Process("outside")
-        self.violations: list[tuple[str, str]] = []
+        self.outside = Process(f"{self.prefix}outside")
+        self.violations = ground.violations
+        self.saved: list[Saved] = []
         self.output, self.state = Output(self), State(self)
         self.references = References(self)
         self.garbage = Leftovers(self)
@@ -102,6 +120,7 @@ class World:
 
     def system_of(self, process: Process) -> JobSystem:
         """What a process stands on."""
+        owned(process, self)
         return JobSystem(self.sched, process)
 
     def open_store(
@@ -119,6 +138,8 @@ class World:
         """A query, or its start, has failed for good."""
         app: Any = driver
         self.references.query_failed(app, error)
+        if isinstance(error, OutputLostError) and driver is self.newest:
+            self.output.violated(f"the job commits what is not there: {error}")
 
     # --- drivers -------------------------------------------------------------------------------
 
@@ -137,6 +158,12 @@ class World:
 
     kill_app = end_driver
 
+    def lose(self, host: Host) -> None:
+        """A host goes, and what runs on it."""
+        for slot in self.slots:
+            if slot.host is host:
+                self.sched.kill(slot.process)
+
     def supervise(self) -> None:
         """Somebody starts the job again when its driver is gone."""
         while True:
@@ -146,14 +173,25 @@ class World:
 
     # --- running -------------------------------------------------------------------------------
 
-    def run(self, events: int) -> None:
-        """So many events with faults, and then until all is calm and checked."""
-        self.sched.spawn(Process("supervisor"), self.supervise)
+    def begin(self) -> None:
+        """The job is started, and things befall it."""
+        self.sched.spawn(Process(f"{self.prefix}supervisor"), self.supervise)
         chaos.unleash(self)
+
+    def run(self, events: int) -> None:
+        """So many events with faults, and then until all is calm and checked, in every job."""
+        self.begin()
+        if self.config.beside:
+            beside.begin(self.seed, self.config, self.ground)
         while self.sched.events < events:
             self._until(events=min(events, self.sched.events + 500))
-        self._calm_down()
-        self.garbage.at_the_end()
+        worlds = self.ground.worlds
+        for world in worlds:
+            world.calm_down()
+        for world in worlds:
+            world.check_alive()
+        for world in worlds:
+            world.garbage.at_the_end()
 
     def _until(self, **limits: Any) -> None:
         self.sched.run(**limits)
@@ -165,22 +203,29 @@ class World:
         if self.violations:  # seen by a slot or a driver, which took it for a failure of its own
             raise Stopped(self.violations[0][1])
 
-    def _calm_down(self) -> None:
-        """Nothing goes wrong any more: the job must go on by itself."""
-        sched = self.sched
+    def calm_down(self) -> None:
+        """Nothing goes wrong any more."""
         self.is_calm = True
-        sched.note("calm")
+        self.sched.note("calm")
         self.config.calm_down()
         self.bucket.down_until_s = 0.0
-        start_s, epochs, rows = sched.now_s, self.epochs, self.output.rows
         self.garbage.begin_calm()
+
+    def check_alive(self) -> None:
+        """The job must go on by itself."""
+        sched = self.sched
+        start_s, epochs, rows = sched.now_s, self.epochs, self.output.rows
+        due_ms = BASE_MS + int(start_s * 1000) - DELAY_MS
         while (
             self.epochs < epochs + _CALM_EPOCHS
             or self.output.rows == rows
             or sched.now_s < start_s + _CALM_MIN_S
+            or (self.config.timed and self.output.lacks_timers(due_ms))
         ):
             if sched.now_s > start_s + _CALM_S:
-                self.violations.append(("life", "no progress although nothing goes wrong"))
+                lacks = self.config.timed and self.output.lacks_timers(due_ms)
+                said = f"no progress although nothing goes wrong; {lacks or 'all timers fired'}"
+                self.violations.append(("life", said))
                 return
             self._until(until_s=sched.now_s + 0.5)
         orphans = [slot for slot in self.slots if slot.driver.process.dead]
@@ -203,12 +248,11 @@ class World:
             self.violations.append(("life", "what a stranger did came to no end"))
 
     def end(self) -> None:
-        """Let go of everything: leases are file descriptors."""
+        """Let go of everything that the job has open."""
         for driver in list(self.apps):
             self.end_driver(driver)
         for slot in self.slots:
             self.sched.kill(slot.process)
-        self.sched.end()
         for uri in [uri for uri in ContinuousQuery.running_jobs if uri.startswith("sim:")]:
             del ContinuousQuery.running_jobs[uri]
 
@@ -216,16 +260,14 @@ class World:
 class _OwnBlobs:
     """Each process's own, in the place of this process's."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._world.blobs[current().process], name)
+        process = current().process
+        return getattr(here().blobs[process], name)
 
 
-def _blobs(world: World) -> PlantedBug:
+def _blobs() -> PlantedBug:
     def patches() -> Any:
-        yield operatorstate, "_of_process", _OwnBlobs(world)
+        yield operatorstate, "_of_process", _OwnBlobs()
 
     return PlantedBug("", "a process has its own blobs", (), patches)
 
@@ -239,12 +281,13 @@ def simulate(
     keep_trace: bool = False,
 ) -> Result:
     """Run one seed."""
-    config = config or draw(Random(f"job {seed}"))
+    config = config or draw_parts(draw(Random(f"job {seed}")), seed)
     adjust(config, bug)
-    world = World(seed, config, keep_trace=keep_trace)
-    files = installed(world.disk, small_bytes=config.small_bytes, arrow=True)
+    ground = Ground(seed, config.hosts, keep_trace=keep_trace)
+    world = World(seed, config, ground)
+    files = installed(ground.disk, small_bytes=config.small_bytes, arrow=True)
     failure: Exception | None = None
-    with files, within(world), planted(_blobs(world)), planted(bug):
+    with files, within(), planted(_blobs()), planted(bug):
         try:
             world.run(events)
         except Stopped:
@@ -253,15 +296,17 @@ def simulate(
             failure = error
             world.violations.append(("unexpected", f"{type(error).__name__}: {error}"))
         finally:
-            world.end()
+            for one in ground.worlds:
+                one.end()
+            ground.sched.end()  # leases are file descriptors
     if failure is not None and keep_trace:
         raise failure
     sched = world.sched
     return Result(
         seed=seed,
         events=sched.events,
-        epochs=world.epochs,
-        rows=world.output.rows,
+        epochs=sum(one.epochs for one in ground.worlds),
+        rows=sum(one.output.rows for one in ground.worlds if isinstance(one, World)),
         digest=f"{sched.digest:016x}",
         virtual_s=sched.now_s,
         counts=sched.counts,
