@@ -120,7 +120,7 @@ def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tupl
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
-    yield _spark.launch, "write_initial", initial.write
+    yield statebackend.spark.start.launch, "write_initial", initial.write
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:

@@ -6,6 +6,7 @@ The slots of a run end together, as those of a barrier stage do; who loses his d
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from recovery.decide.restarting import FixedDelay
