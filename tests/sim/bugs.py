@@ -355,7 +355,7 @@ BUGS: Final = by_name(
     _bug(
         "files taken over by name",
         "a base names files of the base before by their names alone",
-        (_ONCE, _REF),
+        (_ONCE, _REF, _STUCK),
         planted.files_by_name,
         {**_BASES, "whole_limit_bytes": 0, "host_lost_every_s": 3.0, "hosts": 2},
     ),

@@ -12,6 +12,7 @@ __all__ = ["BY_TIME"]
 
 _ONCE, _OUT, _TIMES, _REF, _STUCK = "exactly once", "output", "times", "references", "liveness"
 _LEFT_OUT: Final = {
+    "listing_lag_s": 0.0,
     **dict.fromkeys(
         ("rescale", "rebalance_every_s", "savepoint_every_s", "flipped_base", "calls_frozen"), 0.0
     ),
