@@ -36,7 +36,9 @@ from bench.profile_states import state_costs
 from bench.trace import Tracer
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
 from statebackend.operators.input.group_by_key import Groups, group_rows
-from statebackend.operators.rows.row_processor import RowOperator
+from statebackend.operators.keyed_operator import KeyOperator
+from statebackend.operators.rows.row_processor import RowReader
+from statebackend.operators.rows.rowconv import RowWriter
 from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
@@ -277,9 +279,12 @@ def _states(folder: Path, keys: int, repeats: int) -> list[dict[str, Any]]:
     return state_costs(folder, groups, repeats=repeats)
 
 
-def _operator(cursor: KeyCursor) -> RowOperator:
-    return RowOperator(
-        uid=UID, cursor=cursor, input_schema=INPUT, key_positions=(0,), output_schema=OUTPUT
+def _operator(cursor: KeyCursor) -> KeyOperator:
+    return KeyOperator(
+        uid=UID,
+        cursor=cursor,
+        reader=RowReader(INPUT, (0,), timezone="UTC"),
+        writer=RowWriter(OUTPUT, lambda: "The processor"),
     )
 
 

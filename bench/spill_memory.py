@@ -28,7 +28,9 @@ from bench.machine import ROOT
 from snapshot.formats.delta_stream import as_lists, encode_frozen, iter_delta
 from statebackend.hashing import key_groups
 from statebackend.operators.input.staging import InputStage
-from statebackend.operators.rows.row_processor import RowOperator
+from statebackend.operators.keyed_operator import KeyOperator
+from statebackend.operators.rows.row_processor import RowReader
+from statebackend.operators.rows.rowconv import RowWriter
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
@@ -202,12 +204,11 @@ def _run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
 def _count(taken: Any, table: StateTable, memory: _Memory) -> int:
     cursor = KeyCursor()
     cell = ValueCell(cursor, table, "count", 1, codec_for(STATE))
-    operator = RowOperator(
+    operator = KeyOperator(
         uid="spill",
         cursor=cursor,
-        input_schema=INPUT,
-        key_positions=(0,),
-        output_schema=OUTPUT,
+        reader=RowReader(INPUT, (0,), timezone="UTC"),
+        writer=RowWriter(OUTPUT, lambda: "The processor"),
     )
 
     def call(key: tuple[Any, ...], rows: Iterator[Any]) -> list[tuple[int, int]]:

@@ -94,13 +94,11 @@ class NextDue:
     """What waits for the next epoch, once ``epoch`` was acked in full.
 
     Attributes:
-        event_due: the next epoch's watermark makes an event-time timer due.
         processing_due_ms: the earliest processing-time timer; None for none.
         watermark_moves: the next epoch's watermark is a later one than this epoch's.
     """
 
     epoch: int
-    event_due: bool
     processing_due_ms: int | None
     watermark_moves: bool
 
@@ -110,10 +108,6 @@ def next_due(epoch: int, following: JobTime, operators: Sequence[OperatorTime]) 
     timers = [(one.time_mode, one.next_timer_ms) for one in operators]
     return NextDue(
         epoch=epoch,
-        event_due=any(
-            mode == "event" and at_ms is not None and timer_due(at_ms, following.watermark_ms)
-            for mode, at_ms in timers
-        ),
         processing_due_ms=min(
             (at_ms for mode, at_ms in timers if mode == "processing" and at_ms is not None),
             default=None,

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend.operators.epoch_phases import OperatorPhases
@@ -20,12 +19,11 @@ from statebackend.operators.input.lateness import LateRows
 from statebackend.operators.keyed_operator import InputReader, KeyOperator
 from statebackend.operators.operator_lists_maps import StoredOperatorState
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema, columns_to_python, make_rows, row_type
-from statebackend.state.binary_columns import places_array
+from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
 from statebackend.state.streaming_timers import StreamingTimers
 from statebackend.state.table import StateTable
 
-__all__ = ["SideRows", "StreamFigures", "StreamOperator", "StreamTimes"]
+__all__ = ["StreamFigures", "StreamOperator", "StreamTimes"]
 
 
 @dataclass
@@ -264,52 +262,3 @@ class StreamOperator(OperatorPhases):
         """
         self._tell_times()
         (self._calls if self._batches is None else self._batches).close()
-
-
-class SideRows:
-    """Makes a connected operator's input of one side's rows.
-
-    The columns are the side (0 left, 1 right), the keys, the left side's and the right side's
-    columns, and (if the input schema has one more) the event time; the other side's are null.
-
-    Args:
-        plan: the operator, of flavour ``sides``.
-        side: 0 or 1.
-        key_positions, event_position: in this side's own schema; None: its rows are never late.
-    """
-
-    def __init__(
-        self,
-        plan: OperatorPlan,
-        side: int,
-        key_positions: Sequence[int],
-        event_position: int | None = None,
-    ) -> None:
-        assert plan.sides is not None
-        self._schema = arrow_schema(plan.input_schema)
-        self._side, self._keys, self._event = side, tuple(key_positions), event_position
-        self._first = 1 + len(self._keys) + (len(plan.sides[0].fields) if side else 0)
-        self._width = len(plan.sides[side].fields)
-        self._timed = len(self._schema) > 1 + len(self._keys) + sum(
-            len(one.fields) for one in plan.sides
-        )
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """As :meth:`StreamOperator.process` takes it."""
-        rows, types = batch.num_rows, self._schema.types
-        columns: list[pa.Array | None] = [None] * len(types)
-        columns[0] = pa.array([self._side], types[0]).take(places_array(np.zeros(rows)))
-        for place, position in enumerate(self._keys, start=1):
-            columns[place] = batch.column(position)
-        columns[self._first : self._first + self._width] = batch.columns
-        if self._timed and self._event is not None:
-            columns[-1] = batch.column(self._event)
-        filled = [
-            pa.nulls(rows, kind) if column is None else column
-            for column, kind in zip(columns, types, strict=True)
-        ]
-        exact = [
-            column if column.type == kind else column.cast(kind)
-            for column, kind in zip(filled, types, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(exact, schema=self._schema)

@@ -16,7 +16,6 @@ from pyspark.sql.conversion import ArrowBatchTransformer
 
 from statebackend.operators.frames import frame_reader as frames
 from statebackend.operators.frames.frame_reader import (
-    FrameOperator,
     FrameReader,
     choose_maker,
     frame_names,
@@ -27,6 +26,7 @@ from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor
+from tests.support.keyoperators import FrameOperator
 
 ZONE = "America/New_York"
 POINT = T.StructType([T.StructField("x", T.IntegerType()), T.StructField("y", T.StringType())])

@@ -18,11 +18,11 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors.user_errors import call_once
 from statebackend.operators.input.group_by_key import Groups, group_rows
-from statebackend.operators.rows.row_processor import RowOperator
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import MemoryBase, StateTable
+from tests.support.keyoperators import RowOperator
 
 INPUT = T.StructType([T.StructField("note", T.StringType()), T.StructField("k", T.LongType())])
 OUTPUT = T.StructType([T.StructField("k", T.LongType()), T.StructField("n", T.LongType())])

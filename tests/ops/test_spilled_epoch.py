@@ -22,13 +22,13 @@ from statebackend.errors import (
 from statebackend.hashing import key_groups
 from statebackend.operators import keyed_operator as rows_module
 from statebackend.operators.input.staging import InputStage
-from statebackend.operators.rows.row_processor import RowOperator
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
 from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
+from tests.support.keyoperators import RowOperator
 
 MAX_PARALLELISM = 16
 INPUT = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])

@@ -100,21 +100,22 @@ def test_a_timer_fires_when_its_time_has_come_as_the_index_of_timers_has_it() ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "at_ms", "event_due", "processing_due_ms"),
+    ("mode", "at_ms", "processing_due_ms"),
     [
-        ("event", 50, True, None),
-        ("event", 51, False, None),
-        ("event", None, False, None),
-        ("processing", 49, False, 49),
-        ("processing", 10**15, False, 10**15),
-        ("none", None, False, None),
+        ("event", 50, None),
+        ("event", None, None),
+        ("processing", 49, 49),
+        ("processing", 10**15, 10**15),
+        ("none", None, None),
     ],
 )
 def test_what_is_due_next_is_said_by_each_operators_own_time(
-    mode: str, at_ms: int | None, event_due: bool, processing_due_ms: int | None
+    mode: str, at_ms: int | None, processing_due_ms: int | None
 ) -> None:
     timers = [OperatorTime(time_mode=mode, next_timer_ms=at_ms), OperatorTime()]
-    assert next_due(3, JobTime(50, 50), timers) == NextDue(3, event_due, processing_due_ms, False)
+    assert next_due(3, JobTime(50, 50), timers) == NextDue(
+        3, processing_due_ms, watermark_moves=False
+    )
 
 
 def test_the_earliest_processing_timer_of_all_operators_counts() -> None:
@@ -363,9 +364,9 @@ def test_what_is_due_is_not_known_while_an_epoch_runs() -> None:
     assert run.coordinator.next_due() is None
     run.begin(0, 1, "b")
     run.ack(0, 1, "b")
-    assert run.coordinator.next_due() == NextDue(0, False, None, True)
+    assert run.coordinator.next_due() == NextDue(0, None, True)
     run.commit("b")
-    assert run.coordinator.next_due() == NextDue(0, False, None, True)
+    assert run.coordinator.next_due() == NextDue(0, None, True)
     run.begin(1, 0, "a")
     assert run.coordinator.next_due() is None
 
@@ -373,37 +374,37 @@ def test_what_is_due_is_not_known_while_an_epoch_runs() -> None:
 def test_an_event_timer_is_due_by_the_next_epochs_watermark() -> None:
     run = Run(1, specs={"op": EVENT})
     run.finish(0, max_event_ms=100, next_timer_ms=91)
-    assert run.coordinator.next_due() == NextDue(0, False, None, True)
+    assert run.coordinator.next_due() == NextDue(0, None, True)
     run.finish(1, max_event_ms=101, next_timer_ms=91)
-    assert run.coordinator.next_due() == NextDue(1, True, None, True)
+    assert run.coordinator.next_due() == NextDue(1, None, True)
     # Without a new row: it fires, and nothing more is due.
     run.finish(2)
-    assert run.coordinator.next_due() == NextDue(2, False, None, False)
+    assert run.coordinator.next_due() == NextDue(2, None, False)
 
 
 def test_a_timer_that_was_left_below_the_watermark_is_due_although_that_stands_still() -> None:
     run = Run(1, specs={"op": EVENT})
     live(run, [100])
     run.finish(1, next_timer_ms=20)  # registered while timers fired
-    assert run.coordinator.next_due() == NextDue(1, True, None, False)
+    assert run.coordinator.next_due() == NextDue(1, None, False)
 
 
 def test_a_newer_attempt_says_what_is_due() -> None:
     run = Run(1, specs={"op": PROCESSING})
     run.begin(0)
     run.ack(0, next_timer_ms=77)
-    assert run.coordinator.next_due() == NextDue(0, False, 77, False)
+    assert run.coordinator.next_due() == NextDue(0, 77, False)
     run.ack(0, attempt=1, next_timer_ms=55)
-    assert run.coordinator.next_due() == NextDue(0, False, 55, False)
+    assert run.coordinator.next_due() == NextDue(0, 55, False)
 
 
 def test_before_the_first_epoch_of_a_run_the_records_say_what_is_due() -> None:
     run = Run({"a": 1, "b": 1}, specs={"a": EVENT, "b": PROCESSING})
-    assert run.coordinator.next_due() == NextDue(-1, False, None, False)
+    assert run.coordinator.next_due() == NextDue(-1, None, False)
     run.finish(0, ["a"], max_event_ms=100, next_timer_ms=60)
     run.finish(0, ["b"], next_timer_ms=7_000)
     expected = run.coordinator.next_due()
-    assert expected == NextDue(0, True, 7_000, True)
+    assert expected == NextDue(0, 7_000, True)
     for first_epoch in (None, 0, 1):  # epoch 0 may be skipped: every operator has finished it
         assert run.again(first_epoch=first_epoch).coordinator.next_due() == expected
 
@@ -413,7 +414,7 @@ def test_what_some_operator_has_not_finished_does_not_say_what_is_due() -> None:
     run.finish(0, next_timer_ms=500)
     run.finish(1, ["a"], next_timer_ms=900)
     due = run.again(first_epoch=1).coordinator.next_due()
-    assert due == NextDue(0, False, 500, False)
+    assert due == NextDue(0, 500, False)
 
 
 def test_a_new_operator_has_nothing_due() -> None:
@@ -421,7 +422,7 @@ def test_a_new_operator_has_nothing_due() -> None:
     run.finish(0, next_timer_ms=500)
     specs = {"a": PROCESSING, "b": EVENT}
     later = run.again({"a": 1, "b": 1}, first_epoch=1, specs=specs)
-    assert later.coordinator.next_due() == NextDue(0, False, 500, False)
+    assert later.coordinator.next_due() == NextDue(0, 500, False)
 
 
 def test_nothing_is_due_in_a_run_that_has_ended() -> None:

@@ -43,10 +43,8 @@ from pyspark.sql.types import (
 )
 
 from statebackend.operators.frames.framewriter import FrameWriter
-from statebackend.operators.keyed_operator import KeyOperator
-from statebackend.state.cells import KeyCursor
 
-__all__ = ["FrameOperator", "FrameReader", "FrameWriter", "frame_names"]
+__all__ = ["FrameReader", "FrameWriter", "frame_names"]
 
 _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _REALS: Final = (FloatType, DoubleType)
@@ -165,46 +163,6 @@ class FrameReader:
                 make_one = made[pattern] = makers(self._names, arrays)
             pieces.append((make_one, a, b))
         return pieces
-
-
-class FrameOperator(KeyOperator):
-    """The operator of a pandas processor.
-
-    Args:
-        uid: the operator, for errors.
-        cursor: told which key is current.
-        input_schema: the columns a processor sees, in order.
-        key_positions: where the key columns stand among them.
-        output_schema: of the frames that the processor returns.
-        timezone: the session's.
-        max_rows: of a frame, and of a record batch of output.
-        by_name: see :class:`FrameWriter`.
-    """
-
-    def __init__(
-        self,
-        *,
-        uid: str,
-        cursor: KeyCursor,
-        input_schema: StructType,
-        key_positions: tuple[int, ...],
-        output_schema: StructType,
-        timezone: str,
-        max_rows: int = _FRAME_ROWS,
-        by_name: bool = True,
-    ) -> None:
-        super().__init__(
-            uid=uid,
-            cursor=cursor,
-            reader=FrameReader(input_schema, key_positions, timezone=timezone, max_rows=max_rows),
-            writer=FrameWriter(
-                output_schema,
-                lambda: f"The processor of operator {uid!r}",
-                timezone=timezone,
-                max_rows=max_rows,
-                by_name=by_name,
-            ),
-        )
 
 
 # --- columns of a chunk

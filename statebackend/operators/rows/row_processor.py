@@ -9,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.operators.keyed_operator import KeyOperator
-from statebackend.operators.rows.rowconv import RowWriter, columns_to_python, make_rows, row_type
-from statebackend.state.cells import KeyCursor
+from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
 
-__all__ = ["RowOperator", "RowReader"]
+__all__ = ["RowReader"]
 
 
 class RowReader:
@@ -62,33 +60,3 @@ class RowReader:
 
     def _columns(self, table: pa.Table) -> list[list[Any]]:
         return columns_to_python(table, self._schema, timezone=self._timezone)
-
-
-class RowOperator(KeyOperator):
-    """The operator of a row processor.
-
-    Args:
-        uid: the operator, for errors.
-        cursor: told which key is current.
-        input_schema: the columns a processor sees, in order.
-        key_positions: where the key columns stand among them.
-        output_schema: of the rows that the processor returns.
-        timezone: the session's, in which timestamps are shown.
-    """
-
-    def __init__(
-        self,
-        *,
-        uid: str,
-        cursor: KeyCursor,
-        input_schema: StructType,
-        key_positions: tuple[int, ...],
-        output_schema: StructType,
-        timezone: str = "UTC",
-    ) -> None:
-        super().__init__(
-            uid=uid,
-            cursor=cursor,
-            reader=RowReader(input_schema, key_positions, timezone=timezone),
-            writer=RowWriter(output_schema, lambda: f"The processor of operator {uid!r}"),
-        )

@@ -16,9 +16,11 @@ from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedPr
 from statebackend.errors import NullKeyError, ProcessorError
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
+from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
+from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.operators.stateful_processor import record_states
-from statebackend.operators.streaming_operator import SideRows, StreamOperator, StreamTimes
+from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.schema.ddl import parse_ddl
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl import TTL
@@ -312,6 +314,23 @@ class Join(CoProcessor):
             yield (*key, (self.left.get() or (None,))[0], row.n)
 
 
+def _of_side(
+    plan: OperatorPlan, side: int, batch: pa.RecordBatch, key: str, event: str | None = None
+) -> pa.RecordBatch:
+    """Rows of one side as the operator takes them: side, key, both sides' columns, event time."""
+    schema, sides = arrow_schema(plan.input_schema), plan.sides
+    assert sides is not None
+    first = 2 + (len(sides[0].fields) if side else 0)
+    columns = [pa.nulls(batch.num_rows, kind) for kind in schema.types]
+    columns[0] = pa.array([side] * batch.num_rows, schema.types[0])
+    columns[1] = batch.column(key)
+    columns[first : first + batch.num_columns] = batch.columns
+    if event is not None:
+        columns[-1] = batch.column(event)
+    exact = [one.cast(kind) for one, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(exact, schema=schema)
+
+
 def test_two_inputs_come_side_by_side() -> None:
     left, right = parse_ddl("word string, id bigint"), parse_ddl("id bigint, n int, t timestamp")
     both = parse_ddl(
@@ -329,16 +348,16 @@ def test_two_inputs_come_side_by_side() -> None:
         time_mode="event",
         late_position=7,
     )
-    of_left = SideRows(stream.plan, 0, (1,))
-    of_right = SideRows(stream.plan, 1, (0,), 2)
     moments = pa.array([5_000, 50_000], pa.timestamp("us", tz="UTC"))
     words = pa.RecordBatch.from_pydict({"word": ["a", "b"], "id": [1, 2]})
     numbers = pa.RecordBatch.from_pydict(
         {"id": [1, 2], "n": pa.array([10, 20], pa.int32()), "t": moments}
     )
     stream.times.late_watermark_ms = 10
-    assert taken(stream.operator.process(of_left(words))) == [], "without event time never late"
-    assert taken(stream.operator.process(of_right(numbers))) == [(2, "b", 20)]
+    left = _of_side(stream.plan, 0, words, "id")
+    right = _of_side(stream.plan, 1, numbers, "id", "t")
+    assert taken(stream.operator.process(left)) == [], "without event time never late"
+    assert taken(stream.operator.process(right)) == [(2, "b", 20)]
     assert stream.operator.counted.late_rows == 1
 
 
