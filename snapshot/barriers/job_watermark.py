@@ -18,12 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["JobTime", "NextDue", "OperatorTime", "next_due", "resumed", "timer_due"]
-
-
-def timer_due(at_ms: int, time_ms: int) -> bool:
-    """Whether a timer fires once its time has come to ``time_ms``. As Spark: at it, or before."""
-    return at_ms <= time_ms
+__all__ = ["JobTime", "NextDue", "OperatorTime", "next_due", "resumed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,9 @@ from snapshot.barriers.job_watermark import (
     OperatorTime,
     next_due,
     resumed,
-    timer_due,
 )
 from snapshot.formats.record import Manifest
 from statebackend.errors import FencedError
-from statebackend.state.timers import DUE_AT_LIMIT
 from tests.recovery.driver import Run
 
 EVENT: dict[str, Any] = {"time_mode": "event", "watermark_delay_ms": 10}
@@ -91,12 +89,6 @@ def test_a_resumed_epoch_keeps_what_its_records_say_and_never_goes_back(
     known = [ms for ms in again if ms is not None]
     if known:
         assert time.watermark_ms == max(last, *known)
-
-
-def test_a_timer_fires_when_its_time_has_come_as_the_index_of_timers_has_it() -> None:
-    assert timer_due(4, 5)
-    assert timer_due(5, 5) is DUE_AT_LIMIT
-    assert not timer_due(6, 5)
 
 
 @pytest.mark.parametrize(

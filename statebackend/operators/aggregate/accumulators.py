@@ -26,7 +26,6 @@ from statebackend.operators.aggregate.arrow_numpy import (
     first_of,
     interleaved,
     numpy_of,
-    single_starts,
     validity,
 )
 
@@ -367,8 +366,3 @@ def sum_longs(values: Ints, starts: Ints) -> tuple[Ints, bool]:
     high = np.add.reduceat(values >> np.int64(32), begins) + (low >> np.int64(32))
     fits = bool(((high >= -(1 << 31)) & (high < 1 << 31)).all())
     return (high << np.int64(32)) | (low & np.int64(0xFFFFFFFF)), fits
-
-
-def lift_rows(accumulator: Accumulator, columns: Columns, rows: int) -> list[pa.Array]:
-    """One accumulator for each row."""
-    return accumulator.lift(columns, single_starts(rows))

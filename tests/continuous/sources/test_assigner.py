@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from statebackend.continuous.sources.assigner import WAIT, SplitAssigner, Wait
+from statebackend.continuous.sources.generated import RangeSource
 from statebackend.continuous.sources.source import (
     Assignment,
     Discovery,
     Split,
+    SplitReader,
     decode_assignment,
     encode_assignment,
 )
@@ -330,3 +332,86 @@ class Dataflow(RuleBasedStateMachine):
 
 
 TestDataflow = Dataflow.TestCase
+
+
+class _Hand:
+    """The splits that a subtask reads, in the simplest way."""
+
+    def __init__(self, source: RangeSource) -> None:
+        self._source = source
+        self.reading: list[tuple[Split, SplitReader]] = []
+        self.over = False
+
+    def step(self, assigner: SplitAssigner, index: int, max_rows: int) -> list[int]:
+        if not self.over and not (self._source.splits_end and self.reading):
+            answer = assigner.request(index)
+            if isinstance(answer, Assignment):
+                reader = self._source.open(answer.split, answer.position)
+                self.reading.append((answer.split, reader))
+            self.over = answer is None
+        out: list[int] = []
+        for split, reader in list(self.reading):
+            batch = reader.read(max_rows)
+            out += [] if batch is None else batch["id"].to_pylist()
+            if reader.ended:
+                self.reading.remove((split, reader))
+                assigner.finished(index, split.id)
+        return out
+
+
+class _Run:
+    """One run of a source: its assigner and its subtasks."""
+
+    def __init__(
+        self, source: RangeSource, width: int, state: bytes | None, held: list[Assignment]
+    ) -> None:
+        self.assigner = SplitAssigner(width, splits_end=source.splits_end)
+        self.assigner.restore(state, held)
+        if not self.assigner.done:
+            self.assigner.add(source.discover(self.assigner.discovery_state))
+        self.hands = [_Hand(source) for _ in range(width)]
+
+    def step(self, index: int, max_rows: int) -> list[int]:
+        return self.hands[index].step(self.assigner, index, max_rows)
+
+    def checkpoint(self) -> tuple[bytes, list[Assignment]]:
+        """Subtasks take the barrier one by one; those that have, go on, for what will be lost."""
+        state = self.assigner.cut(1)
+        held: list[Assignment] = []
+        for index, hand in enumerate(self.hands):
+            held += [Assignment(split=split, position=one.position) for split, one in hand.reading]
+            self.assigner.passed(index, 1)
+            for _ in range(3):
+                self.step(index, 2)
+        return state, held
+
+
+@pytest.mark.parametrize("end", [True, False])
+@given(
+    rows=st.integers(0, 60),
+    splits=st.integers(1, 6),
+    parallelism=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=25),
+)
+def test_a_source_gives_each_row_once_over_checkpoints_failures_and_rescales(
+    end: bool,
+    rows: int,
+    splits: int,
+    parallelism: list[int],
+    steps: list[tuple[int, int]],
+) -> None:
+    source = RangeSource(rows, splits=splits)
+    source.splits_end = end
+    state: bytes | None = None
+    held: list[Assignment] = []
+    output: list[int] = []
+    for width in parallelism:
+        run = _Run(source, width, state, held)
+        for index, max_rows in steps:
+            output += run.step(index % width, max_rows)
+        state, held = run.checkpoint()
+    run = _Run(source, 2, state, held)
+    while not all(hand.over and not hand.reading for hand in run.hands):
+        for index in range(2):
+            output += run.step(index, 10)
+    assert sorted(output) == list(range(rows))
