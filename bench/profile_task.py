@@ -62,7 +62,6 @@ TARGETS = (
     "recovery.local.local_copies:StoreDirectory.read_delta",
     "recovery.local.local_copies:StoreDirectory.write_delta",
     "recovery.restore.restorer:Restorer._apply",
-    "recovery.restore.restorer:iter_delta",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.multi_get",
     "statebackend.rocks.store:RocksStore.apply",

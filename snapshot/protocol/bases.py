@@ -101,6 +101,7 @@ class Grant:
     """One subtask's right to upload a base of its state after ``epoch``.
 
     ``given``: the objects of the previous base that its worker was told of, and may name again.
+    ``asked``: the request that it answers; the same request again gets the same grant.
     """
 
     id: str
@@ -109,6 +110,7 @@ class Grant:
     chain: str
     renewed_s: float
     given: frozenset[str] = frozenset()
+    asked: object = None
 
 
 @dataclass
@@ -140,15 +142,18 @@ class BaseBook:
             if base is not None and base.entry.state_bytes > budget_bytes:
                 self.large_bytes[index] = base.entry.state_bytes
 
-    def grant(self, subtask: int, epoch: int, chain: str) -> Grant | None:
+    def grant(self, subtask: int, epoch: int, chain: str, asked: object = None) -> Grant | None:
         """The right to upload a base; None where enough are being uploaded."""
         self._lapse()
         in_record = {done.subtask for done in self.in_record.values()}
+        held = self.grants.get(subtask)
+        if held is not None and held.asked == asked is not None:
+            return held  # the answer was lost
         if subtask in self.grants or subtask in self.waiting or subtask in in_record:
             return None
         if len(self.grants) >= self.policy.open_limit:
             return None
-        given = Grant(self.new_id(), subtask, epoch, chain, self.now_s())
+        given = Grant(self.new_id(), subtask, epoch, chain, self.now_s(), asked=asked)
         self.grants[subtask] = given
         return given
 

@@ -71,6 +71,16 @@ def check_sent(ack: AckRequest) -> None:
         )
 
 
+def diverged_after_record(operator: str, epoch: int, subtask: int) -> BroadcastDivergedError:
+    """A subtask ran again when the epoch was recorded, and came to another broadcast state."""
+    return BroadcastDivergedError(
+        f"Subtask {subtask} of operator {operator!r} ran again in epoch {epoch}, which is "
+        f"recorded, and came to another broadcast state than before.",
+        todo="Start the query again: it repeats the batch. process_broadcast() must go by its rows "
+        "and the broadcast state alone, and Spark must read the same rows again.",
+    )
+
+
 def check_agreement(operator: str, epoch: int, acks: Mapping[int, AckRequest]) -> None:
     """Refuse different broadcast states that came of the same rows.
 

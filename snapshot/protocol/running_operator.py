@@ -12,7 +12,12 @@ from snapshot.formats.delta import DIGEST_BYTES, chain
 from snapshot.formats.record import Manifest
 from snapshot.protocol.bases import BaseBook, Due, due
 from snapshot.protocol.epoch_acks import EpochState
-from snapshot.protocol.keyless_state import NO_BLOBS, OperatorBlobs, check_agreement
+from snapshot.protocol.keyless_state import (
+    NO_BLOBS,
+    OperatorBlobs,
+    check_agreement,
+    diverged_after_record,
+)
 from snapshot.protocol.lineage import EpochEntry, OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest
 from snapshot.protocol.operators import Admitted, CommitWork, OperatorSpec
@@ -134,12 +139,19 @@ class RunningOperator:
     def check_agreement(self, ack: AckRequest) -> None:
         """Refuse an ack whose broadcast state is another than that of the same stage run.
 
+        Once the epoch is recorded, another run of the stage may not change its mind: Spark might
+        commit the batch with rows of both, and the next start would go on from the record. The
+        batch fails instead, and is repeated.
+
         Raises:
             BroadcastDivergedError: its task fails, and nothing else does: another attempt may
                 agree.
         """
         if not self.epoch.disagrees:
             return
+        if self.epoch.recorded:
+            self.epoch.drop(ack)
+            raise diverged_after_record(ack.operator, ack.epoch, ack.subtask)
         try:
             for acks in self.epoch.stage_runs():
                 check_agreement(ack.operator, ack.epoch, acks)
@@ -166,7 +178,7 @@ class RunningOperator:
         grant = None
         durable_chain = lineage.chain_at(durable_epoch)
         if what is Due.APART and durable_chain is not None:
-            grant = self.bases.grant(request.subtask, durable_epoch, durable_chain)
+            grant = self.bases.grant(request.subtask, durable_epoch, durable_chain, request)
         return Admitted(
             base_epoch=base_epoch,
             durable_epoch=durable_epoch,

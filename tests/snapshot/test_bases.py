@@ -222,6 +222,17 @@ def test_a_grant_that_is_not_renewed_lapses_and_another_may_be_given() -> None:
     assert one.open_grants() == {second.id}  # what waits for its record does not lapse
 
 
+def test_the_same_request_gets_the_same_grant_and_another_one_gets_none() -> None:
+    one = book(Now(), lease_s=10, open_limit=1)
+    first = one.grant(0, 1, "c", "attempt 1")
+    assert first is not None
+    assert one.grant(0, 1, "c", "attempt 1") is first, "its answer was lost"
+    assert one.grant(0, 1, "c", "attempt 2") is None
+    assert one.grant(0, 1, "c") is None
+    one.finish(done(first.id))
+    assert one.grant(0, 1, "c", "attempt 1") is None, "its base waits for a record"
+
+
 def test_a_grant_that_is_given_up_makes_room_at_once_and_only_its_holder_can() -> None:
     one = book(open_limit=1)
     first = one.grant(0, 1, "c")

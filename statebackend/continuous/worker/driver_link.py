@@ -160,9 +160,10 @@ class DriverLink:
 
 
 class _Patient:
-    """The client as states ask it: a begin is repeated, for the second changes nothing.
+    """The client as states ask it: a begin is repeated, for the same request gets the same.
 
-    Its answer may hold slices, and take long: each try has twice the time of the one before.
+    Its answer may hold slices, and take long: the second try has twice the time of the first, and
+    the third all that is left.
     """
 
     def __init__(self, link: DriverLink, client: Client) -> None:
@@ -171,10 +172,10 @@ class _Patient:
     def begin(
         self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
     ) -> tuple[BeginReply, list[bytes]]:
-        tries_s = (self._link.try_s * 2.0**tried for tried in itertools.count())
+        tries_s = iter((self._link.try_s, 2.0 * self._link.try_s))
         return self._link.again(
             lambda left_s: self._client.begin(
-                endpoint, request, timeout_s=min(left_s, next(tries_s))
+                endpoint, request, timeout_s=min(left_s, next(tries_s, left_s))
             ),
             timeout_s,
         )

@@ -399,6 +399,7 @@ class Launch:
         first_epoch = self._point.started_at(str(query.id), location, manifests)
         # Before whoever goes on is fenced.
         self._point.check_not_overtaken(manifests, first_epoch)
+        self._point.stamp_of_plan(place, first_epoch)
         self._check_initial(manifests, first_epoch)
         known = live_lineages(manifests)
         firsts = {
@@ -412,7 +413,7 @@ class Launch:
         before = held_before(self._log, tenure)
         self._check_unchanged(before)
         self._point.check_not_overtaken(before, first_epoch)
-        first_stamp_ms = self._point.stamp_after_claim(place, first_epoch)
+        first_stamp_ms = self._point.stamp_of_plan(place, first_epoch)
         parallelism = max(o.parallelism for o in self._operators.values())
         lineages = {u: one for u, one in live_lineages(before).items() if u in self._operators}
         self._point.forget_given_up(lineages.values())

@@ -235,10 +235,11 @@ class StartPoint:
                 "newest state.",
             )
 
-    def stamp_after_claim(self, location: CheckpointLocation, first_epoch: int) -> int | None:
-        """The stamp that the first batch's plan has in the location, once the job is claimed.
+    def stamp_of_plan(self, location: CheckpointLocation, first_epoch: int) -> int | None:
+        """The stamp that the first batch's plan has in the location.
 
-        Spark may have read the plan long before the claim. Another driver that went back meanwhile
+        To be asked before the claim, so that who is overtaken fences nobody, and again after it:
+        Spark may have read the plan long before. Another driver that went back meanwhile
         has put another plan under the batch's number, and with asynchronous commits the log may
         not show it.
 

@@ -66,14 +66,15 @@ def test_a_lost_begin_costs_a_try_and_not_all_the_time_that_there_is() -> None:
 
 
 def test_an_answer_that_takes_longer_than_a_try_comes_with_a_later_one() -> None:
-    _, driver, ask = _asked(lambda clock: Driver(clock, lost=0, takes_s=18.0), 90.0)
+    _, driver, ask = _asked(lambda clock: Driver(clock, lost=0, takes_s=70.0), 90.0)
     assert ask() == ("begun", [])
-    assert driver.tries_s == [5.0, 10.0, 20.0]
+    assert driver.tries_s[:2] == [5.0, 10.0]
+    assert len(driver.tries_s) == 3, "the third has all the time that is left"
 
 
 def test_all_tries_together_take_no_longer_than_was_said() -> None:
     clock, driver, ask = _asked(lambda clock: Driver(clock, lost=99), 90.0)
     with pytest.raises(CoordinatorUnreachableError):
         ask()
-    assert len(driver.tries_s) > 3
+    assert driver.tries_s[2] > 70.0
     assert clock.now_s == pytest.approx(90.0, abs=0.5)
