@@ -156,7 +156,7 @@ _TIMES = (
 # tests, where some rare branches are reached by one seed alone, still reaches all.
 _APART = 42
 _WHOLE_JOBS = 2
-_BY_TIME = 6
+_BY_TIME = 2
 _LATER = (
     ("rebalance_every_s", 0.3, 10.0),
     ("savepoint_every_s", 0.3, 4.0),

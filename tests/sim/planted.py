@@ -205,8 +205,8 @@ def lapsed_grants_count() -> Patches:
 
     grant = BaseBook.grant
 
-    def given(self: BaseBook, subtask: int, epoch: int, chain: str) -> Grant | None:
-        one = grant(self, subtask, epoch, chain)
+    def given(self: BaseBook, *asked: Any) -> Grant | None:
+        one = grant(self, *asked)
         if one is not None:
             self.every_grant[one.id] = one
         return one

@@ -235,8 +235,15 @@ class Stage:
             raise failure
 
     def _check_accused(self, attempt: Attempt, failure: StateBackendError | None) -> None:
-        """No attempt is told that the subtasks disagree: here they go by their rows alone."""
-        if isinstance(failure, BroadcastDivergedError):
+        """No attempt is told that the subtasks disagree: here they go by their rows alone.
+
+        Unless the epoch is recorded: then the batch has to fail.
+        """
+        if not isinstance(failure, BroadcastDivergedError):
+            return
+        if "is recorded" in failure.what:
+            self._sched.note("diverged after the record", str(attempt))
+        else:
             self._app.world.violated("needed", f"{attempt} is accused of nothing: {failure}")
 
     def _check_needed(self, attempt: Attempt, failure: StateBackendError | None) -> None:
