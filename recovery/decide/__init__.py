@@ -1,1 +1,1 @@
-"""Decisions of a recovery: which copy, which epoch, what is lost, whether to restart. Pure."""
+"""Pure decisions of a recovery: which copy, which epoch, what is lost, whether to restart."""

@@ -5,7 +5,7 @@
     ``<incarnation>/lease``  locked (flock) by the process that has the store open
     ``<incarnation>/db/``    RocksDB: confirmed epochs only
     ``<incarnation>/deltas/<epoch>-<digest>``  deltas that were acked here, confirmed or not
-    ``<incarnation>/holder`` the door of the process that keeps it open (see
+    ``<incarnation>/holder`` the hand-over socket of the process that keeps it open (see
     recovery.local.store_pool)
     ``<incarnation>/reached``  the epoch up to which deltas were forgotten: the store holds them
     ``<incarnation>/uploaded``  index of the base whose files this store shares
@@ -76,7 +76,7 @@ class LocalSubtask:
         new_id: Callable[[], str],
         clock: Clock,
         store_pool: StorePool | None = None,
-        keeper_settings: StorePoolSettings | None = None,
+        store_pool_settings: StorePoolSettings | None = None,
         ask: Callable[[Path, float], bool] = ask_for,
         opener: Opener = open_database,
     ) -> None:
@@ -92,7 +92,7 @@ class LocalSubtask:
         self._new_id = new_id
         self._clock = clock
         self._ask, self._opener = ask, opener
-        self._store_pool, self._keeper_settings = store_pool, keeper_settings
+        self._store_pool, self._store_pool_settings = store_pool, store_pool_settings
 
     def acquire(self, timeout_s: float) -> tuple[StoreDirectory, str]:
         """The current incarnation, or a new one where it is bad, absent or held too long.
@@ -147,22 +147,22 @@ class LocalSubtask:
             return held, ""
 
     def kept_elsewhere(self) -> tuple[Path, str] | None:
-        """The current incarnation and the door of the process that keeps it open.
+        """The current incarnation and the hand-over socket of the process that keeps it open.
 
         None where that is this process, or nobody says so.
         """
         name = _current(self.path)
         if name is None or self._store_pool is None or self._store_pool.keeps(self.path / name):
             return None
-        door = own_file_text(self.path / name / HOLDER)
-        return None if door in (None, self._store_pool.door) else (self.path / name, door)
+        address = own_file_text(self.path / name / HOLDER)
+        return None if address in (None, self._store_pool.address) else (self.path / name, address)
 
     def give_back(self, held: StoreDirectory) -> None:
         """Done for this epoch: keep the store open, or let it go."""
         if self._store_pool is None or held.bad is not None:
             held.release()
         else:
-            self._store_pool.keep(held, self._keeper_settings)
+            self._store_pool.keep(held, self._store_pool_settings)
 
     def create(self) -> StoreDirectory:
         """A new, empty incarnation, made the current one."""

@@ -20,7 +20,7 @@ from statebackend.threads import THREADS, Event, Threads
 
 __all__ = ["HOLDER", "RecentDelta", "StoreDirectory"]
 
-HOLDER: Final = "holder"  # the door of the process that keeps the store open
+HOLDER: Final = "holder"  # the hand-over socket of the process that keeps the store open
 _BAD: Final = "BAD"
 _REACHED: Final = "reached"
 _log = logging.getLogger("statebackend.recovery")
@@ -78,7 +78,7 @@ class StoreDirectory:
         self.opened_here = True
         self.orphaned = (path / HOLDER).exists()
         self.unflushed_epochs = 0
-        self._door = ""
+        self._address = ""
 
     @property
     def bad(self) -> str | None:
@@ -150,12 +150,12 @@ class StoreDirectory:
             self._linking.wait()
             self._linking = None
 
-    def say_holder(self, door: str) -> None:
+    def say_holder(self, address: str) -> None:
         """Tell the host where to ask for this store while it is kept open."""
-        if door != self._door:
+        if address != self._address:
             try:
-                (self.path / HOLDER).write_text(door)
-                self._door = door
+                (self.path / HOLDER).write_text(address)
+                self._address = address
             except OSError as error:
                 _log.warning("%s cannot be handed over (%s)", self.path, error)
 

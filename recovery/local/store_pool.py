@@ -1,14 +1,13 @@
 """Stores that a worker keeps open between epochs, and their hand-over to other workers of the host.
 
-Opening a store for each task costs a flush at its end and starves compaction. So a worker keeps
-its stores open, leased, and any worker of the host may ask for one at the holder's *door*: a local
-socket, whose path lies in the incarnation's directory. A store that is not in use is closed and
-let go at once; one that is in use is not. A holder that does not answer (frozen, or a twin that is
-still working) is not waited for beyond a bounded time: the asker makes an incarnation of its own.
-Only processes of one user talk to each other there.
-
-The hand-over thread also closes what nobody used for a while, and flushes what has many epochs in
-memory only: their local deltas are needed until then.
+Opening a store for each task costs a flush at its end and starves compaction. So a worker keeps its
+stores open, leased, and any worker of the host may ask for one at the holder's *hand-over socket*,
+a local socket whose path lies in the incarnation's directory. A store that is not in use is closed
+and let go at once; one that is in use is not. A holder that does not answer (frozen, or a twin that
+is still working) is not waited for beyond a bounded time: the asker makes an incarnation of its
+own. Only processes of one user talk to each other there. The hand-over thread also closes what
+nobody used for a while, and flushes what has many epochs in memory only: their local deltas are
+needed until then.
 """
 
 from __future__ import annotations
@@ -106,15 +105,15 @@ class StorePool:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
         self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.door = str(self._folder / "door")
-        with socket_address(Path(self.door)) as address:
+        self.address = str(self._folder / "door")
+        with socket_address(Path(self.address)) as address:
             self._socket.bind(address)
         self._socket.listen(64)
         self._socket.settimeout(_TICK_S)
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
         # 5 ms each that was 40 ms, and is 15 at this.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
-        self._thread = clock.threads.start(self._serve, "statebackend-door")
+        self._thread = clock.threads.start(self._serve, "statebackend-handover")
 
     @classmethod
     def of_process(
@@ -123,7 +122,7 @@ class StorePool:
         """This process's store pool; a store goes by the settings that it is kept with.
 
         Args:
-            folder: names a folder for the door, which is swept when the process has ended.
+            folder: names a folder for the socket, which is swept when the process has ended.
         """
         with cls._making:
             known = cls._instance
@@ -184,7 +183,7 @@ class StorePool:
         if self._closed.is_set() or settings.open_limit < 1 or reopened:
             held.release()
             return
-        held.say_holder(self.door)
+        held.say_holder(self.address)
         subtask = held.path.parent
         with self._lock:
             before = self._kept.pop(subtask, None)
@@ -211,7 +210,7 @@ class StorePool:
                     kept.held.recent = None
 
     def close(self) -> None:
-        """Let everything go and shut the door; for tests and at exit."""
+        """Let everything go and close the socket; for tests and at exit."""
         self._closed.set()
         with self._lock:
             kept, self._kept = list(self._kept.values()), {}
@@ -242,7 +241,7 @@ class StorePool:
             except TimeoutError:
                 continue
             except OSError as error:
-                # Too many open files, for one: it passes, and the door must not stay shut.
+                # Too many open files, for one: it passes, and the socket must not stay closed.
                 if not self._closed.is_set():
                     _log.warning("a request for a local store was missed (%s)", error)
                     self._closed.wait(_TICK_S)
@@ -303,14 +302,14 @@ def _let_go(held: StoreDirectory) -> None:
 
 
 @contextlib.contextmanager
-def socket_address(door: Path) -> Iterator[str]:
+def socket_address(path: Path) -> Iterator[str]:
     """A local socket's address: 107 bytes at most; a longer path goes by way of its open folder."""
-    if len(os.fsencode(door)) < _ADDRESS_BYTES:
-        yield str(door)
+    if len(os.fsencode(path)) < _ADDRESS_BYTES:
+        yield str(path)
         return
-    folder = os.open(door.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{door.name}"
+        yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
 
@@ -321,12 +320,12 @@ def ask_for(path: Path, timeout_s: float) -> bool:
     False where there is nobody to ask, it is in use, or no answer came in time.
     """
     try:
-        door = own_file_text(path / HOLDER)
-        if door is None:
+        address = own_file_text(path / HOLDER)
+        if address is None:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
-            with socket_address(Path(door)) as address:
+            with socket_address(Path(address)) as address:
                 asking.connect(address)
             if not of_this_user(asking):
                 _log.warning("a process of another user holds %s, and is not asked for it", path)

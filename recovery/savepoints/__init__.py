@@ -1,1 +1,1 @@
-"""Savepoints: made, checked, copied, and begun with."""
+"""Makes savepoints, checks them, copies them, and starts jobs from them."""

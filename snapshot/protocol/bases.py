@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from snapshot.protocol.lineage import OperatorLineage, SubtaskLineage
-from snapshot.protocol.messages import BaseDone
+from snapshot.protocol.messages import BaseDone, BeginRequest
 from statebackend.errors import StaleRequestError
 
 __all__ = ["BaseBook", "BasePolicy", "Due", "Grant", "due"]
@@ -110,7 +110,7 @@ class Grant:
     chain: str
     renewed_s: float
     given: frozenset[str] = frozenset()
-    asked: object = None
+    asked: BeginRequest | None = None
 
 
 @dataclass
@@ -142,14 +142,19 @@ class BaseBook:
             if base is not None and base.entry.state_bytes > budget_bytes:
                 self.large_bytes[index] = base.entry.state_bytes
 
-    def grant(self, subtask: int, epoch: int, chain: str, asked: object = None) -> Grant | None:
-        """The right to upload a base; None where enough are being uploaded."""
+    def grant(self, subtask: int, epoch: int, chain: str, asked: BeginRequest) -> Grant | None:
+        """The right to upload a base; None where enough are being uploaded.
+
+        Args:
+            asked: the request that is answered; the same one again gets the same grant.
+        """
         self._lapse()
         in_record = {done.subtask for done in self.in_record.values()}
         held = self.grants.get(subtask)
-        if held is not None and held.asked == asked is not None:
-            return held  # the answer was lost
-        if subtask in self.grants or subtask in self.waiting or subtask in in_record:
+        if held is not None:
+            # The same request comes again where its answer was lost.
+            return held if held.asked == asked else None
+        if subtask in self.waiting or subtask in in_record:
             return None
         if len(self.grants) >= self.policy.open_limit:
             return None

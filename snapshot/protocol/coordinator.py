@@ -205,8 +205,8 @@ class Coordinator:
             if not (operator.epoch.scheduled if self.asynchronous else operator.epoch.complete)
         }
         if missing:
-            apart = [uid for uid in missing if self._operators[uid].epoch.disagrees]
-            raise unfinished(epoch, missing, epoch + 1, apart)
+            disagreeing = [uid for uid in missing if self._operators[uid].epoch.disagrees]
+            raise unfinished(epoch, missing, epoch + 1, disagreeing)
         late = [uid for uid, operator in self._operators.items() if operator.tail is not None]
         if late:
             # The last ack of this epoch waits for that record: its task was ended meanwhile.

@@ -42,7 +42,8 @@ class _Evaluation:
     """One evaluation: the latest ack of each subtask, and the latest stage.
 
     Attributes:
-        run: how often its stage was seen to run again. runs: at each subtask's ack.
+        run: how often the stage has run again so far.
+        runs: by subtask, the run of the stage that its ack is of.
     """
 
     acks: dict[int, AckRequest] = field(default_factory=dict)
@@ -50,8 +51,15 @@ class _Evaluation:
     run: int = 0
     runs: dict[int, int] = field(default_factory=dict)
 
-    def count(self, ack: AckRequest, known: AckRequest | None) -> None:
-        """Note which run of its stage an ack is of, given the subtask's ack before."""
+    def note_run(self, ack: AckRequest, known: AckRequest | None) -> None:
+        """Note which run of its stage an ack is of.
+
+        Spark tells a task no number of the stage's run. So a run begins where a subtask acks again
+        with another broadcast state.
+
+        Args:
+            known: the subtask's ack before.
+        """
         if known is not None and known.use.stage == ack.use.stage:
             other = known.broadcast_digest != ack.broadcast_digest
             self.run += other and self.runs[ack.subtask] == self.run
@@ -78,7 +86,7 @@ class EpochState:
             return Acked.STALE
         own.stage = max(own.stage, ack.use.stage)
         if _put_later(own.acks, ack):
-            own.count(ack, known)
+            own.note_run(ack, known)
         _put_later(self._latest, ack)
         before = self._whole
         if len(own.acks) == self.parallelism and (before is None or own.stage >= before.stage):

@@ -51,13 +51,15 @@ def lacks_initial(
 ) -> list[str]:
     """Operators that would repeat their first epoch without the initial state they had then.
 
-    A later run without it says nothing of that epoch: it began after it. It may be gone back over.
+    A later run without the initial state does not change that: a start may still go back over it.
 
     Args:
         given: whether a start has an initial state, for each of its operators.
         first_epoch: the epoch that the start begins with.
     """
-    had: dict[str, tuple[int, bool]] = {}  # the first epoch, and whether a run gave it
+    had: dict[
+        str, tuple[int, bool]
+    ] = {}  # by operator: its first epoch, and whether some run gave it
     for manifest in manifests:
         initial = manifest.settings.get("initial", ())
         for uid, first in manifest.settings.get("operators", {}).items():

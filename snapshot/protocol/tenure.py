@@ -60,8 +60,8 @@ def check_listed(newest: int, claim: int) -> None:
 def check_newest(newest: int, read: Callable[[int], object]) -> None:
     """Refuse a listing that ends before a record which is there.
 
-    For whoever would say that the log lacks something, or is damaged: listings may lag, reads do
-    not.
+    To be called before the log is said to lack a record or to be damaged: a listing may lag, a
+    read does not.
 
     Args:
         newest: the last record that the listing shows; -1: none. read: one record.

@@ -1,1 +1,1 @@
-"""What may be deleted from a job's folder, and its deletion."""
+"""Decides what may be deleted from a job's folder, and deletes it."""

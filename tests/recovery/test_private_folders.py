@@ -22,8 +22,8 @@ from statebackend import system
 from statebackend.errors import LocalDirError
 from statebackend.spark.frames.heartbeat import HeartbeatFile
 from tests.recovery.driver import new_id
-from tests.recovery.test_keeper import AT_ONCE_S, REAL, keeping, subtask
 from tests.recovery.test_local import SMALL, filled
+from tests.recovery.test_store_pool import AT_ONCE_S, REAL, keeping, subtask
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -303,7 +303,7 @@ def test_a_holder_that_a_stranger_names_is_not_believed(tmp_path: Path) -> None:
         local.give_back(held)
         path = held.path
         other = subtask(tmp_path, asking)
-        assert other.kept_elsewhere() == (path, kept.door)
+        assert other.kept_elsewhere() == (path, kept.address)
         os.chown(path / HOLDER, STRANGER, STRANGER)
         assert other.kept_elsewhere() is None
         assert not ask_for(path, AT_ONCE_S)
@@ -326,10 +326,10 @@ def test_a_store_is_not_handed_over_to_another_user() -> None:
             held.open_store(SMALL)
             of.give_back(held)
             Path(made, "doors").chmod(0o755)
-            Path(kept.door).chmod(0o777)
-            assert answer_to(STRANGER, kept.door, str(held.path)) == b""
+            Path(kept.address).chmod(0o777)
+            assert answer_to(STRANGER, kept.address, str(held.path)) == b""
             assert kept.keeps(held.path), "it stays where it is"
-            assert answer_to(0, kept.door, str(held.path)) == b"free"
+            assert answer_to(0, kept.address, str(held.path)) == b"free"
         finally:
             kept.close()
 

@@ -207,7 +207,7 @@ class Worker:
     def _buried(self) -> None:
         for held in self.held:
             held.abandon()
-        self.app.world.doors.pop(self.store_pool.door, None)
+        self.app.world.doors.pop(self.store_pool.address, None)
 
 
 class Executor:

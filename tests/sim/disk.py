@@ -384,7 +384,7 @@ class SimSubtask(LocalSubtask):
             new_id=system.new_id,
             clock=Clock.of(system),
             store_pool=store_pool,
-            keeper_settings=store_pool._settings,
+            store_pool_settings=store_pool._settings,
             ask=lambda path, timeout_s: ask_for(doors, path, timeout_s),
             opener=opener,
         )
@@ -417,8 +417,8 @@ class SimKeeper(StorePool):
         self._kept = {}
         self.swept = {}
         self._lock, self._closed = clock.threads.lock(), clock.threads.event()
-        self.door = process.name
-        doors[self.door] = self
+        self.address = process.name
+        doors[self.address] = self
 
     def tend(self, sched: Scheduler) -> None:
         """What the hand-over thread does besides."""

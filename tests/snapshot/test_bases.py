@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from snapshot.formats.record import SliceEntry
 from snapshot.protocol.bases import BaseBook, BasePolicy, Due, due
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
-from snapshot.protocol.messages import AckRequest, BaseDone, BaseGrant, BeginReply, SlicePart
+from snapshot.protocol.messages import (
+    AckRequest,
+    BaseDone,
+    BaseGrant,
+    BeginReply,
+    BeginRequest,
+    SlicePart,
+)
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, StaleRequestError
 from tests.recovery.driver import (
@@ -33,6 +41,11 @@ class Now:
 
     def __call__(self) -> float:
         return self.time_s
+
+
+def asked() -> BeginRequest:
+    """A request that is no other one."""
+    return cast("BeginRequest", object())
 
 
 def entry_of(kind: str, epoch: int, size_bytes: int, state_bytes: int = 0) -> SliceRef:
@@ -187,19 +200,19 @@ def done(
 
 def test_no_more_than_so_many_are_uploaded_at_the_same_time() -> None:
     one = book(open_limit=2)
-    grants = [one.grant(n, 1, "c") for n in range(3)]
+    grants = [one.grant(n, 1, "c", asked()) for n in range(3)]
     assert [grant is not None for grant in grants] == [True, True, False]
-    assert one.grant(0, 2, "d") is None  # it has one
+    assert one.grant(0, 2, "d", asked()) is None  # it has one
     assert grants[0] is not None
     one.finish(done(grants[0].id))
-    assert one.grant(0, 2, "d") is None  # it waits for its record
-    assert one.grant(2, 2, "d") is not None  # and makes room meanwhile
+    assert one.grant(0, 2, "d", asked()) is None  # it waits for its record
+    assert one.grant(2, 2, "d", asked()) is not None  # and makes room meanwhile
 
 
 def test_a_grant_that_is_not_renewed_lapses_and_another_may_be_given() -> None:
     now = Now()
     one = book(now, lease_s=10, open_limit=1)
-    first = one.grant(0, 1, "c")
+    first = one.grant(0, 1, "c", asked())
     assert first is not None
     for _ in range(5):
         now.time_s += 9
@@ -210,7 +223,7 @@ def test_a_grant_that_is_not_renewed_lapses_and_another_may_be_given() -> None:
     for call in (lambda: one.renew(0, first.id), lambda: one.finish(done(first.id))):
         with pytest.raises(StaleRequestError):
             call()
-    second = one.grant(0, 2, "d")
+    second = one.grant(0, 2, "d", asked())
     assert second is not None
     assert second.id != first.id
     for call in (lambda: one.renew(0, first.id), lambda: one.finish(done(first.id))):
@@ -223,26 +236,25 @@ def test_a_grant_that_is_not_renewed_lapses_and_another_may_be_given() -> None:
 
 
 def test_the_same_request_gets_the_same_grant_and_another_one_gets_none() -> None:
-    one = book(Now(), lease_s=10, open_limit=1)
-    first = one.grant(0, 1, "c", "attempt 1")
+    one, request = book(Now(), lease_s=10, open_limit=1), asked()
+    first = one.grant(0, 1, "c", request)
     assert first is not None
-    assert one.grant(0, 1, "c", "attempt 1") is first, "its answer was lost"
-    assert one.grant(0, 1, "c", "attempt 2") is None
-    assert one.grant(0, 1, "c") is None
+    assert one.grant(0, 1, "c", request) is first, "its answer was lost"
+    assert one.grant(0, 1, "c", asked()) is None
     one.finish(done(first.id))
-    assert one.grant(0, 1, "c", "attempt 1") is None, "its base waits for a record"
+    assert one.grant(0, 1, "c", request) is None, "its base waits for a record"
 
 
 def test_a_grant_that_is_given_up_makes_room_at_once_and_only_its_holder_can() -> None:
     one = book(open_limit=1)
-    first = one.grant(0, 1, "c")
+    first = one.grant(0, 1, "c", asked())
     assert first is not None
     with pytest.raises(StaleRequestError):
         one.give_up(0, "another")
-    assert one.grant(1, 1, "c") is None
+    assert one.grant(1, 1, "c", asked()) is None
     one.give_up(0, first.id)
     assert one.open_grants() == set()
-    assert one.grant(1, 1, "c") is not None
+    assert one.grant(1, 1, "c", asked()) is not None
     for late in (lambda: one.give_up(0, first.id), lambda: one.finish(done(first.id))):
         with pytest.raises(StaleRequestError):
             late()
@@ -251,7 +263,7 @@ def test_a_grant_that_is_given_up_makes_room_at_once_and_only_its_holder_can() -
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"chain": "d"}])
 def test_a_base_of_another_state_than_was_granted_is_refused(change: dict[str, object]) -> None:
     one = book()
-    grant = one.grant(0, 1, "c")
+    grant = one.grant(0, 1, "c", asked())
     assert grant is not None
     with pytest.raises(StaleRequestError, match="not of the state"):
         one.finish(done(grant.id, **change))  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 import pytest
 from blake3 import blake3
@@ -10,7 +12,7 @@ from recovery.restore.upload import Uploaded
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.protocol.bases import Grant
 from snapshot.protocol.epoch_acks import Acked
-from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
+from snapshot.protocol.messages import AckRequest, BaseDone, BeginRequest, SlicePart
 from statebackend.errors import ForeignObjectError, StaleRequestError
 from tests.recovery.driver import Run, ack_of, done_of, part_of
 
@@ -103,7 +105,9 @@ def test_no_delta_or_base_is_one_that_was_there_before(kind: str) -> None:
 def granted(run: Run) -> Grant:
     run.begin(2)
     lineage = run.lineage().subtasks[0]
-    grant = run.coordinator._book("op").grant(0, 1, lineage.chain_at(1) or "")
+    grant = run.coordinator._book("op").grant(
+        0, 1, lineage.chain_at(1) or "", cast("BeginRequest", object())
+    )
     assert grant is not None
     return grant
 

@@ -28,8 +28,8 @@ from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import ConnectionClosed, Frames
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, Run, pass_on
-from tests.recovery.test_keeper import REAL, subtask
 from tests.recovery.test_local import SMALL, marker
+from tests.recovery.test_store_pool import REAL, subtask
 
 GUEST = "statebackend-guest"
 USE = Use(stage=12, partition=3, execution=4)
@@ -425,7 +425,7 @@ def test_a_worker_of_another_user_is_no_host_and_gets_none(
     assert asker.host_of(0) is None, "nothing is said to it"
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=TIMEOUT_S)
     monkeypatch.setattr(guestwire, "of_this_user", lambda _: True)
-    with frames, socket_address(Path(away.store_pool.door).with_name("guests")) as address:
+    with frames, socket_address(Path(away.store_pool.address).with_name("guests")) as address:
         frames.connect(address)
         with pytest.raises(ConnectionClosed):
             frames.said()

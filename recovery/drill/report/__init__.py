@@ -1,1 +1,1 @@
-"""What a drill found: checked, in figures, as text and as a page."""
+"""Checks what a drill found, and reports it as text, JSON and a page."""

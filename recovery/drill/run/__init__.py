@@ -1,1 +1,1 @@
-"""A drill from what was asked for to its end."""
+"""Runs a drill: from what was asked for to its report."""

@@ -1,1 +1,1 @@
-"""Savepoints of a drill's job: asked for, looked at, begun with."""
+"""Takes savepoints of a drill's job, checks them, and starts jobs from them."""

@@ -212,7 +212,7 @@ class ContinuousQuery:
     def slots(self) -> list[Register]:
         """The processes that make up the job now."""
         run = self._run
-        return [] if run is None else [one for _, one in sorted(run.door.slots.items())]
+        return [] if run is None else [one for _, one in sorted(run.endpoint.slots.items())]
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class ContinuousQuery:
         self._tenure, self._session = taken.tenure, taken.session
         server = self._cluster.server()
         background = self._system.threads.pool(4, "statebackend-lists")
-        endpoint = server.add(name, token, taken.session)  # replaced by the door's, below
+        endpoint = server.add(name, token, taken.session)  # replaced by the run's, below
         try:
             lists = DriverLists(
                 self._graph,
@@ -331,7 +331,7 @@ class ContinuousQuery:
                 on_settled=self._savings.settled,
                 system=self._system,
             )
-            server.add(name, token, run.door)
+            server.add(name, token, run.endpoint)
             self._run = run
             self._checkpoints.run_begins(run)
             self._savings.run_begins(run, taken)

@@ -107,7 +107,7 @@ class JobRun:
         self._graph, self._options, self._taken, self._lists = graph, options, taken, lists
         self._on_settled = on_settled
         self._said: Queue[Any] = threads.queue()
-        self.door = DriverEndpoint(taken.session, graph.parallelism, self._said, threads)
+        self.endpoint = DriverEndpoint(taken.session, graph.parallelism, self._said, threads)
         parallelism = dict.fromkeys(graph.keyed, graph.parallelism)
         parallelism |= dict.fromkeys([*graph.sources, *graph.sinks], 1)
         self._held = PendingAcks(taken.session, parallelism, threads)
@@ -336,7 +336,7 @@ class JobRun:
         for out in outs:
             match out:
                 case Tell(slot=slot, command=command):
-                    self.door.tell(slot, command)
+                    self.endpoint.tell(slot, command)
                 case Write():
                     what = f"The records of checkpoint {out.checkpoint}"
                     self._in_row(what, functools.partial(self._write, out))
@@ -382,7 +382,7 @@ class JobRun:
     def close(self) -> None:
         """End the slots, and whatever else was begun; waits for none of it without a limit."""
         self._over.set()
-        self.door.close()
+        self.endpoint.close()
         if self._stage is not None:
             self._stage.join(_STOP_S)
             if self._stage.is_alive():

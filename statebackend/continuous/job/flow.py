@@ -23,7 +23,7 @@ __all__ = ["Flow", "JobSetup", "Operation", "check_event", "time_of"]
 
 @dataclass(frozen=True)
 class JobSetup:
-    """What a `StateBackend` was given for the job that is built with it.
+    """What a continuous job needs of the `StateBackend` that it is built with.
 
     Attributes:
         spark: the session whose executors run the job.

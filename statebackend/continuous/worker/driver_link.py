@@ -160,10 +160,10 @@ class DriverLink:
 
 
 class _Patient:
-    """The client as states ask it: a begin is repeated, for the same request gets the same.
+    """A client that repeats a begin whose answer does not come.
 
-    Its answer may hold slices, and take long: the second try has twice the time of the first, and
-    the third all that is left.
+    The driver gives the same answer to the same request. An answer may hold slices and take long,
+    so the second try has twice the time of the first, and the third has all that is left.
     """
 
     def __init__(self, link: DriverLink, client: Client) -> None:

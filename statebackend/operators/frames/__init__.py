@@ -1,1 +1,1 @@
-"""Small pandas frames, one per key, made and collected cheaply."""
+"""Makes a small pandas frame per key, and collects those that come back."""

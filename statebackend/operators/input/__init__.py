@@ -1,1 +1,1 @@
-"""An epoch's input: grouped by key, packed for the shuffle, staged on disk, told late or not."""
+"""Reads an epoch's input: unpacks it, groups it by key, stages it on disk, finds late rows."""

@@ -21,7 +21,7 @@ from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.runtime.worker.upload_reporter import UploadClient, UploadReporter
 from statebackend.system import SYSTEM, expanded
 
-__all__ = ["base_upload", "durable_store", "keeper_of", "local_subtask", "site_of"]
+__all__ = ["base_upload", "durable_store", "local_subtask", "site_of", "store_pool_of"]
 
 _stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
 _turn: Final = SYSTEM.threads.semaphore(1)  # a worker uploads one base at a time
@@ -37,7 +37,7 @@ def durable_store(uri: str, options: StoreOptions) -> ObjectStore:
     return store
 
 
-def keeper_of(spec: TaskSpec, work: Workspace) -> StorePool:
+def store_pool_of(spec: TaskSpec, work: Workspace) -> StorePool:
     """This process's store pool."""
     return StorePool.of_process(Clock.of(SYSTEM), spec.store_pool, work.path)
 
@@ -51,8 +51,8 @@ def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask
         key_groups=key_group_range(subtask, spec.parallelism, spec.max_parallelism),
         new_id=SYSTEM.new_id,
         clock=Clock.of(SYSTEM),
-        store_pool=keeper_of(spec, work),
-        keeper_settings=spec.store_pool,
+        store_pool=store_pool_of(spec, work),
+        store_pool_settings=spec.store_pool,
     )
 
 

@@ -81,8 +81,8 @@ class Launch:
     """One start of one job's query.
 
     Args:
-        checked: whether a function was wrapped in ``backend.checked()``, asked once the query is
-            there: the block of ``backend.starting()`` may do so, too.
+        checked: whether a function was wrapped in ``backend.checked()``. It is asked once the query
+            runs, since the function may be wrapped inside the block of ``backend.starting()``.
         around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
         clean: deletes what nobody needs; see `Cleaner`.
     """

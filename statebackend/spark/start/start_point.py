@@ -238,10 +238,10 @@ class StartPoint:
     def stamp_of_plan(self, location: CheckpointLocation, first_epoch: int) -> int | None:
         """The stamp that the first batch's plan has in the location.
 
-        To be asked before the claim, so that who is overtaken fences nobody, and again after it:
-        Spark may have read the plan long before. Another driver that went back meanwhile
-        has put another plan under the batch's number, and with asynchronous commits the log may
-        not show it.
+        Spark may have read the plan long ago. If another driver has gone back since, another plan
+        has the batch's number, and with asynchronous commits the log may not show it. A start asks
+        before its claim, so that it fences nobody if it was overtaken, and again after the claim,
+        when nobody can go back any more.
 
         Returns:
             None where there is no plan yet.

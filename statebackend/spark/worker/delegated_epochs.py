@@ -50,7 +50,7 @@ __all__ = ["DelegatedEpochs", "Request", "pass_on"]
 
 _log = logging.getLogger("statebackend.task")
 
-_SOCKET: Final = "guests"  # beside the door
+_SOCKET: Final = "guests"  # beside the hand-over socket
 _TICK_S: Final = 0.5
 _ANSWER_S: Final = 0.5  # for the answer to a request
 # What a host takes of that, until its own task begins, and until that has read who it is.
@@ -142,7 +142,7 @@ class DelegatedEpochs:
         self._guest: tuple[threading.Thread, Frames] | None = None
         self._host: Frames | None = None  # of this process's task
         self._closed = threading.Event()
-        path = Path(store_pool.door).with_name(_SOCKET)
+        path = Path(store_pool.address).with_name(_SOCKET)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket_address(path) as address:
             self._socket.bind(address)
@@ -160,7 +160,7 @@ class DelegatedEpochs:
             known = cls._instance
             if known is None or known[0] != os.getpid() or known[1]._store_pool is not store_pool:
                 known = cls._instance = (os.getpid(), cls(store_pool))
-                # Before the store pool shuts its door: a guest has a store of its own open.
+                # Before the store pool lets its stores go: a guest has one of its own open.
                 atexit.register(_at_exit, *known)
             return known[1]
 
@@ -303,7 +303,7 @@ class DelegatedEpochs:
         """A connection to the worker that runs this process's task; None: it is run here.
 
         Args:
-            kept: its store and the door of the process that keeps it open, if there is one.
+            kept: its store, and the hand-over socket of the process that keeps it open; or None.
             at_least_bytes: of the store; a smaller one is handed over.
         """
         if kept is not None:
@@ -317,11 +317,11 @@ class DelegatedEpochs:
         return None
 
 
-def _call_host(door: str, request: Request) -> Frames | None:
-    """Ask the process behind a door to be the host; None: it will not, or does not answer."""
+def _call_host(address_of_pool: str, request: Request) -> Frames | None:
+    """Ask the process at a hand-over socket to be the host; None: it does not, or is silent."""
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
     try:
-        with socket_address(Path(door).with_name(_SOCKET)) as address:
+        with socket_address(Path(address_of_pool).with_name(_SOCKET)) as address:
             frames.connect(address)
         frames.send_text(msgspec.json.encode(request))
         if frames.said():

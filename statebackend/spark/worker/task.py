@@ -50,9 +50,9 @@ from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.runtime.worker.worker_store import (
     base_upload,
     durable_store,
-    keeper_of,
     local_subtask,
     site_of,
+    store_pool_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, pass_on
@@ -107,7 +107,7 @@ class SubtaskTask:
         if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)
             return
-        hosting = DelegatedEpochs.of_process(keeper_of(self.spec, work))
+        hosting = DelegatedEpochs.of_process(store_pool_of(self.spec, work))
         with hosting.task(context.endpoint, self.spec.uid, self._as_guest):
             subtask, batches = peeked(batches)
             kept = None

@@ -251,6 +251,6 @@ class SlotProcess:
         for held in self.held:
             held.abandon()
         self.ended = True
-        self.world.doors.pop(self.store_pool.door, None)
+        self.world.doors.pop(self.store_pool.address, None)
         self.world.exchanges.pop(self.process.name, None)
         self.world.slots = [one for one in self.world.slots if one is not self]

@@ -111,7 +111,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from recovery.local.store_pool import StorePool, StorePoolSettings
-from tests.recovery.test_keeper import REAL, seen, subtask, written
+from tests.recovery.test_store_pool import REAL, seen, subtask, written
 store_pool = StorePool.of_process(REAL, StorePoolSettings())
 local = subtask(Path(sys.argv[1]), store_pool)
 held = None
@@ -280,7 +280,7 @@ from pathlib import Path
 from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.storage.local_store import LocalStore
 from tests.recovery.driver import new_id
-from tests.recovery.test_keeper import EPOCHS, REAL, store_of
+from tests.recovery.test_store_pool import EPOCHS, REAL, store_of
 from tests.recovery.test_restore import Job
 root, flush_after = Path(sys.argv[1]), int(sys.argv[2])
 store_pool = StorePool(REAL, StorePoolSettings())
@@ -474,7 +474,7 @@ FORK = """
 import os, sys
 from pathlib import Path
 from recovery.local.store_pool import StorePool, StorePoolSettings
-from tests.recovery.test_keeper import REAL, subtask, written
+from tests.recovery.test_store_pool import REAL, subtask, written
 root = Path(sys.argv[1])
 ours = StorePool.of_process(REAL, StorePoolSettings())
 assert StorePool.of_process(REAL, StorePoolSettings()) is ours
@@ -548,7 +548,7 @@ def test_whatever_is_said_at_the_door_it_stays_open(tmp_path: Path, words: bytes
         written(held, 0)
         local.give_back(held)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-            stranger.connect(store_pool.door)
+            stranger.connect(store_pool.address)
             stranger.sendall(words)
         assert ask_for(held.path, 10)
         assert held.store is None
