@@ -124,13 +124,13 @@ def test_the_listener_is_told_at_the_start_and_once_when_the_last_operator_has_a
     specs = {"a": EVENT, "b": PROCESSING}
     started = started_with(store, listener, parallelism={"a": 2, "b": 1}, specs=specs)
     listener.session = started.session
-    assert listener.told == [NextDue(-1, False, None, False)]
+    assert listener.told == [NextDue(-1, None, False)]
     listener.told.clear()
     acked(started, 0, 0, "b", next_timer_ms=55)
     acked(started, 0, 1, "a", max_event_ms=100)
     assert listener.told == []
     acked(started, 0, 0, "a", next_timer_ms=20)
-    assert listener.told == [NextDue(0, True, 55, True)]
+    assert listener.told == [NextDue(0, 55, True)]
     acked(started, 0, 0, "a", attempt=1, next_timer_ms=20)
     assert len(listener.told) == 1
 
@@ -148,9 +148,9 @@ def test_at_the_start_of_a_later_run_the_records_say_what_is_due(store: Held) ->
     acked(started_with(store, None), 0, max_event_ms=100, next_timer_ms=20)
     listener = Listener()
     started = started_with(store, listener, first_epoch=1)
-    assert listener.told == [NextDue(0, True, None, True)]
+    assert listener.told == [NextDue(0, None, True)]
     acked(started, 1)
-    assert listener.told[1:] == [NextDue(1, False, None, False)]
+    assert listener.told[1:] == [NextDue(1, None, False)]
 
 
 def test_an_epoch_that_is_repeated_is_told_although_nothing_changed(store: Held) -> None:
@@ -159,7 +159,7 @@ def test_an_epoch_that_is_repeated_is_told_although_nothing_changed(store: Held)
     listener = Listener()
     started = started_with(store, listener, first_epoch=0, specs={"op": PROCESSING})
     acked(started, 0, next_timer_ms=20)
-    assert listener.told == [NextDue(0, False, 20, False)] * 2
+    assert listener.told == [NextDue(0, 20, False)] * 2
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -211,7 +211,7 @@ def test_with_asynchronous_commits_it_is_told_while_the_record_is_on_its_way(sto
     listener.told.clear()
     store.gate.clear()
     acked(started, 0, max_event_ms=100, next_timer_ms=20)
-    assert listener.told == [NextDue(0, True, None, True)]
+    assert listener.told == [NextDue(0, None, True)]
     assert begun(started, 1).watermark_ms == 90
     store.gate.set()
     assert started.session.drain(LONG_S)
