@@ -24,7 +24,7 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.refusals import planned_anew
-from snapshot.protocol.tenure import check_newest
+from snapshot.protocol.tenure import has_grown
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
@@ -116,9 +116,14 @@ class StartPoint:
                 decision = self._decide(progress, manifests)
             except (CheckpointLocationError, RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
-                if not isinstance(error, JobRunningError):
-                    # It says that the log lacks something.
-                    check_newest(manifests[-1].sequence if manifests else -1, self._log.read)
+                newest = manifests[-1].sequence if manifests else -1
+                if not isinstance(error, JobRunningError) and has_grown(
+                    newest, self._log.read, self._log.sequences
+                ):
+                    # It says that the log lacks something, which another driver was appending.
+                    return self.find(
+                        location, location.progress(), location.taken_back(), self._log.manifests()
+                    )
                 if isinstance(error, CheckpointLocationError):
                     raise
                 told = self._as_told(error, progress, manifests)
