@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -68,7 +67,7 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
-from statebackend.spark.start.start_point import StartPoint, check_planned, refuse_hidden
+from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
@@ -438,7 +437,7 @@ class Launch:
         )
         server = self._around.server()
         # Where Spark had planned nothing yet, nothing is known of what it will go by.
-        check_plan = None if first_stamp_ms is not None else partial(check_planned, place)
+        check_plan = None if first_stamp_ms is not None else place.check_planned
         self.session.open(coordinator, tenure, check_plan)
         self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
