@@ -25,11 +25,13 @@ from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import (
     OperatorSpec,
+    check_initial,
     lacks_initial,
     operators_setting,
     takes_initial,
 )
 from snapshot.protocol.running_operator import resumed_time
+from snapshot.protocol.tenure import next_generation
 from snapshot.retention.garbage_collection import CleanReport, clean
 from statebackend.errors import (
     JobRunningError,
@@ -250,7 +252,7 @@ class Launch:
             return
         # The generation that the claim after the start takes; if another driver takes it first,
         # this start is refused.
-        generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
+        generation = next_generation(self._log.manifests())
         for uid, state in wanted.items():
             spec = self._specs[uid]
             with retried_whole(state.frame.sparkSession, self._around.starting):
@@ -401,6 +403,7 @@ class Launch:
         self._point.check_not_overtaken(manifests, first_epoch)
         self._point.stamp_of_plan(place, first_epoch)
         self._check_initial(manifests, first_epoch)
+        check_initial(self._specs.values(), next_generation(manifests))
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
