@@ -17,7 +17,7 @@ __all__ = [
     "Tenure",
     "Verdict",
     "check_listed",
-    "check_newest",
+    "has_grown",
     "judge",
     "next_generation",
 ]
@@ -71,23 +71,27 @@ def check_listed(newest: int, claim: int) -> None:
         )
 
 
-def check_newest(newest: int, read: Callable[[int], object]) -> None:
-    """Refuse a listing that ends before a record which is there.
+def has_grown(
+    newest: int, read: Callable[[int], object], sequences: Callable[[], Sequence[int]]
+) -> bool:
+    """Whether a record was appended after a listing was made.
 
-    To be called before the log is said to lack a record or to be damaged: a listing may lag, a
+    To be asked before the log is said to lack a record or to be damaged: a listing may lag, a
     read does not.
 
     Args:
-        newest: the last record that the listing shows; -1: none. read: one record.
+        newest: the last record that the listing shows; -1: none. read: one record. sequences:
+            lists the log anew.
 
     Raises:
-        StoreCapabilityError: the store's listings lag behind what was written.
+        StoreCapabilityError: the record is there, and the new listing does not show it.
     """
     try:
         read(newest + 1)
     except ObjectNotFoundError:
-        return
-    check_listed(newest, newest + 1)
+        return False
+    check_listed(max(sequences(), default=-1), newest + 1)
+    return True
 
 
 class Tenure:

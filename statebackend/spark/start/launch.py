@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -69,7 +70,7 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
-from statebackend.spark.start.start_point import StartPoint, refuse_hidden
+from statebackend.spark.start.start_point import StartPoint, check_planned, refuse_hidden
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
@@ -439,7 +440,9 @@ class Launch:
             stamps=self._around.stamps_of(self._job.store.uri),
         )
         server = self._around.server()
-        self.session.open(coordinator, tenure)
+        # Where Spark had planned nothing yet, nothing is known of what it will go by.
+        check_plan = None if first_stamp_ms is not None else partial(check_planned, place)
+        self.session.open(coordinator, tenure, check_plan)
         self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
