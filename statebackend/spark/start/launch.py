@@ -440,9 +440,7 @@ class Launch:
             stamps=self._around.stamps_of(self._job.store.uri),
         )
         server = self._around.server()
-        # Where Spark had planned nothing yet, nothing is known of what it will go by.
-        check_plan = None if first_stamp_ms is not None else partial(check_planned, place)
-        self.session.open(coordinator, tenure, check_plan)
+        self.session.open(coordinator, tenure, partial(check_planned, place))
         self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
