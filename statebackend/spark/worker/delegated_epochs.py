@@ -41,7 +41,8 @@ from recovery.local.peers import of_this_user
 from recovery.local.store_pool import StorePool, socket_address
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.errors import PeerLostError
+from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.rpc.envelope import Decoder, encode
 from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import ConnectionClosed, Failed, Frames
@@ -111,8 +112,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# Made once: the first decoding of a type must not happen in two threads.
-_request = msgspec.json.Decoder(Request)
+_request: Final = Decoder[Request](Request)
 
 Run = Callable[[Request, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a host does: an epoch, from its input to its output. The input is read to its end first."""
@@ -253,9 +253,9 @@ class DelegatedEpochs:
                 other.alive()
 
     def _receive(self, frames: Frames) -> None:
-        with frames, contextlib.suppress(ConnectionClosed, msgspec.MsgspecError):
+        with frames, contextlib.suppress(ConnectionClosed, ProtocolError):
             frames.timeout_s = _TICK_S
-            request = _request.decode(frames.text())
+            request = _request(frames.text())
             run = self._admitted(request, frames)
             if run is None:
                 frames.say(False)
@@ -323,7 +323,7 @@ def _call_host(address_of_pool: str, request: Request) -> Frames | None:
     try:
         with socket_address(Path(address_of_pool).with_name(_SOCKET)) as address:
             frames.connect(address)
-        frames.send_text(msgspec.json.encode(request))
+        frames.send_text(encode(request))
         if frames.said():
             frames.timeout_s = _SILENCE_S
             return frames
