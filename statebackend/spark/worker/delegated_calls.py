@@ -7,23 +7,21 @@ Every few seconds each side says that it is alive; one that is frozen is not wai
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from recovery.local.peers import of_this_user
+from recovery.local.local_sockets import connect
 from statebackend.errors import ProtocolError
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
 
 __all__ = ["ConnectionClosed", "Failed", "Frames"]
-
-_log = logging.getLogger("statebackend.task")
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
@@ -76,15 +74,13 @@ class Frames:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def connect(self, address: str) -> None:
+    def connect(self, path: Path) -> None:
         """Connect to a process of this user that listens there.
 
         Raises:
             OSError: nobody listens. ConnectionClosed: another user does.
         """
-        self._connection.connect(address)
-        if not of_this_user(self._connection):
-            _log.warning("a process of another user listens at %s, and is told nothing", address)
+        if not connect(self._connection, path):
             raise ConnectionClosed("a process of another user listens there")
 
     def hang_up(self) -> None:
