@@ -91,7 +91,7 @@ def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Pa
     location.planned_ms, location.last_offset = None, 3
     with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
         run.session.begin(begin_of(4))
-    assert run.coordinator.epoch is None
+    assert run.coordinator.run.epoch is None
     location.planned_ms, location.last_offset = stamp_of(4), 4
     run.session.begin(begin_of(4))
     location.planned_ms = 0

@@ -75,7 +75,8 @@ class Client:
             sched.note("child from several local parents")
         session = self._app.sessions.get(endpoint.session)
         if session is not None and session._coordinator is not None:
-            own = session._coordinator.lineage(request.operator).subtasks[request.subtask]
+            operator = session._coordinator.run.operators[request.operator]
+            own = operator.lineage.subtasks[request.subtask]
             if any(parent.parents for parent in own.parents):
                 sched.note("rescaled twice before a base")
 

@@ -37,7 +37,7 @@ def dropped(*ids: int) -> dict[str, dict[str, Any]]:
 
 
 def names_of(run: Run) -> set[str]:
-    return {name for name in run.coordinator.pending_names() if "initial" in name}
+    return {name for name in run.coordinator.run.pending_names() if "initial" in name}
 
 
 # --- initial state -------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ def test_with_asynchronous_commits_they_are_kept_until_the_first_record_is_durab
     run = Run(1, specs=given(0), asynchronous=True)
     run.begin(EPOCH)
     run.ack(EPOCH)
-    work = run.coordinator.due_commit("op", EPOCH)
+    work = run.coordinator.records.take_due("op", EPOCH)
     assert work is not None
     run.begin(EPOCH + 1)
     assert names_of(run) == {part(0).name}
-    run.coordinator.committed(work, run.append(work))
+    run.coordinator.records.committed(work, run.append(work))
     assert names_of(run) == set()
 
 
@@ -229,6 +229,6 @@ def test_a_rewind_with_asynchronous_commits_deletes_it_again() -> None:
     later = run.again(specs=dropped(1))
     later.begin(1)
     later.ack(1)
-    assert later.coordinator.due_commit("op", 1) is not None
+    assert later.coordinator.records.take_due("op", 1) is not None
     assert later.begin(2).dropped == ()  # the layer of epoch 1 has it
     assert later.again().begin(1).dropped == (1,)

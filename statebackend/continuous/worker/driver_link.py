@@ -20,13 +20,14 @@ from snapshot.protocol.messages import (
     BeginReply,
     BeginRequest,
 )
-from statebackend.continuous.job.slot_messages import Event, Failed, Report, encode
+from statebackend.continuous.job.slot_messages import Event, Failed, Report
 from statebackend.errors import (
     CoordinatorUnreachableError,
     ProcessorError,
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.rpc.envelope import ErrorReply, encode
 from statebackend.rpc.service import Call, Client, Endpoint
 from statebackend.system import SYSTEM, System
 
@@ -190,24 +191,10 @@ class _Patient:
 
 
 def _failed(vertex: str, subtask: int, error: BaseException, closing: bool) -> Failed:
-    """As it is told; the texts may be a user's, and need not be well-formed."""
     known = error
     if not isinstance(known, StateBackendError):
         said = "".join(traceback.format_exception_only(error)).strip()
         who = f"Slot {subtask}" if vertex == SLOT else f"A subtask of {vertex!r}"
         known = ProcessorError(f"{who} failed: {said}.", todo="See the traceback.")
-    trace = "".join(traceback.format_exception(error))[-20_000:]
-    what, todo, trace = map(_sendable, (known.what, known.todo, trace))
-    return Failed(
-        vertex=vertex,
-        subtask=subtask,
-        code=known.code,
-        what=what,
-        todo=todo,
-        trace=trace,
-        closing=closing,
-    )
-
-
-def _sendable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    reply = ErrorReply.of(known, traced=error)
+    return Failed(vertex=vertex, subtask=subtask, reply=reply, closing=closing)

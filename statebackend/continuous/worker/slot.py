@@ -28,7 +28,6 @@ from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.continuous.job.graph import Edge, Graph
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import (
-    Commands,
     Copy,
     Deploy,
     Grant,
@@ -36,7 +35,7 @@ from statebackend.continuous.job.slot_messages import (
     Poll,
     Register,
     Stop,
-    decode,
+    decode_commands,
 )
 from statebackend.continuous.sinks.sink import SinkContext, run_name
 from statebackend.continuous.worker.checkpointed_state import Membership
@@ -254,7 +253,7 @@ class Slot:
                 self._system.sleep_s(RETRY_S)
                 continue
             heard_s = self._system.monotonic_s()
-            found = decode(answer, Commands)
+            found = decode_commands(answer)
             for number, command in enumerate(found.commands, found.first):
                 if number < first:
                     continue
