@@ -39,7 +39,6 @@ from statebackend.continuous.job.slot_messages import (
     decode,
 )
 from statebackend.continuous.sinks.sink import SinkContext, run_name
-from statebackend.continuous.worker.checkpointed_state import Membership
 from statebackend.continuous.worker.driver_link import RETRY_S, SLOT, DriverLink
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
@@ -54,9 +53,10 @@ from statebackend.errors import (
 )
 from statebackend.rpc.service import Client, Credentials, Endpoint, client_for
 from statebackend.rpc.tls import Tls, self_signed
+from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import TaskSpec
-from statebackend.runtime.worker.worker_store import durable_store
+from statebackend.runtime.worker.worker_store import SubtaskStore, durable_store, local_subtask
 from statebackend.system import SYSTEM, System, expanded, keep_loaded, quick_turns
 from statebackend.threads import Thread
 
@@ -338,15 +338,21 @@ class Slot:
 
     def _state(self, spec: TaskSpec, deploy: Deploy) -> SubtaskState:
         """A keyed subtask's, not open."""
+        session = self._link.session(
+            timeout_s=spec.begin_timeout_s, ack_timeout_s=spec.commit_timeout_s
+        )
+        participant = Participant(
+            spec.subtask(self._index),
+            Membership(session, self._endpoint.session, self._run.query_id),
+            durable_store(spec.uri, spec.store_options),
+            self._system,
+        )
+        work = Workspace.of_process(expanded(spec.local_dir), self._system.new_id)
         return SubtaskState(
-            spec,
-            self._index,
-            Membership(self._link.patient, self._endpoint, self._run.query_id),
-            store=durable_store(spec.uri, spec.store_options),
-            work=Workspace.of_process(expanded(spec.local_dir), self._system.new_id),
-            background=self._background,
+            SubtaskStore(spec, participant, lambda: local_subtask(spec, self._index, work)),
+            self._background,
+            work=work,
             watermark_ms=deploy.watermarks_ms.get(spec.uid, 0),
-            system=self._system,
         )
 
     def _place(self, uid: str) -> Place:
