@@ -41,7 +41,7 @@ from statebackend.continuous.job.slot_messages import (
 from statebackend.continuous.sinks.sink import SinkContext, run_name
 from statebackend.continuous.worker.driver_link import RETRY_S, SLOT, DriverLink
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
-from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
+from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import Place
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_base import Subtask
@@ -51,6 +51,7 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.operators.streaming_operator import StreamOperator
 from statebackend.rpc.service import Client, Credentials, Endpoint, client_for
 from statebackend.rpc.tls import Tls, self_signed
 from statebackend.runtime.worker.participant import Membership, Participant
@@ -319,19 +320,22 @@ class Slot:
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
         run, spec = self._run, self._run.specs[uid]
+        state = self._state(spec, deploy)
+
+        def opened() -> StreamOperator:
+            state.open(deploy.epoch, deploy.stamp_ms)
+            return state.make_operator(run.processors[uid].fresh())
+
+        edges = [edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)]
+        overtakes = run.options.alignment_timeout_s is not None
         return KeyedSubtask(
             self._place(uid),
             self._connecting(uid, deploy),
             self._link,
-            state=self._state(spec, deploy),
-            processor=run.processors[uid].fresh,
-            inbox=self._inboxes[uid],
-            inputs=[edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)],
-            mode=run.options.mode,
-            overtakes=run.options.alignment_timeout_s is not None,
+            state=state,
+            opened=opened,
+            inputs=Inputs(self._inboxes[uid], edges, run.options.mode, overtakes),
             time_mode=spec.plan.time_mode,
-            epoch=deploy.epoch,
-            stamp_ms=deploy.stamp_ms,
             persisting=self._persisting,
             system=self._system,
         )

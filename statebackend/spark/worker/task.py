@@ -48,7 +48,7 @@ from statebackend.runtime.worker.worker_store import (
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, pass_on
 from statebackend.spark.worker.initial_rows import read_initial
-from statebackend.spark.worker.input_reader import EpochInput, peeked, read_epoch
+from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 from statebackend.system import SYSTEM, expanded, keep_loaded
@@ -152,14 +152,16 @@ class SubtaskTask:
         )
         return read_epoch(
             batches,
-            uid=spec.uid,
-            schema=schema,
-            key_positions=plan.key_positions,
-            parallelism=spec.parallelism,
-            max_parallelism=spec.max_parallelism,
+            InputShape(
+                spec.uid,
+                schema,
+                plan.key_positions,
+                spec.parallelism,
+                spec.max_parallelism,
+                spec.packed,
+            ),
             stage=stage,
             events=EventMaxima(spec.time.event_position, spec.time.side_position),
-            packed=spec.packed,
             rules=rules,
         )
 
