@@ -17,7 +17,7 @@ from snapshot.protocol.operators import (
     takes_initial,
 )
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.errors import ProtocolError
+from statebackend.errors import FencedError, ProtocolError
 from tests.recovery.driver import Run, new_id, spec_of
 
 EPOCH = 5  # the first that the operator ever runs
@@ -149,11 +149,20 @@ def test_what_was_given_in_vain_is_not_kept() -> None:
     assert names_of(later) == set()
 
 
-@pytest.mark.parametrize("name", [part(0, generation=2).name, "data/elsewhere", ""])
-def test_initial_state_that_cleaning_would_take_for_garbage_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        (part(0, generation=2).name, FencedError),
+        ("data/elsewhere", ProtocolError),
+        ("", ProtocolError),
+    ],
+)
+def test_initial_state_that_cleaning_would_take_for_garbage_is_refused(
+    name: str, error: type[Exception]
+) -> None:
     lost = SlicePart(digest="00" * 32, size_bytes=1, rows=1, name=name)
     spec = spec_of("op", 1, more={"initial": {0: lost}})
-    with pytest.raises(ProtocolError, match="initial state of operator 'op'"):
+    with pytest.raises(error, match="initial state of operator 'op'"):
         check_initial([spec], 1)
     check_initial([spec_of("op", 1, more=given(0)["op"])], 1)
 

@@ -108,6 +108,7 @@ class RunSession:
         self._gate = threads.event()
         self._refusal: StateBackendError | None = None
         self._coordinator: Coordinator | None = None
+        self._check_plan: Callable[[int, int], None] | None = None
         self._tenure: Tenure | None = None
         self._state_lock = threads.lock()
         self._commit_lock = threads.lock()
@@ -131,14 +132,24 @@ class RunSession:
         self.restores: list[RestoreReport] = []
         self.checks = BatchChecks()
 
-    def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
+    def open(
+        self,
+        coordinator: Coordinator,
+        tenure: Tenure,
+        check_plan: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Let requests in.
+
+        Args:
+            check_plan: given the run's first epoch and its stamp, before it begins; whatever it
+                raises refuses it.
 
         Raises:
             ProtocolError: initial state lies where it is not kept from cleaning.
         """
         check_initial(coordinator.specs(), tenure.generation)
         self._coordinator, self._tenure = coordinator, tenure
+        self._check_plan = check_plan
         self._records.seed(self._commit_log.take_records())
         self._gate.set()
         self._tell(coordinator)
@@ -221,6 +232,8 @@ class RunSession:
         with self._state_lock:
             coordinator.check_asker(request)
             self.checks.require(coordinator.epoch, request.epoch)
+        if coordinator.epoch is None and self._check_plan is not None:
+            self._check_plan(request.epoch, request.stamp_ms)  # no lock: it reads a file
         try:
             answer = self._begin(coordinator, tenure, request)
         except (CorruptionError, NotRestorableError) as error:

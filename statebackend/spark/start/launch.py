@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,11 +26,13 @@ from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import (
     OperatorSpec,
+    check_initial,
     lacks_initial,
     operators_setting,
     takes_initial,
 )
 from snapshot.protocol.running_operator import resumed_time
+from snapshot.protocol.tenure import next_generation
 from snapshot.retention.garbage_collection import CleanReport, clean
 from statebackend.errors import (
     JobRunningError,
@@ -67,7 +70,7 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
-from statebackend.spark.start.start_point import StartPoint, refuse_hidden
+from statebackend.spark.start.start_point import StartPoint, check_planned, refuse_hidden
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
@@ -250,7 +253,7 @@ class Launch:
             return
         # The generation that the claim after the start takes; if another driver takes it first,
         # this start is refused.
-        generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
+        generation = next_generation(self._log.manifests())
         for uid, state in wanted.items():
             spec = self._specs[uid]
             with retried_whole(state.frame.sparkSession, self._around.starting):
@@ -401,6 +404,7 @@ class Launch:
         self._point.check_not_overtaken(manifests, first_epoch)
         self._point.stamp_of_plan(place, first_epoch)
         self._check_initial(manifests, first_epoch)
+        check_initial(self._specs.values(), next_generation(manifests))
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
@@ -436,7 +440,9 @@ class Launch:
             stamps=self._around.stamps_of(self._job.store.uri),
         )
         server = self._around.server()
-        self.session.open(coordinator, tenure)
+        # Where Spark had planned nothing yet, nothing is known of what it will go by.
+        check_plan = None if first_stamp_ms is not None else partial(check_planned, place)
+        self.session.open(coordinator, tenure, check_plan)
         self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         _log.info(
             "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
