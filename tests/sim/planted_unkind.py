@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,7 +159,9 @@ def attempts_by_time() -> Patches:
 
     def made(self: SimEpoch, attempt: Any, worker: Any) -> None:
         really(self, attempt, worker)
-        self._context.attempt = worker.system.wall_ms()
+        self._context.attempt = number = worker.system.wall_ms()
+        member = self._participant.member
+        self._participant.member = dataclasses.replace(member, attempt=number)
 
     yield SimEpoch, "__init__", made
 
