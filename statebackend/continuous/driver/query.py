@@ -25,7 +25,6 @@ from statebackend.continuous.driver.takeover import (
     Taken,
     groups_of,
     operators_of,
-    specs_of,
     take_over,
 )
 from statebackend.continuous.job.flow import Flow, JobSetup
@@ -42,6 +41,7 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.runtime.driver.job import taken_from
+from statebackend.runtime.driver.job_start import specs_of
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.worker.participant import Membership
