@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from snapshot.formats.record import Manifest
@@ -11,7 +11,16 @@ from snapshot.storage.object_store import CreateOutcome
 from statebackend.errors import ObjectNotFoundError, StateBackendError, StoreCapabilityError
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "check_listed", "has_grown", "judge"]
+__all__ = [
+    "NoPatience",
+    "Patience",
+    "Tenure",
+    "Verdict",
+    "check_listed",
+    "has_grown",
+    "judge",
+    "next_generation",
+]
 
 
 class Verdict(enum.Enum):
@@ -37,6 +46,11 @@ def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_i
         return Verdict.FENCED
     # Nothing there is no proof of failure: a write was seen to land after its client gave up.
     return Verdict.UNKNOWN
+
+
+def next_generation(manifests: Iterable[Manifest]) -> int:
+    """The generation that a claim takes, if no other claim comes first."""
+    return 1 + max((m.generation for m in manifests), default=0)
 
 
 def check_listed(newest: int, claim: int) -> None:

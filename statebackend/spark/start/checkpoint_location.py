@@ -140,9 +140,9 @@ class CheckpointLocation:
     def check_planned(self, epoch: int, stamp_ms: int) -> None:
         """Refuse a batch that Spark runs by another plan than the one that is here.
 
-        Spark makes a plan, and may freeze before the start claims the job. If another driver goes
-        back meanwhile, it takes that plan away, and with asynchronous commits the log does not show
-        it.
+        Spark reads or makes a plan, and may freeze before the start claims the job. If another
+        driver goes back meanwhile, it takes that plan away, and with asynchronous commits the log
+        does not show it. After the claim nobody can go back any more.
 
         Args:
             stamp_ms: of the plan that Spark goes by.

@@ -241,24 +241,18 @@ class StartPoint:
                 "newest state.",
             )
 
-    def stamp_of_plan(self, location: CheckpointLocation, first_epoch: int) -> int | None:
-        """The stamp that the first batch's plan has in the location.
+    def check_plan_stands(self, location: CheckpointLocation, first_epoch: int) -> None:
+        """Refuse to fence anybody where the first batch's plan is another than at the start.
 
-        Spark may have read the plan long ago. If another driver has gone back since, another plan
-        has the batch's number, and with asynchronous commits the log may not show it. A start asks
-        before its claim, so that it fences nobody if it was overtaken, and again after the claim,
-        when nobody can go back any more.
-
-        Returns:
-            None where there is no plan yet.
+        Whether it is the one that Spark goes by is asked after the claim: see
+        `CheckpointLocation.check_planned`.
 
         Raises:
-            CheckpointLocationError: it is not the plan that was there when the start was decided.
+            CheckpointLocationError: another driver has gone back meanwhile.
         """
         found_ms = location.stamp_ms(f"{OFFSETS}/{first_epoch}")
         if self.first_stamp_ms not in (None, found_ms) and first_epoch == self.first_epoch:
             raise planned_anew(first_epoch)
-        return found_ms
 
     def _has_grown(self, manifests: list[Manifest]) -> bool:
         """Whether the log holds more than was read of it, which is then said to lack something."""
