@@ -28,7 +28,7 @@ from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest
 from snapshot.protocol.operators import Admitted, OperatorSpec
 from snapshot.protocol.record_commits import RecordCommits
-from snapshot.protocol.refusals import planned_anew, stale_attempt, unfinished, wrong_batch
+from snapshot.protocol.refusals import stale_attempt, unfinished, wrong_batch
 from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.running_operator import RunningOperator, resumed_time
 from snapshot.protocol.stamps import Stamps
@@ -53,7 +53,6 @@ class Coordinator:
         now_s, new_id: the driver's clock, and ids for grants.
         first_epoch: the batch that Spark will run first, as its checkpoint location says; None
             where that is not known.
-        first_stamp_ms: of its plan, if the location had one already; another plan is refused.
         asynchronous: an epoch may begin while the record of the one before is being written.
         retain_epochs: confirmed epochs that stay restorable.
         stamps: those of the run before, in the same process.
@@ -77,7 +76,6 @@ class Coordinator:
         now_s: Callable[[], float],
         new_id: Callable[[], str],
         first_epoch: int | None = None,
-        first_stamp_ms: int | None = None,
         asynchronous: bool = False,
         retain_epochs: int = 1,
         stamps: Stamps | None = None,
@@ -97,7 +95,7 @@ class Coordinator:
         )
         self.uploads = BaseUploads(self.run, bases, now_s, new_id)
         self.records = RecordCommits(self.run)
-        self._first_stamp_ms, self._retain_epochs = first_stamp_ms, retain_epochs
+        self._retain_epochs = retain_epochs
 
     # --- begin ---------------------------------------------------------------------------------
 
@@ -153,8 +151,6 @@ class Coordinator:
             raise wrong_batch(request.epoch)
         if expected is not None and request.epoch > expected and not run.was_finished(base_epoch):
             raise unfinished(expected, dict.fromkeys(run.specs, ()), request.epoch)
-        if request.epoch == expected and self._first_stamp_ms not in (None, request.stamp_ms):
-            raise planned_anew(request.epoch)
         operators: dict[str, RunningOperator] = {}
         for uid, spec in run.specs.items():
             lineage = run.lineages.get(uid)

@@ -68,16 +68,16 @@ class _Location:
 def test_a_plan_that_was_replaced_before_the_claim_is_refused(point: StartPoint) -> None:
     point.first_epoch, point.first_stamp_ms = 4, 1000
     same, other, gone = (cast("CheckpointLocation", _Location(ms)) for ms in (1000, 999, None))
-    assert point.stamp_of_plan(same, 4) == 1000
+    point.check_plan_stands(same, 4)
     for location in (other, gone):
         with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
-            point.stamp_of_plan(location, 4)
+            point.check_plan_stands(location, 4)
 
 
 def test_a_plan_that_spark_made_after_the_start_was_decided_counts(point: StartPoint) -> None:
     point.first_epoch = 4
-    assert point.stamp_of_plan(cast("CheckpointLocation", _Location(1000)), 4) == 1000
-    assert point.stamp_of_plan(cast("CheckpointLocation", _Location(None)), 4) is None
+    point.check_plan_stands(cast("CheckpointLocation", _Location(1000)), 4)
+    point.check_plan_stands(cast("CheckpointLocation", _Location(None)), 4)
 
 
 def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ class Worker:
             commit_timeout_s=config.commit_timeout_s + config.hop_timeout_s,
             lease_timeout_s=config.lease_timeout_s,
             rocks=RocksSettings(),
+            base_bytes_per_s=0,
         )
         self.attempt: Attempt | None = None
         self.last_subtask = ("", -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -25,12 +26,11 @@ from snapshot.protocol.messages import (
     BaseReply,
     BeginReply,
     BeginRequest,
-    LocalCopy,
     RestoreReport,
     RestoreStep,
     SlicePart,
 )
-from snapshot.protocol.operators import Admitted, CommitWork, check_initial
+from snapshot.protocol.operators import CommitWork, check_initial
 from snapshot.protocol.refusals import interrupted, stale_attempt
 from snapshot.protocol.stamps import Stamps
 from snapshot.retention.garbage_collection import CleanReport, clean
@@ -47,10 +47,12 @@ from statebackend.runtime.driver.batch_checks import BatchChecks
 from statebackend.runtime.driver.housekeeping import Background, Cleaner
 from statebackend.runtime.driver.job import overtaken
 from statebackend.runtime.driver.replies import (
+    Admission,
+    admission_of,
     base_grant,
     begin_reply,
     copies_by_groups,
-    layer_step,
+    layer_steps,
     plan_steps,
     state_parts,
 )
@@ -256,6 +258,30 @@ class RunSession:
     ) -> tuple[BeginReply, list[bytes]]:
         if coordinator.run.asynchronous and request.epoch != coordinator.run.epoch:
             self._settle()
+        admission = self._admit(coordinator, request)
+        self.progress.begun(request, self._system.monotonic_s())
+        admission, steps, bodies = self._steps(coordinator, request, admission)
+        layers, of_layers = layer_steps(admission, request.copy)
+        policy, whole_bytes = coordinator.uploads.policy, self._whole_limit_bytes
+        grant = base_grant(admission, self._records, policy, whole_bytes)
+        lists, broadcast, of_state = state_parts(admission, request, self._records)
+        reply = begin_reply(
+            admission,
+            coordinator.run,
+            tenure.generation,
+            steps=steps,
+            layers=layers,
+            grant=grant,
+            operator_parts=lists,
+            broadcast=broadcast,
+        )
+        return reply, [*bodies, *of_layers, *of_state]
+
+    def _admit(self, coordinator: Coordinator, request: BeginRequest) -> Admission:
+        """Admit an attempt, and plan its restore under the same lock.
+
+        When the epoch moves on, what leads to it is pruned.
+        """
         with contextlib.ExitStack() as locks:
             if request.epoch != coordinator.run.epoch:
                 # A record of the epoch before may be on its way (a twin's ack): it decides what
@@ -267,68 +293,33 @@ class RunSession:
             if coordinator.run.epoch != before:
                 self._told = None  # what was due before may have fired in it
             operator = coordinator.run.operators[request.operator].lineage
-            lineage = operator.subtasks[request.subtask]
-            spec = coordinator.run.specs[request.operator]
             last = operator.epochs.get(admitted.durable_epoch)
-            previous = lineage.base_before(admitted.durable_epoch) if admitted.grant else None
-            # Under the lock of the admission: when the epoch moves on, what leads to it is pruned.
+            lineage = operator.subtasks[request.subtask]
             plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
-            durable_chain = lineage.chain_at(admitted.durable_epoch) or admitted.chain
-            if plan.look_for and admitted.grant is not None:  # given when it asks again
-                coordinator.uploads.withdraw(request.operator, admitted.grant)
+            spec = coordinator.run.specs[request.operator]
+            admission = admission_of(admitted, plan, lineage, spec)
+            if plan.look_for and admitted.grant is not None:
+                coordinator.uploads.withdraw(  # given when it asks again
+                    request.operator, admitted.grant
+                )
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
-        self.progress.begun(request, self._system.monotonic_s())
-        plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
-        layers: list[RestoreStep] = []
-        if admitted.layer is not None and not plan.look_for:
-            copy = request.copy
-            if plan.fresh:  # beside a new store lies nothing
-                copy = LocalCopy(damaged=copy.damaged)
-            layer, more = layer_step(admitted.layer, copy)
-            layers, bodies = [layer], bodies + more
-        policy, whole_bytes = coordinator.uploads.policy, self._whole_limit_bytes
-        given = None if plan.look_for else admitted.grant
-        grant = base_grant(given, previous, self._records, policy, whole_bytes)
-        lists, broadcast, more = state_parts(
-            admitted.blobs, request, spec.parallelism, self._records
-        )
-        reply = begin_reply(
-            admitted,
-            plan,
-            steps,
-            layers,
-            job_id=coordinator.run.job_id,
-            generation=tenure.generation,
-            durable_chain=durable_chain,
-            key_groups=lineage.key_groups,
-            settled=coordinator.run.settled,
-            states=spec.states,
-            versions=spec.versions,
-            inline_budget_bytes=coordinator.run.inline_budget_bytes,
-            grant=grant,
-            operator_parts=lists,
-            broadcast=broadcast,
-        )
-        return reply, bodies + more
+        return admission
 
     def _steps(
-        self,
-        coordinator: Coordinator,
-        lineage: SubtaskLineage,
-        request: BeginRequest,
-        admitted: Admitted,
-        plan: RestorePlan,
-    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+        self, coordinator: Coordinator, request: BeginRequest, admission: Admission
+    ) -> tuple[Admission, list[RestoreStep], list[bytes]]:
         """The steps of a plan with their bytes, or of another one where a slice is damaged."""
+        lineage, epoch = admission.lineage, admission.admitted.durable_epoch
         while True:
             try:
-                return plan, *plan_steps(plan, self._records)
+                return admission, *plan_steps(admission.plan, self._records)
             except DamagedSliceError as damaged:
                 _log.error("%s", damaged.error)
                 self._damaged.add(damaged.ref.key)
             with self._state_lock:
-                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+                plan = self._plan(coordinator, lineage, request, epoch)
+            admission = replace(admission, plan=plan)
 
     def _plan(
         self,

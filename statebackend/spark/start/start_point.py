@@ -240,24 +240,17 @@ class StartPoint:
                 "newest state.",
             )
 
-    def stamp_of_plan(self, location: CheckpointLocation, first_epoch: int) -> int | None:
-        """The stamp that the first batch's plan has in the location.
+    def check_plan_stands(self, location: CheckpointLocation, first_epoch: int) -> None:
+        """Refuse to fence anybody where the first batch's plan is another than at the start.
 
-        Spark may have read the plan long ago. If another driver has gone back since, another plan
-        has the batch's number, and with asynchronous commits the log may not show it. A start asks
-        before its claim, so that it fences nobody if it was overtaken, and again after the claim,
-        when nobody can go back any more.
-
-        Returns:
-            None where there is no plan yet.
+        Whether it is the one that Spark goes by is asked after the claim: see `check_planned`.
 
         Raises:
-            CheckpointLocationError: it is not the plan that was there when the start was decided.
+            CheckpointLocationError: another driver has gone back meanwhile.
         """
         found_ms = location.stamp_ms(f"{OFFSETS}/{first_epoch}")
         if self.first_stamp_ms not in (None, found_ms) and first_epoch == self.first_epoch:
             raise planned_anew(first_epoch)
-        return found_ms
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
         return max(last_epochs(manifests).values(), default=-1)
@@ -356,8 +349,9 @@ def check_go_back_to(value: object) -> None:
 def check_planned(location: CheckpointLocation, epoch: int, stamp_ms: int) -> None:
     """Refuse a batch that Spark runs by another plan than the one in the location.
 
-    Spark makes a plan, and may freeze before the start claims the job. If another driver goes back
-    meanwhile, it takes that plan away, and with asynchronous commits the log does not show it.
+    Spark reads or makes a plan, and may freeze before the start claims the job. If another driver
+    goes back meanwhile, it takes that plan away, and with asynchronous commits the log does not
+    show it. After the claim nobody can go back any more.
 
     Args:
         stamp_ms: of the plan that Spark goes by.
