@@ -133,6 +133,11 @@ class Saves(Checker):
         prefix = "/".join(name.split("/")[:2]) + "/"
         if self.is_complete(prefix):
             self.violated(f"{name} was deleted, of a savepoint that is complete")
+        if prefix in self._whole and name == prefix + _JSON:
+            # What began it was read damaged, so that nothing could be said in it.
+            if not self._flips:
+                self.violated(f"{name} was deleted, and nothing said so before")
+            self._is_gone(prefix)
 
     def _is_gone(self, prefix: str) -> None:
         """Somebody says that it is deleted."""
