@@ -190,7 +190,7 @@ def _paired(subject: Large, changed: int, *, every_s: float) -> dict[str, Any]:
 
 
 def _block(subject: Large, changed: int, *, on: bool, every_s: float) -> list[float]:
-    book = subject.harness.coordinator._operators[UID].bases
+    book = subject.harness.coordinator.run.operators[UID].bases
     usual, took_s = book.policy, []
     try:
         for number in range(_BLOCK):
@@ -205,7 +205,7 @@ def _block(subject: Large, changed: int, *, on: bool, every_s: float) -> list[fl
 
 def _restore(subject: Large, progress: Any) -> dict[str, Any]:
     """From the uploaded files, and from the local copy: what the product reports of it."""
-    book = subject.harness.coordinator._operators[UID].bases
+    book = subject.harness.coordinator.run.operators[UID].bases
     usual, book.policy = book.policy, replace(book.policy, apart_min_bytes=0)
     subject.change(8)
     wait_for_uploads()

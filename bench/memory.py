@@ -105,7 +105,7 @@ def _fill(server: Place, folder: Path, mb: int) -> dict[str, Any]:
 def _upload(server: Place, folder: Path, mb: int) -> dict[str, Any]:
     subject = _subject(server, folder, "first", mb)
     subject.change(8)
-    book = subject.harness.coordinator._operators[UID].bases
+    book = subject.harness.coordinator.run.operators[UID].bases
     while not book.large_bytes:
         subject.change(8)  # a base in the record is tried, and found too large
     book.policy = replace(book.policy, apart_min_bytes=0, apart_ratio=0.0)

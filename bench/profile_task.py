@@ -43,7 +43,7 @@ from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.worker.input_reader import read_epoch
+from statebackend.spark.worker.input_reader import InputShape, read_epoch
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 
@@ -248,14 +248,9 @@ def ladder(folder: Path, *, keys: int, repeats: int) -> list[dict[str, Any]]:
 def _prepare(folder: Path, keys: int) -> tuple[Groups, RocksStore]:
     harness = Harness(folder, keys=keys)
     codec = KeyCodec(INPUT[:1])
-    taken = read_epoch(
-        harness.rows(),
-        uid=UID,
-        schema=pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64())]),
-        key_positions=(0,),
-        parallelism=1,
-        max_parallelism=harness.spec.max_parallelism,
-    )
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64())])
+    shape = InputShape(UID, schema, (0,), 1, harness.spec.max_parallelism)
+    taken = read_epoch(harness.rows(), shape)
     encoded = codec.encode_arrow([taken.rows.column(0).combine_chunks()])
     groups = group_rows(taken.rows, encoded, taken.key_groups)
     value = codec_for(STATE).encode((7,))

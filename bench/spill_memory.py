@@ -34,7 +34,7 @@ from statebackend.operators.rows.rowconv import RowWriter
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.worker.input_reader import NONCE_BITS, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, InputShape, read_epoch
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
@@ -168,11 +168,7 @@ def _run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     memory.mark("start")
     taken = read_epoch(
         _rows(arguments, memory),
-        uid="spill",
-        schema=ARROW,
-        key_positions=(0,),
-        parallelism=1,
-        max_parallelism=MAX_PARALLELISM,
+        InputShape("spill", ARROW, (0,), 1, MAX_PARALLELISM),
         stage=stage,
     )
     memory.mark("read")

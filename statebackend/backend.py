@@ -33,6 +33,8 @@ from statebackend.runtime.driver.attempt_timeouts import watch_attempts
 from statebackend.runtime.driver.environment import warn_of_other_python
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job, store_options
+from statebackend.runtime.driver.job_savepoints import listed as listed_savepoints
+from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder
 from statebackend.spark.frames.rebalancing import Rebalancer
@@ -40,8 +42,6 @@ from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.java_errors import ShortJavaError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
-from statebackend.spark.start.query_from_savepoint import saved_lineages
-from statebackend.spark.start.query_savepoints import listed as listed_savepoints
 from statebackend.spark.start.query_savepoints import take as take_savepoint
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.system import SYSTEM, default_local_dir

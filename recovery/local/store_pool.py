@@ -21,25 +21,24 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
 from recovery.local.folders import own_file_text
-from recovery.local.peers import of_this_user
+from recovery.local.local_sockets import Listener, connect
 from recovery.local.store_directory import HOLDER, StoreDirectory
 from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.system import System
 from statebackend.threads import THREADS, Lock, Threads
 
-__all__ = ["Clock", "StorePool", "StorePoolSettings", "ask_for", "socket_address"]
+__all__ = ["Clock", "StorePool", "StorePoolSettings", "ask_for"]
 
 _log = logging.getLogger("statebackend.recovery")
 _TICK_S: Final = 0.5
 _SWITCH_S: Final = 0.001
 _LINE_BYTES: Final = 8192
-_ADDRESS_BYTES: Final = 104  # of a local socket, on every system
 
 
 class Clock:
@@ -104,12 +103,10 @@ class StorePool:
         self._closed = clock.threads.event()
         self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
         self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.address = str(self._folder / "door")
-        with socket_address(Path(self.address)) as address:
-            self._socket.bind(address)
-        self._socket.listen(64)
-        self._socket.settimeout(_TICK_S)
+        self._listener = Listener(
+            Path(self.address), "asked for a local store", tick_s=_TICK_S, closed=self._closed
+        )
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
         # 5 ms each that was 40 ms, and is 15 at this.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
@@ -216,10 +213,9 @@ class StorePool:
             kept, self._kept = list(self._kept.values()), {}
         for one in kept:
             _let_go(one.held)
-        with contextlib.suppress(OSError):  # who waits for askers is woken
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.wake()
         self._thread.join(10 * _TICK_S)
-        self._socket.close()
+        self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._making:
             if self._instance is not None and self._instance[1] is self:
@@ -236,20 +232,10 @@ class StorePool:
                 except Exception:
                     _log.exception("local stores could not be tidied")
                 tidied_s = self._clock.now_s()
-            try:
-                asker, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                # Too many open files, for one: it passes, and the socket must not stay closed.
-                if not self._closed.is_set():
-                    _log.warning("a request for a local store was missed (%s)", error)
-                    self._closed.wait(_TICK_S)
+            asker = self._listener.accept()
+            if asker is None:
                 continue
             with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
-                if not of_this_user(asker):
-                    _log.warning("refused a process of another user that asked for a local store")
-                    continue
                 asker.settimeout(_TICK_S)
                 path = Path(asker.recv(_LINE_BYTES).decode())
                 asker.sendall(b"free" if self._hand_over(path) else b"busy")
@@ -301,19 +287,6 @@ def _let_go(held: StoreDirectory) -> None:
         _log.warning("a local store could not be closed well: %s", error)
 
 
-@contextlib.contextmanager
-def socket_address(path: Path) -> Iterator[str]:
-    """A local socket's address: 107 bytes at most; a longer path goes by way of its open folder."""
-    if len(os.fsencode(path)) < _ADDRESS_BYTES:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 def ask_for(path: Path, timeout_s: float) -> bool:
     """Ask the holder of an incarnation to let it go; True if it did.
 
@@ -325,10 +298,7 @@ def ask_for(path: Path, timeout_s: float) -> bool:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.01, timeout_s))
-            with socket_address(Path(address)) as address:
-                asking.connect(address)
-            if not of_this_user(asking):
-                _log.warning("a process of another user holds %s, and is not asked for it", path)
+            if not connect(asking, Path(address)):
                 return False
             asking.sendall(str(path).encode())
             return asking.recv(16) == b"free"

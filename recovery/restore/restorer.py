@@ -107,7 +107,6 @@ class Restorer:
         self._without_deltas = False  # one was damaged: after a power cut so are its neighbours
         self._bad_slices: set[str] = set()  # durable ones, see slice_key
         self._ancestors_trusted = True
-        self._inheriting = False
         self._ancestors = Ancestors(local, settings, lease_timeout_s=lease_timeout_s)
         self._reader = StepReader(store, self._ancestors, threads)
         self._tally = self._reader.tally
@@ -121,34 +120,31 @@ class Restorer:
             LocalCopyError: one local store after the other could not be used.
         """
         started_s = self._now_s()
-        held, reason = self._local.acquire(self._lease_timeout_s)
+        self._held, reason = self._local.acquire(self._lease_timeout_s)
+        self._is_new = bool(reason)
         # What it was made from may have the same damage.
         self._ancestors_trusted = not self._local.gone_bad
-        new = bool(reason)
         for attempt in range(_ATTEMPTS):
             if reason:
                 self._tally.reasons.append(reason)
             if attempt == _ATTEMPTS - 1:
                 self._ancestors_trusted = False  # found each time, and gone when it was wanted
             try:
-                brought = self._bring(held, new=new)
+                reply, layers = self._bring()
             except _Unusable as unusable:
-                held, reason = unusable.held, unusable.reason
+                reason = unusable.reason
                 if unusable.replace:
-                    with contextlib.suppress(LocalCopyError):  # it is on its way out
-                        held.release()
-                    held, new = self._local.create(), True
+                    self._replace()
                 continue
-            held, reply = brought.held, brought.reply
+            held = self._held
             if held.opened_here:
                 self._sweep(held)
             assert held.store is not None
             if held.orphaned and held.opened_here and not self._tally.reasons:
                 self._tally.reasons.append(_ORPHANED)
             report = self._report(reply, self._now_s() - started_s)
-            layers = [(step.epoch, rows) for step, rows in brought.layers]
             return OpenSubtask(held, held.store, reply, layers, report)
-        held.release()
+        self._held.release()
         raise LocalCopyError(
             f"Operator {self._site.operator!r}, subtask {self._site.subtask}: {_ATTEMPTS} local "
             f"copies in a row could not be used ({reason}).",
@@ -161,57 +157,81 @@ class Restorer:
         except (StateBackendError, OSError) as error:  # housekeeping: the next opening does it
             _log.warning("old local copies beside %s were left (%s)", held.path, error)
 
-    def _bring(self, held: StoreDirectory, *, new: bool) -> _Brought:
-        """One try; a new incarnation may have taken the place of ``held``."""
-        self._inheriting = False
+    def _replace(self) -> None:
+        """Hold a new store, in the place of the one that is held: that is left as it is."""
+        with contextlib.suppress(LocalCopyError):  # it is on its way out
+            self._held.release()
+        self._held, self._is_new = self._local.create(), True
+
+    def _bring(self) -> tuple[BeginReply, list[tuple[int, Iterator[DeltaRows]]]]:
+        """One try to bring a store to where the coordinator says; and what lies over it.
+
+        Raises:
+            _Unusable: another try may do better.
+        """
         try:
-            if new:
-                copy = LocalCopy(damaged=sorted(self._bad_slices))
-            else:
-                opening = held.store is None
-                held.open_store(self._settings)
-                copy = held.describe(self._bad_slices, deltas=not self._without_deltas)
-                if opening and copy.epoch is not None:
-                    held.drop_deltas(copy.epoch)  # what was on disk when it was opened
-            reply, bodies = self._ask(copy, None)
-            if reply.look_for:
-                wanted = reply.look_for if self._ancestors_trusted else ()
-                found = self._ancestors.look(wanted, deltas=not self._without_deltas)
-                reply, bodies = self._ask(copy, found)
-                if new:  # that there is no copy here goes without saying
-                    self._tally.reasons[:] = [reply.reason]
-                self._tally.reasons += self._ancestors.refused
-            if reply.fresh and not new:
-                # The old one was not what the log names; it is left as it is, and swept.
+            reply, bodies = self._begin()
+            if reply.fresh and not self._is_new:  # the old one is not what the log names
                 self._tally.reasons.append(reply.reason)
-                with contextlib.suppress(LocalCopyError):
-                    held.release()
-                held, new = self._local.create(), True
-            pieces = iter(bodies)
+                self._replace()
+            held, pieces = self._held, iter(bodies)
             held.settle()
             store = self._apply(held, reply, pieces)
-            layers = [(s, self._reader.rows(held, s, pieces)) for s in reply.layers if s.size_bytes]
+            layers = [
+                (step.epoch, self._reader.rows(held, step, pieces))
+                for step in reply.layers
+                if step.size_bytes
+            ]
             if held.opened_here:
                 store.compact_clipped()
-        except StoreBusyError as error:
-            raise _Unusable(held, error.what, replace=True) from error
-        except LocalDeltaError as error:
-            self._without_deltas = True
-            raise _Unusable(held, error.what, replace=self._inheriting) from error
-        except DamagedStep as damaged:
-            # Left out when the coordinator is asked again; it knows whether there is another way.
-            self._bad_slices.add(slice_key(damaged.step.kind, damaged.step.digest))
-            # A new store may hold a part of this way: the other way starts from an empty one.
-            raise _Unusable(held, damaged.error.what, replace=damaged.torn or new) from damaged
-        except LocalCopyError as error:
-            held.mark_bad(error.what)
-            raise _Unusable(held, error.what, replace=True) from error
+        except (LocalCopyError, DamagedStep) as error:
+            raise self._unusable(error) from error
         except BaseException:
-            held.release()
+            self._held.release()
             raise
         finally:
             self._ancestors.release()
-        return _Brought(held, reply, layers)
+        return reply, layers
+
+    def _begin(self) -> tuple[BeginReply, list[bytes]]:
+        """Tell the coordinator what is here; of other subtasks too, if it asks for them."""
+        copy = self._copy()
+        reply, bodies = self._ask(copy, None)
+        if reply.look_for:
+            wanted = reply.look_for if self._ancestors_trusted else ()
+            found = self._ancestors.look(wanted, deltas=not self._without_deltas)
+            reply, bodies = self._ask(copy, found)
+            if self._is_new:  # that there is no copy here goes without saying
+                self._tally.reasons[:] = [reply.reason]
+            self._tally.reasons += self._ancestors.refused
+        return reply, bodies
+
+    def _copy(self) -> LocalCopy:
+        """The store that is held, opened, as the coordinator is told of it."""
+        held = self._held
+        if self._is_new:
+            return LocalCopy(damaged=sorted(self._bad_slices))
+        opening = held.store is None
+        held.open_store(self._settings)
+        copy = held.describe(self._bad_slices, deltas=not self._without_deltas)
+        if opening and copy.epoch is not None:
+            held.drop_deltas(copy.epoch)  # what was on disk when it was opened
+        return copy
+
+    def _unusable(self, error: LocalCopyError | DamagedStep) -> _Unusable:
+        """Leave out what has failed; whether the store must be replaced for the next try."""
+        # A new store may hold a part of this way: another way starts from an empty one.
+        replace = self._is_new
+        if isinstance(error, DamagedStep):
+            # The coordinator knows whether there is another way.
+            self._bad_slices.add(slice_key(error.step.kind, error.step.digest))
+            return _Unusable(error.error.what, replace=replace or error.torn)
+        if isinstance(error, LocalDeltaError):
+            self._without_deltas = True
+            return _Unusable(error.what, replace=replace)
+        if not isinstance(error, StoreBusyError):
+            self._held.mark_bad(error.what)
+        return _Unusable(error.what, replace=True)
 
     def _apply(self, held: StoreDirectory, reply: BeginReply, bodies: Iterator[bytes]) -> Store:
         inherited = [step for step in reply.steps if step.keep is not None]
@@ -255,7 +275,6 @@ class Restorer:
 
         Until the marker of the subtask's own lineage is set, it is good for nothing.
         """
-        self._inheriting = True
         own = {
             number: next(bodies)
             for number, step in enumerate(steps)
@@ -314,7 +333,7 @@ class Restorer:
                 if damaged.piece.source is store:
                     raise DamagedStep(steps[number], damaged.error, torn=True) from damaged
             self._ancestors.mark_bad(damaged.piece.source, damaged.error.what)
-            raise _Unusable(held, damaged.error.what, replace=True) from damaged
+            raise _Unusable(damaged.error.what, replace=True) from damaged
         finally:
             self._ancestors.release()
 
@@ -382,18 +401,9 @@ def _check_marker(store: Store, step: RestoreStep) -> None:
         raise DamagedStep(step, other, torn=True)
 
 
-@dataclass(frozen=True)
-class _Brought:
-    """A store that was brought to the epoch, and what lies over it."""
-
-    held: StoreDirectory
-    reply: BeginReply
-    layers: list[tuple[RestoreStep, Iterator[DeltaRows]]]
-
-
 class _Unusable(Exception):
-    """A local copy failed; ``replace`` says whether a new incarnation is wanted."""
+    """A local copy failed; ``replace`` says whether a new one is wanted."""
 
-    def __init__(self, held: StoreDirectory, reason: str, *, replace: bool) -> None:
+    def __init__(self, reason: str, *, replace: bool) -> None:
         super().__init__(reason)
-        self.held, self.reason, self.replace = held, reason, replace
+        self.reason, self.replace = reason, replace

@@ -83,46 +83,64 @@ def state_at(manifests: Sequence[Manifest], epoch: int) -> StateAt:
         NotRestorableError: the log does not hold all of it (any more).
         CorruptionError: its lineage digests do not follow from one another.
     """
+    records = _with_late_bases(manifests, _begun(manifests, epoch), epoch)
+    lineages = resolve(kept.manifest for kept in records)
+    oldest = {uid: _pruned(lineage, epoch) for uid, lineage in lineages.items()}
+    operators = named_operators(manifests)
+    settings: dict[str, object] = {} if operators is None else {"operators": operators}
+    return StateAt(epoch, _only_needed(records, lineages, oldest), lineages, settings)
+
+
+def _begun(manifests: Sequence[Manifest], epoch: int) -> dict[str, OperatorLineage]:
+    """The operators that had begun by an epoch; the log leads to the state of each."""
     live = live_lineages(manifests)
-    for lineage in live.values():
-        if epoch >= lineage.first_epoch:
-            lineage.require(epoch)
     begun = {uid: one for uid, one in live.items() if epoch >= one.first_epoch}
+    for lineage in begun.values():
+        lineage.require(epoch)
     if not begun:
         raise NotRestorableError(
             f"No operator has finished epoch {epoch}, or any before it.",
             todo="Let the query finish a batch first.",
         )
-    records = _with_late_bases(manifests, begun, epoch)
-    lineages = resolve(kept.manifest for kept in records)
-    needed, first = set[tuple[int, str]](), dict[str, int]()
-    for lineage in lineages.values():
-        _require(lineage, epoch)
-        first[lineage.uid] = _prune_to(lineage, epoch)
-        lineage.prune(first[lineage.uid])
-        needed.update(key for one in lineage.subtasks for key in _refs(one))
+    return begun
+
+
+def _pruned(lineage: OperatorLineage, epoch: int) -> int:
+    """Leaves of a lineage what an epoch needs; returns the oldest epoch that it can tell then."""
+    _require(lineage, epoch)
+    oldest = _prune_to(lineage, epoch)
+    lineage.prune(oldest)
+    return oldest
+
+
+def _only_needed(
+    records: Sequence[KeptRecord],
+    lineages: Mapping[str, OperatorLineage],
+    oldest: Mapping[str, int],
+) -> tuple[KeptRecord, ...]:
+    """The records with those of their slices that are needed; the last of an operator even bare.
+
+    Args:
+        lineages: pruned. oldest: the first epoch of each.
+    """
+    refs = {key for one in lineages.values() for sub in one.subtasks for key in _refs(sub)}
     last = {kept.manifest.operator: kept.manifest.sequence for kept in records}
     newest = {(k.manifest.operator, k.manifest.epoch): k.manifest.sequence for k in records}
+
+    def is_needed(record: Manifest, entry: SliceEntry) -> bool:
+        if entry.kind in _LINEAGE_KINDS:
+            return (record.sequence, needed_key(entry)) in refs
+        # States that belong to no key are whole in the record of each epoch.
+        uid, epoch = record.operator, record.epoch
+        return epoch >= oldest[uid] and newest[uid, epoch] == record.sequence
+
     chosen = []
     for kept in records:
-        manifest = kept.manifest
-        uid = manifest.operator
-        is_last = last[uid] == manifest.sequence
-        # States that belong to no key are whole in the record of each epoch.
-        is_named = manifest.epoch >= first[uid] and (
-            newest[uid, manifest.epoch] == manifest.sequence
-        )
-        slices = tuple(
-            one
-            for one in kept.slices
-            if (manifest.sequence, needed_key(one.entry)) in needed
-            or (is_named and one.entry.kind not in _LINEAGE_KINDS)
-        )
-        if slices or is_last:
-            chosen.append(KeptRecord(manifest, slices))
-    operators = named_operators(manifests)
-    settings: dict[str, object] = {} if operators is None else {"operators": operators}
-    return StateAt(epoch, tuple(chosen), lineages, settings)
+        record = kept.manifest
+        slices = tuple(one for one in kept.slices if is_needed(record, one.entry))
+        if slices or last[record.operator] == record.sequence:
+            chosen.append(KeptRecord(record, slices))
+    return tuple(chosen)
 
 
 def _require(lineage: OperatorLineage, epoch: int) -> None:

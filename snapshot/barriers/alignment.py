@@ -372,23 +372,38 @@ class Alignment:
         return [taken, Forward(barrier), *self._settle(attempt)]
 
     def _overtake(self, attempt: _Attempt, now_s: float) -> list[Action]:
-        """Take the snapshot now; what the missing channels hold goes with it."""
+        """Take the snapshot before every channel has brought the barrier.
+
+        Rows of the missing channels become a part of it: at once where the barrier has arrived, and
+        as they come in the others.
+        """
         barrier = attempt.barrier
         number = barrier.checkpoint
-        onward = msgspec.structs.replace(barrier, alignment_timeout_ms=0)
         unblocked = self._settle(attempt)
-        actions: list[Action] = [
-            Snapshot(number, barrier, True, attempt.figures(now_s)),
-            Forward(onward),
-        ]
-        attempt.open = set(attempt.missing)
+        taken = Snapshot(number, barrier, True, attempt.figures(now_s))
         self._capturing[number] = attempt
-        there = {c for c in attempt.open if number in self._arrived[c] or c in self._ending}
-        if there:
-            actions.append(Overtake(number, tuple(sorted(there))))
-            attempt.persisted += sum(self._arrived[c].get(number, 0) for c in there)
-            attempt.open -= there
-        return actions + self._whole(number, now_s) + unblocked
+        attempt.open = set(attempt.missing)
+        return [
+            taken,
+            Forward(msgspec.structs.replace(barrier, alignment_timeout_ms=0)),
+            *self._copy_arrived(attempt),
+            *self._whole(number, now_s),
+            *unblocked,
+        ]
+
+    def _copy_arrived(self, attempt: _Attempt) -> list[Action]:
+        """Copy what lies ahead of the barrier, or of the end, in the channels that have it."""
+        number = attempt.barrier.checkpoint
+        ahead_bytes = {
+            channel: self._arrived[channel].get(number, 0)
+            for channel in sorted(attempt.open)
+            if number in self._arrived[channel] or channel in self._ending
+        }
+        if not ahead_bytes:
+            return []
+        attempt.persisted += sum(ahead_bytes.values())
+        attempt.open.difference_update(ahead_bytes)
+        return [Overtake(number, tuple(ahead_bytes))]
 
     def _overtake_in(
         self, channel: int, numbers: list[int], ahead_bytes: int, now_s: float

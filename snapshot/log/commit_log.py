@@ -31,7 +31,7 @@ from snapshot.protocol.tenure import (
     Tenure,
     Verdict,
     check_listed,
-    check_newest,
+    has_grown,
     judge,
 )
 from snapshot.storage.object_store import CreateOutcome, ObjectInfo, ObjectStore
@@ -145,8 +145,7 @@ class CommitLog:
             if not present:
                 return []
             newest = present[-1]
-            if newest == before:
-                check_newest(newest, self.read)
+            if newest == before and not has_grown(newest, self.read, self.sequences):
                 raise self._corrupt(newest, gap)
             try:
                 return self._needed(newest, frozenset(present))

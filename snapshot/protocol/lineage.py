@@ -276,16 +276,18 @@ class OperatorLineage:
         at = known.at(manifest.parallelism, manifest.epoch - 1)
         if at is known:
             return at
-        others = known._as_good(manifest.parallelism, manifest.epoch - 1)
+        others = known._possible_at(manifest.parallelism, manifest.epoch - 1)
         return max((at, *others), key=lambda one: one._follows(manifest))
 
-    def _as_good(self, parallelism: int, epoch: int) -> Iterator[OperatorLineage]:
-        """What `at` may have said to whoever knew more of the log: one state, by other digests."""
-        scaled = self.scaled_epoch
-        if scaled is None or epoch >= scaled:
+    def _possible_at(self, parallelism: int, epoch: int) -> Iterator[OperatorLineage]:
+        """All that `at` may have said when more of the log was known: one state, other digests.
+
+        From the epoch of a change of parallelism a run may have gone on by either.
+        """
+        if self._reaches(epoch):
             yield self if self.parallelism == parallelism else self._rescaled(parallelism, epoch)
-        if self.before is not None and scaled is not None and epoch <= scaled:
-            yield from self.before._as_good(parallelism, epoch)
+        if self.before is not None and (epoch == self.scaled_epoch or not self._reaches(epoch)):
+            yield from self.before._possible_at(parallelism, epoch)
 
     def _follows(self, manifest: Manifest) -> int:
         """How many of a record's deltas are known to follow; -1 if one does not."""
@@ -295,25 +297,28 @@ class OperatorLineage:
             return -1
         return sum(self.subtasks[e.subtask].chain_at(e.epoch - 1) is not None for e in deltas)
 
+    def _reaches(self, epoch: int) -> bool:
+        """Whether its parallelism was in force at the end of ``epoch``; else `before` knows it."""
+        return self.scaled_epoch is None or epoch >= self.scaled_epoch
+
     def at(self, parallelism: int, epoch: int) -> OperatorLineage:
         """The lineage that a run goes on with, at a parallelism, from the state after ``epoch``."""
-        scaled = self.scaled_epoch
-        if scaled is None or epoch >= scaled:
-            if parallelism == self.parallelism:
-                return self
-            before = self.before
-            # After that epoch itself the earlier parallelism is as good, if it is still known.
-            if epoch != scaled or before is None or not before.is_known(epoch):
-                return self._rescaled(parallelism, epoch)
-        if self.before is None:
-            return self  # whoever asks finds out that this epoch is not known
-        return self.before.at(parallelism, epoch)
+        before = self.before
+        if not self._reaches(epoch):
+            # Without an earlier one, whoever asks finds out that this epoch is not known.
+            return self if before is None else before.at(parallelism, epoch)
+        if parallelism == self.parallelism:
+            return self
+        if epoch == self.scaled_epoch and before is not None and before.is_known(epoch):
+            return before.at(parallelism, epoch)  # the same state, with one change less
+        return self._rescaled(parallelism, epoch)
 
     def is_known(self, epoch: int) -> bool:
         """Whether the state after ``epoch`` can be put together, as far as is known."""
         return self.has(epoch) and not any(one.gap_before(epoch) for one in self.subtasks)
 
     def _rescaled(self, parallelism: int, epoch: int) -> OperatorLineage:
+        """What goes on from it at another parallelism, after ``epoch``."""
         if epoch < self.first_epoch:  # there is nothing to take over yet
             made = OperatorLineage.new(
                 self.uid,
@@ -322,30 +327,15 @@ class OperatorLineage:
                 max_parallelism=self.max_parallelism,
                 first_epoch=self.first_epoch,
             )
-            made.before, made.scaled_epoch = self, epoch
-            return made
-        subtasks = []
-        ended = [one.until(epoch) for one in self.subtasks]
-        same = {one.key_groups: one for one in ended}
-        for subtask in range(parallelism):
-            groups = key_group_range(subtask, parallelism, self.max_parallelism)
-            if groups in same:
-                subtasks.append(same[groups])
-                continue
-            parents = tuple(one for one in ended if len(one.key_groups.intersection(groups)))
-            start = _start_of(groups, parents, epoch)
-            subtasks.append(SubtaskLineage(groups, start, epoch, rescaled=True, parents=parents))
-        return OperatorLineage(
-            self.uid,
-            self.job_id,
-            parallelism,
-            self.max_parallelism,
-            self.first_epoch,
-            subtasks,
-            epochs={e: entry for e, entry in self.epochs.items() if e <= epoch},
-            before=self,
-            scaled_epoch=epoch,
-        )
+        else:
+            made = replace(
+                self,
+                parallelism=parallelism,
+                subtasks=_taken_over(self.subtasks, parallelism, self.max_parallelism, epoch),
+                epochs={e: entry for e, entry in self.epochs.items() if e <= epoch},
+            )
+        made.before, made.scaled_epoch = self, epoch
+        return made
 
     def add(self, manifest: Manifest) -> None:
         """Take in a checkpoint record of this operator.
@@ -382,7 +372,7 @@ class OperatorLineage:
     def oldest_needed(self, epoch: int) -> int | None:
         """The oldest sequence that restoring ``epoch`` or anything later needs."""
         needed = [s.oldest_needed(epoch) for s in self.subtasks]
-        if self.before is not None and self.scaled_epoch is not None and epoch < self.scaled_epoch:
+        if self.before is not None and not self._reaches(epoch):
             needed.append(self.before.oldest_needed(epoch))
         if (entry := self.epochs.get(epoch)) is not None:
             needed.append(entry.sequence)  # that it was complete is said there alone
@@ -406,7 +396,7 @@ class OperatorLineage:
         Raises:
             NotRestorableError: naming what there is instead.
         """
-        if self.before is not None and self.scaled_epoch is not None and epoch < self.scaled_epoch:
+        if self.before is not None and not self._reaches(epoch):
             self.before.require(epoch)
             return
         if not self.is_known(epoch):
@@ -417,6 +407,22 @@ class OperatorLineage:
                 todo="An older record is never used in its place. Start from the checkpoint "
                 "location that belongs to this job.",
             )
+
+
+def _taken_over(
+    subtasks: Iterable[SubtaskLineage], parallelism: int, max_parallelism: int, epoch: int
+) -> list[SubtaskLineage]:
+    """The subtasks of another parallelism, which begin with the states of these after ``epoch``."""
+    ended = [one.until(epoch) for one in subtasks]
+    same = {one.key_groups: one for one in ended}
+
+    def beginning(groups: KeyGroupRange) -> SubtaskLineage:
+        parents = tuple(one for one in ended if len(one.key_groups.intersection(groups)))
+        start = _start_of(groups, parents, epoch)
+        return SubtaskLineage(groups, start, epoch, rescaled=True, parents=parents)
+
+    every = (key_group_range(index, parallelism, max_parallelism) for index in range(parallelism))
+    return [same.get(groups) or beginning(groups) for groups in every]
 
 
 def _start_of(groups: KeyGroupRange, parents: Iterable[SubtaskLineage], epoch: int) -> str:

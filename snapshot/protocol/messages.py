@@ -21,7 +21,6 @@ __all__ = [
     "BaseReply",
     "BeginReply",
     "BeginRequest",
-    "ErrorReply",
     "LocalCopy",
     "RestoreReport",
     "RestoreStep",
@@ -30,7 +29,7 @@ __all__ = [
     "Use",
 ]
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 
 
 class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,11 +330,3 @@ class BaseReply(msgspec.Struct, frozen=True, kw_only=True):
     """``lease_s``: how long the grant now stands."""
 
     lease_s: float
-
-
-class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A typed error on its way to the other side."""
-
-    code: str
-    what: str
-    todo: str

@@ -15,7 +15,7 @@ from snapshot.protocol.bases import Grant
 from snapshot.protocol.keyless_state import NO_BLOBS, OperatorBlobs
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
-from statebackend.errors import ProtocolError
+from statebackend.errors import FencedError, ProtocolError
 
 __all__ = [
     "Admitted",
@@ -129,16 +129,24 @@ def check_initial(specs: Iterable[OperatorSpec], generation: int) -> None:
     """Refuse initial state that cleaning would take for garbage.
 
     Raises:
-        ProtocolError: its objects are not named with this driver's generation.
+        FencedError: its objects are named with an older generation than this driver's.
+        ProtocolError: they have no name of ours.
     """
     for spec in specs:
         for part in spec.initial.values():
             found = parse_data_name(part.name)
-            if found is None or found.generation != generation:
+            if found is None:
                 raise ProtocolError(
-                    f"The initial state of operator {spec.uid!r} is in {part.name!r}, but this is "
-                    f"generation {generation}: another driver has claimed the job meanwhile.",
+                    f"The initial state of operator {spec.uid!r} is in {part.name!r}, which is no "
+                    f"name of an object of a job.",
                     todo="Start the query again.",
+                )
+            if found.generation != generation:
+                raise FencedError(
+                    f"The initial state of operator {spec.uid!r} was written for generation "
+                    f"{found.generation} of the job, and this is generation {generation}: another "
+                    f"driver has claimed the job meanwhile.",
+                    todo="Let one driver run the job. If no other one does, start the query again.",
                 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from snapshot.formats.record import Manifest
@@ -11,7 +11,16 @@ from snapshot.storage.object_store import CreateOutcome
 from statebackend.errors import ObjectNotFoundError, StateBackendError, StoreCapabilityError
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "check_listed", "check_newest", "judge"]
+__all__ = [
+    "NoPatience",
+    "Patience",
+    "Tenure",
+    "Verdict",
+    "check_listed",
+    "has_grown",
+    "judge",
+    "next_generation",
+]
 
 
 class Verdict(enum.Enum):
@@ -39,6 +48,11 @@ def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_i
     return Verdict.UNKNOWN
 
 
+def next_generation(manifests: Iterable[Manifest]) -> int:
+    """The generation that a claim takes, if no other claim comes first."""
+    return 1 + max((m.generation for m in manifests), default=0)
+
+
 def check_listed(newest: int, claim: int) -> None:
     """Refuse a listing that ends before a claim that was written: a claim is never deleted.
 
@@ -57,23 +71,27 @@ def check_listed(newest: int, claim: int) -> None:
         )
 
 
-def check_newest(newest: int, read: Callable[[int], object]) -> None:
-    """Refuse a listing that ends before a record which is there.
+def has_grown(
+    newest: int, read: Callable[[int], object], sequences: Callable[[], Sequence[int]]
+) -> bool:
+    """Whether a record was appended after a listing was made.
 
-    To be called before the log is said to lack a record or to be damaged: a listing may lag, a
+    To be asked before the log is said to lack a record or to be damaged: a listing may lag, a
     read does not.
 
     Args:
-        newest: the last record that the listing shows; -1: none. read: one record.
+        newest: the last record that the listing shows; -1: none. read: one record. sequences:
+            lists the log anew.
 
     Raises:
-        StoreCapabilityError: the store's listings lag behind what was written.
+        StoreCapabilityError: the record is there, and the new listing does not show it.
     """
     try:
         read(newest + 1)
     except ObjectNotFoundError:
-        return
-    check_listed(newest, newest + 1)
+        return False
+    check_listed(max(sequences(), default=-1), newest + 1)
+    return True
 
 
 class Tenure:

@@ -1,21 +1,15 @@
-"""The driver's RPC service: Arrow Flight actions with MessagePack bodies, and a token per session.
+"""The driver's RPC service: begins and acks of its sessions, with a token for each.
 
-``begin`` and ``ack`` are requests of :mod:`snapshot.protocol.messages`. A call whose token is of no
-session is refused by its headers, and nothing of it is decoded. How much gRPC has read of it by
-then cannot be bounded through pyarrow. A refusal travels as a typed error inside a normal answer,
-so that the worker raises what the coordinator raised.
+``begin`` and ``ack`` are requests of :mod:`snapshot.protocol.messages`.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
-from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
-import pyarrow as pa
 import pyarrow.flight as flight
 
 from snapshot.protocol.messages import (
@@ -27,34 +21,24 @@ from snapshot.protocol.messages import (
     BaseReply,
     BeginReply,
     BeginRequest,
-    ErrorReply,
 )
-from statebackend.errors import (
-    CoordinatorUnreachableError,
-    ProtocolError,
-    StaleRequestError,
-    StateBackendError,
-    error_for_code,
+from statebackend.errors import CoordinatorUnreachableError, ProtocolError, StaleRequestError
+from statebackend.rpc.envelope import Decoder
+from statebackend.rpc.flight_service import (
+    BROKEN,
+    FlightService,
+    ask,
+    call_options,
+    read_reply,
+    same_token,
 )
-from statebackend.rpc.tls import Tls, connect, location_of
+from statebackend.rpc.tls import Tls, connect
 
-__all__ = [
-    "Call",
-    "Client",
-    "Credentials",
-    "Endpoint",
-    "Handler",
-    "Server",
-    "client_for",
-    "read_reply",
-]
+__all__ = ["Call", "Client", "Credentials", "Endpoint", "Handler", "Server", "client_for"]
 
 T = TypeVar("T")
 # What an honest worker may send: its inline budget and some room, never gigabytes.
 _MAX_REQUEST_BYTES: Final = 64 << 20
-# What msgspec raises for bytes that are not what they should be.
-_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_TOKEN_HEADER: Final = "x-statebackend-token"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +131,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 _Request = BeginRequest | AckRequest | BaseDone | BaseRenewal | Call
 
 
-class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, token: str) -> None:
-        self.token = token
+_REQUESTS: Final[dict[str, Decoder[Any]]] = {
+    name: Decoder(kind, limit_bytes=_MAX_REQUEST_BYTES)
+    for name, kind in (
+        ("begin", BeginRequest),
+        ("ack", AckRequest),
+        ("base_done", BaseDone),
+        ("base_renewed", BaseRenewal),
+        ("call", Call),
+    )
+}
+_BEGUN: Final = Decoder[BeginReply](BeginReply)
+_ACKED: Final = Decoder[AckReply](AckReply)
+_BASE: Final = Decoder[BaseReply](BaseReply)
+_CALLED: Final = Decoder[bytes](bytes)
 
 
 class _Sessions:
@@ -171,34 +166,16 @@ class _Sessions:
         """Whether it is a session's token; the time that this takes does not tell whose."""
         with self._lock:
             known = list(self._known.values())
-        return sum(_same(of_session, token) for of_session, _ in known) > 0
+        return sum(same_token(of_session, token) for of_session, _ in known) > 0
 
     def handler(self, session: str, token: str) -> Handler | None:
         """The handler of a session's requests, if the token is the session's."""
         with self._lock:
             known = self._known.get(session)
-        return known[1] if known is not None and _same(known[0], token) else None
+        return known[1] if known is not None and same_token(known[0], token) else None
 
 
-def _same(token: str, given: str) -> bool:
-    return hmac.compare_digest(token.encode(), given.encode(errors="replace"))
-
-
-class _TokenFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses a stranger's call, of whatever kind, before anything of it is decoded."""
-
-    def __init__(self, sessions: _Sessions) -> None:
-        super().__init__()
-        self._sessions = sessions
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _TokenMiddleware:
-        given = str((headers.get(_TOKEN_HEADER) or [""])[0])
-        if not self._sessions.admits(given):
-            raise flight.FlightUnauthenticatedError("the token is of no session here")
-        return _TokenMiddleware(given)
-
-
-class Server(flight.FlightServerBase):  # type: ignore[misc]
+class Server(FlightService):
     """One per driver process; sessions (one per started query) come and go.
 
     Args:
@@ -212,12 +189,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         self._sessions = _Sessions()  # asked from the first call on
         super().__init__(
-            location_of(bind, port, tls=tls is not None),
-            tls_certificates=[(tls.certificate, tls.key)] if tls is not None else None,
-            middleware={"token": _TokenFactory(self._sessions)},
+            self._sessions.admits, bind=bind, advertised=advertised, port=port, tls=tls
         )
-        self.location = location_of(advertised, self.port, tls=tls is not None)
-        self.certificate = tls.certificate if tls is not None else b""
 
     def add(self, session: str, token: str, handler: Handler) -> Endpoint:
         """Answer a session's requests from now on."""
@@ -229,48 +202,20 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         """Refuse a session's requests from now on."""
         self._sessions.remove(session)
 
-    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Flight's entry; answers (ok, body), then raw slices."""
-        try:
-            body = action.body
-            if body is not None and body.size > _MAX_REQUEST_BYTES:
-                raise ProtocolError(f"A request of {body.size} bytes is over the limit.")
-            yield from self._answer(context, action.type, body)
-        except StateBackendError as error:
-            reply = ErrorReply(code=error.code, what=error.what, todo=error.todo)
-            yield msgspec.msgpack.encode([False, reply])
-        except Exception as error:  # never a hang, never a bare stack trace without a name
-            reply = ErrorReply(
-                code=ProtocolError.code,
-                what=f"The coordinator failed on {action.type!r}: {type(error).__name__}: {error}.",
-                todo="See the driver's log.",
-            )
-            yield msgspec.msgpack.encode([False, reply])
-
-    def _answer(self, context: Any, kind: str, body: Any) -> Iterator[bytes]:
-        if kind == "begin":
-            request = _decode(body, BeginRequest)
-            reply, slices = self._handler(context, request).begin(request)
-            yield msgspec.msgpack.encode([True, reply])
-            yield from slices
-        elif kind == "ack":
-            ack = _decode(body, AckRequest)
-            yield msgspec.msgpack.encode([True, self._handler(context, ack).ack(ack)])
-        elif kind == "base_done":
-            done = _decode(body, BaseDone)
-            yield msgspec.msgpack.encode([True, self._handler(context, done).base_done(done)])
-        elif kind == "base_renewed":
-            renewal = _decode(body, BaseRenewal)
-            answer = self._handler(context, renewal).base_renewed(renewal)
-            yield msgspec.msgpack.encode([True, answer])
-        elif kind == "call":
-            called = _decode(body, Call)
-            handler: Any = self._handler(context, called)
-            if not hasattr(handler, "call"):
-                raise ProtocolError(f"The session of job {called.job!r} takes no {called.kind!r}.")
-            yield msgspec.msgpack.encode([True, handler.call(called.kind, called.body)])
-        else:
+    def answer(self, context: Any, kind: str, body: Any) -> tuple[Any, list[bytes]]:
+        """As the session's handler."""
+        decoder = _REQUESTS.get(kind)
+        if decoder is None:
             raise ProtocolError(f"The coordinator knows no request {kind!r}.")
+        request = decoder(body)
+        handler = self._handler(context, request)
+        if kind == "begin":
+            return handler.begin(request)
+        if kind != "call":
+            return getattr(handler, kind)(request), []
+        if not hasattr(handler, "call"):
+            raise ProtocolError(f"The session of job {request.job!r} takes no {request.kind!r}.")
+        return handler.call(request.kind, request.body), []
 
     def _handler(self, context: Any, request: _Request) -> Handler:
         if request.protocol != PROTOCOL:
@@ -290,24 +235,6 @@ def _not_running(job: str) -> StaleRequestError:
         f"A request for a session of job {job!r} that is not running here.",
         todo="Nothing to do if its query was stopped; else start it with backend.start().",
     )
-
-
-# Looked at once, here: threads that decode a type for the first time at the same time were seen to
-# end in a segmentation fault of msgspec.
-_LOOKED_AT: Final = [
-    msgspec.msgpack.Decoder(kind)
-    for kind in (BeginRequest, AckRequest, BaseDone, BaseRenewal, Call)
-] + [msgspec.msgpack.Decoder(kind) for kind in (BeginReply, AckReply, BaseReply, ErrorReply)]
-
-
-def _decode(body: Any, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(memoryview(body) if body is not None else b"", type=kind)
-    except _MALFORMED as error:
-        raise ProtocolError(
-            f"A malformed {kind.__name__} was refused ({error}).",
-            todo="Install the same statebackend release on driver and executors.",
-        ) from error
 
 
 _UNREACHED: Final = (
@@ -344,65 +271,41 @@ class Client:
         self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
     ) -> tuple[BeginReply, list[bytes]]:
         """Ask to begin an epoch; the reply and the slices that come with it."""
-        return self._call(endpoint, "begin", request, BeginReply, timeout_s)
+        return self._call(endpoint, "begin", request, _BEGUN, timeout_s)
 
     def ack(self, endpoint: Endpoint, request: AckRequest, *, timeout_s: float) -> AckReply:
         """Report a snapshot; may take as long as a commit takes."""
-        return self._call(endpoint, "ack", request, AckReply, timeout_s)[0]
+        return self._call(endpoint, "ack", request, _ACKED, timeout_s)[0]
 
     def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
         """Report a base that is durable."""
-        return self._call(endpoint, "base_done", request, BaseReply, timeout_s)[0]
+        return self._call(endpoint, "base_done", request, _BASE, timeout_s)[0]
 
     def base_renewed(
         self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
     ) -> BaseReply:
         """Say that an upload goes on."""
-        return self._call(endpoint, "base_renewed", request, BaseReply, timeout_s)[0]
+        return self._call(endpoint, "base_renewed", request, _BASE, timeout_s)[0]
 
     def call(self, endpoint: Endpoint, request: Call, *, timeout_s: float) -> bytes:
         """Ask whoever drives the operators (see :class:`Call`)."""
-        return self._call(endpoint, "call", request, bytes, timeout_s)[0]
+        return self._call(endpoint, "call", request, _CALLED, timeout_s)[0]
 
     def _call(
-        self, endpoint: Endpoint, kind: str, request: Any, reply: type[T], timeout_s: float
+        self, endpoint: Endpoint, kind: str, request: Any, reply: Decoder[T], timeout_s: float
     ) -> tuple[T, list[bytes]]:
-        options = flight.FlightCallOptions(
-            timeout=timeout_s, headers=[(_TOKEN_HEADER.encode(), endpoint.token.encode())]
-        )
+        options = call_options(endpoint.token, timeout_s)
         try:
-            action = flight.Action(kind, pa.py_buffer(msgspec.msgpack.encode(request)))
-            bodies = [r.body for r in self._client.do_action(action, options)]
+            bodies = ask(self._client, kind, request, options)
         except flight.FlightUnauthenticatedError as error:
             raise _not_running(request.job) from error
-        except (pa.ArrowException, flight.FlightError, OSError) as error:
+        except BROKEN as error:
             strange = endpoint.certificate and "handshake" in str(error).lower()
             raise CoordinatorUnreachableError(
                 f"The coordinator at {self._location} did not answer {kind!r} ({error}).",
                 todo=_STRANGER if strange else _UNREACHED,
             ) from error
         return read_reply(bodies, reply)
-
-
-def read_reply(bodies: Sequence[pa.Buffer], kind: type[T]) -> tuple[T, list[bytes]]:
-    """What was answered: a reply, and the slices that come with it.
-
-    Raises:
-        StateBackendError: the coordinator refused; or ProtocolError: that is no reply of its.
-    """
-    try:
-        ok, answer = msgspec.msgpack.decode(memoryview(bodies[0]), type=tuple[bool, msgspec.Raw])
-        reply = msgspec.msgpack.decode(answer, type=kind) if ok else None
-        refusal = None if ok else msgspec.msgpack.decode(answer, type=ErrorReply)
-    except (*_MALFORMED, IndexError) as error:
-        raise ProtocolError(
-            f"The coordinator's answer is no {kind.__name__} ({error}).",
-            todo="Install the same statebackend release on driver and executors.",
-        ) from error
-    if refusal is not None:
-        raise error_for_code(refusal.code, refusal.what, refusal.todo)
-    assert reply is not None
-    return reply, [body.to_pybytes() for body in bodies[1:]]
 
 
 _clients: dict[tuple[int, str, bytes], Client] = {}

@@ -119,29 +119,44 @@ class StreamingTimers(TimerIndex):
         return self._log_at
 
     def _new_due(self, key_groups: range, limit: int) -> pa.BinaryArray:
+        """The timers below ``limit`` that were not given before, in the order of their keys."""
         self._drop_segments()
-        table, heads = self._table, list[bytes]()
+        parts = [*self._new_stored(key_groups, limit), self._new_logged(limit)]
+        return self._still_set(resolved([(keys, None) for keys in parts]))
+
+    def _new_stored(self, key_groups: range, limit: int) -> list[pa.BinaryArray]:
+        """Those in the base and in the runs, deleted ones too; the first beyond are the bound.
+
+        The dicts of layers are not looked through: what was set in them is in the segments.
+        """
+        table, beyond = self._table, list[bytes]()
         low, end = pack_at(min(self._low, limit)), pack_at(limit)
-        # The dicts of layers are not looked through: what was set in them is in the segments.
         runs = [run for layer in table.frozen for run in layer.sorted_runs]
         runs += table.sorted_runs_of_overlay
-        parts = [of_base(table, BY_TIME, key_groups, end, heads, low)]
-        parts += [of_run(run, BY_TIME, key_groups, end, heads, low) for run in runs]
-        noted = [*self._take_noted(limit), *(k for one in self._segments for k in one.take(limit))]
-        parts.append((binary_array(sorted(set(noted))), None))
+        parts = [of_base(table, BY_TIME, key_groups, end, beyond, low)]
+        parts += [of_run(run, BY_TIME, key_groups, end, beyond, low) for run in runs]
         self._low = max(self._low, limit)
-        self._first_at = min((int.from_bytes(key[4:12], "big") for key in heads), default=_NEVER)
-        every = [(keys, None) for keys, _ in parts]  # what was deleted is found out now
-        keys = resolved(every)
+        self._first_at = min((int.from_bytes(key[4:12], "big") for key in beyond), default=_NEVER)
+        return [keys for keys, _ in parts]
+
+    def _new_logged(self, limit: int) -> pa.BinaryArray:
+        """Those in the log and in the segments, deleted ones too, each once and in order."""
+        found = self._take_noted(limit)
+        for segment in self._segments:
+            found.update(segment.take(limit))
+        return binary_array(sorted(found))
+
+    def _still_set(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Those that nothing over the base deletes; what it says nothing of is the base's."""
         if not len(keys):
             return keys
-        values, of_the_base = table.multi_get_over(keys.to_pylist())
-        left = np.fromiter((value is not None for value in values), np.bool_, len(values))
-        left[of_the_base] = True
-        return keys if left.all() else take(keys, np.flatnonzero(left))
+        values, of_the_base = self._table.multi_get_over(keys.to_pylist())
+        is_set = np.fromiter((value is not None for value in values), np.bool_, len(values))
+        is_set[of_the_base] = True
+        return keys if is_set.all() else take(keys, np.flatnonzero(is_set))
 
-    def _take_noted(self, limit: int) -> list[bytes]:
-        """The keys in the log that are due, each once and in order; the next call drops them.
+    def _take_noted(self, limit: int) -> set[bytes]:
+        """The keys in the log that are due; the next call drops them.
 
         Until then their owners may ask for those that have not fired yet.
         """
@@ -154,10 +169,10 @@ class StreamingTimers(TimerIndex):
             self._taken, self._indexed, self._owned = None, 0, {}
         below = at < np.uint64(limit)
         if not below.any():
-            return []
+            return set()
         log, self._taken = self._log, below
         at[below] = _NEVER
-        return sorted({log[place] for place in np.flatnonzero(below).tolist()})
+        return {log[place] for place in np.flatnonzero(below).tolist()}
 
 
 class _Segment:

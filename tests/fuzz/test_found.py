@@ -22,7 +22,9 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.operators.vector.column_states import ArrowListState, StateSite
 from statebackend.operators.vector.entries import Entries
 from statebackend.rocks.store import RocksSettings, RocksStore
-from statebackend.rpc.service import Server, read_reply
+from statebackend.rpc.envelope import Decoder
+from statebackend.rpc.flight_service import read_reply
+from statebackend.rpc.service import Server
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys import KeyCodec
@@ -144,7 +146,7 @@ def test_text_that_is_no_utf_8_is_a_malformed_request_and_no_marker() -> None:
     (answer,) = server.do_action(None, action)
     server.shutdown()
     with pytest.raises(ProtocolError, match="malformed BeginRequest"):
-        read_reply([pa.py_buffer(answer)], dict)
+        read_reply([pa.py_buffer(answer)], Decoder(dict))
 
     class Rows:
         def get(self, key: bytes) -> bytes:
@@ -155,8 +157,8 @@ def test_text_that_is_no_utf_8_is_a_malformed_request_and_no_marker() -> None:
 
 
 def test_an_answer_of_nothing_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="answer is no dict"):
-        read_reply([], dict)
+    with pytest.raises(ProtocolError, match="malformed tuple"):
+        read_reply([], Decoder(dict))
 
 
 @pytest.mark.parametrize("subtask", [-1, 2, 2**40])

@@ -17,7 +17,7 @@ from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
 
 SCHEMA = StructType().add("name", StringType()).add("n", LongType())
 
@@ -103,11 +103,7 @@ def owner(key: int) -> int:
 def read(subtask: int, *numbers: int, group: int | None = None) -> EpochInput:
     return read_epoch(
         arriving(subtask, *numbers, group=group),
-        uid="rules",
-        schema=arrow_schema(DATA),
-        key_positions=(0,),
-        parallelism=SUBTASKS,
-        max_parallelism=GROUPS,
+        InputShape("rules", arrow_schema(DATA), (0,), SUBTASKS, GROUPS),
         rules=BroadcastRows(arrow_schema(SCHEMA)),
     )
 

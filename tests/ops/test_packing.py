@@ -20,7 +20,7 @@ from statebackend.operators.input.lateness import EventMaxima
 from statebackend.operators.input.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
 
 GROUPS = 16
 SUBTASKS = 3
@@ -82,12 +82,7 @@ def read(payloads: list[bytes | None], subtask: int, **given: Any) -> EpochInput
     whole = given.pop("whole", True)
     return read_epoch(
         arriving(payloads, subtask, whole=whole),
-        uid="totals",
-        schema=ARROW,
-        key_positions=(0,),
-        parallelism=SUBTASKS,
-        max_parallelism=GROUPS,
-        packed=True,
+        InputShape("totals", ARROW, (0,), SUBTASKS, GROUPS, packed=True),
         **given,
     )
 

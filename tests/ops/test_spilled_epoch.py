@@ -24,7 +24,7 @@ from statebackend.operators import keyed_operator as rows_module
 from statebackend.operators.input.staging import InputStage
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, read_epoch
+from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
@@ -63,11 +63,7 @@ def batches_of(
 def read(keys: list[str | None], stage: InputStage | None = None, **options: Any) -> EpochInput:
     return read_epoch(
         batches_of(keys, **options),
-        uid="totals",
-        schema=ARROW,
-        key_positions=(0,),
-        parallelism=1,
-        max_parallelism=MAX_PARALLELISM,
+        InputShape("totals", ARROW, (0,), 1, MAX_PARALLELISM),
         stage=stage,
     )
 
@@ -270,14 +266,7 @@ def test_a_hash_that_differs_is_found_in_small_batches_too(tmp_path: Path) -> No
             yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     with pytest.raises(HashMismatchError):
-        read_epoch(
-            wrong(),
-            uid="totals",
-            schema=ARROW,
-            key_positions=(0,),
-            parallelism=1,
-            max_parallelism=MAX_PARALLELISM,
-        )
+        read_epoch(wrong(), InputShape("totals", ARROW, (0,), 1, MAX_PARALLELISM))
 
 
 def test_without_a_budget_the_rows_can_be_looked_at(tmp_path: Path) -> None:

@@ -283,11 +283,11 @@ class Run:
             first_epoch=first_epoch,
             asynchronous=self.asynchronous,
             specs=self.specs if specs is None else specs,
-            stamps=self.coordinator.stamps if same_process else None,
+            stamps=self.coordinator.run.stamps if same_process else None,
         )
 
     def lineage(self, operator: str = "op") -> OperatorLineage:
-        return self.coordinator.lineage(operator)
+        return self.coordinator.run.operators[operator].lineage
 
     def begin(
         self,
@@ -354,12 +354,12 @@ class Run:
 
     def commit(self, operator: str = "op") -> Manifest | None:
         """Write the record that is due, if one is."""
-        assert self.coordinator.epoch is not None
-        work = self.coordinator.due_commit(operator, self.coordinator.epoch)
+        assert self.coordinator.run.epoch is not None
+        work = self.coordinator.records.take_due(operator, self.coordinator.run.epoch)
         if work is None:
             return None
         manifest = self.append(work)
-        self.coordinator.committed(work, manifest)
+        self.coordinator.records.committed(work, manifest)
         return manifest
 
     def finish(

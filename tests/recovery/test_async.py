@@ -110,7 +110,7 @@ def test_an_epoch_begins_while_the_record_of_the_one_before_is_on_its_way(store:
     assert (reply.base_epoch, reply.durable_epoch) == (1, 0)
     (layer,) = reply.layers
     assert (layer.epoch, layer.chain) == (1, reply.chain)
-    lineage = started.coordinator.lineage("op").subtasks[0]
+    lineage = started.coordinator.run.operators["op"].lineage.subtasks[0]
     assert reply.durable_chain == lineage.chain_at(0)
     assert [m.epoch for m in manifests_of(store) if m.kind == "checkpoint"] == [0]
     store.gate.set()
@@ -241,10 +241,10 @@ def test_a_third_attempt_that_makes_what_the_first_made_is_waited_for_too(
         drained(started)
     store.gate.clear()
     waiting = [threads.submit(acked, started, reply, {b"k": b"two"}, 0, 1)]
-    while started.coordinator._operators["op"].epoch.acks[0].attempt != 1:
+    while started.coordinator.run.operators["op"].epoch.acks[0].attempt != 1:
         pass
     waiting.append(threads.submit(acked, started, reply, {b"k": b"one"}, 0, 2))
-    while started.coordinator._operators["op"].epoch.acks[0].attempt != 2:
+    while started.coordinator.run.operators["op"].epoch.acks[0].attempt != 2:
         pass
     following = begun(started, 1)
     assert (following.durable_epoch, len(following.layers)) == (-1, 1)
@@ -266,7 +266,7 @@ def test_records_are_written_in_the_order_in_which_they_were_due(
     """A twin acks between the moment when a record is due and the moment when it is on its way."""
     started = Started(store, {"op": 1}, asynchronous=True)
     reply = begun(started, 0)
-    real, twins = started.coordinator.due_commit, []
+    real, twins = started.coordinator.records.take_due, []
 
     def due(uid: str, epoch: int) -> CommitWork | None:
         work = real(uid, epoch)
@@ -275,7 +275,7 @@ def test_records_are_written_in_the_order_in_which_they_were_due(
             still_waits(twins[0])
         return work
 
-    monkeypatch.setattr(started.coordinator, "due_commit", due)
+    monkeypatch.setattr(started.coordinator.records, "take_due", due)
     acked(started, reply, {b"k": b"first"})
     twins[0].result(LONG_S)
     following = begun(started, 1)
@@ -283,7 +283,9 @@ def test_records_are_written_in_the_order_in_which_they_were_due(
     drained(started)
     deltas = resolve(manifests_of(store))["op"].subtasks[0].deltas
     assert deltas[0].entry.attempt == 1
-    assert deltas[1].entry.chain == started.coordinator.lineage("op").subtasks[0].chain_at(1)
+    assert deltas[1].entry.chain == started.coordinator.run.operators["op"].lineage.subtasks[
+        0
+    ].chain_at(1)
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def test_a_commit_that_failed_behind_is_told_to_the_next_who_asks(store: HeldUp,
         with pytest.raises(error):
             call()
     assert isinstance(started.session.failure, error)
-    assert isinstance(started.coordinator.failure, error)
+    assert isinstance(started.coordinator.run.failure, error)
     store.failure = None
     again = Started(store, {"op": 1}, first_epoch=1)
     found = resolve(manifests_of(store))["op"]

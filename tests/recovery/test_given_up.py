@@ -41,7 +41,7 @@ def test_a_deletion_that_was_given_up_did_not_happen(monkeypatch: pytest.MonkeyP
     point.forget_given_up(lineages.values())
     monkeypatch.setattr(driver, "resolve", lambda records: lineages)
     back = run.again(first_epoch=2, specs={})
-    due = back.coordinator.next_due()
+    due = back.coordinator.run.next_due()
     assert due is not None
     assert due.epoch == 1
     assert back.begin(2).dropped == ()

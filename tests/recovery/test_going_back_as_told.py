@@ -36,6 +36,7 @@ class _Log:
     def __init__(self) -> None:
         self.records: list[Manifest] = []
         self.lag = 0  # how many of the newest no listing shows yet
+        self.shown_at_a_read = False  # they were just being appended
 
     def claim(self, *, run: str = "", settings: dict[str, Any] | None = None) -> Tenure:
         generation = 1 + max((m.generation for m in self.records), default=0)
@@ -60,9 +61,14 @@ class _Log:
         assert listed is None
         return self.records[: len(self.records) - self.lag]
 
+    def sequences(self) -> list[int]:
+        return [record.sequence for record in self.manifests()]
+
     def read(self, sequence: int) -> Manifest:
         if sequence >= len(self.records):
             raise ObjectNotFoundError(f"There is no record {sequence}.")
+        if self.shown_at_a_read:
+            self.lag = 0
         return self.records[sequence]
 
 
@@ -276,3 +282,8 @@ def test_a_location_is_not_judged_by_a_listing_that_lags(
     assert "what else was committed is not known" in refused.what
     world.log.lag = 0
     assert world.start(go_back_to=go_back_to).point.first_epoch == 6
+
+
+def test_a_start_beside_another_drivers_appends_decides_anew(world: _World) -> None:
+    world.log.lag, world.log.shown_at_a_read = 2, True
+    assert world.start().point.first_epoch == 6

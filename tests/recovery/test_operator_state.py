@@ -249,7 +249,7 @@ def test_cleaning_leaves_what_acks_and_records_name() -> None:
             kinds={},
             own_generation=started.tenure.generation,
             confirmed_epoch=epoch,
-            pending=started.coordinator.pending_names(),
+            pending=started.coordinator.run.pending_names(),
         )
         dead = {info.name for info in classify(store.list("data/"), view).of(Fate.DEAD)}
         entry = resolve(manifests)["op"].epochs[epoch]
@@ -265,7 +265,7 @@ def test_objects_of_acks_are_kept_until_their_record_names_them() -> None:
     one.held.states["rules"].put((1,), (1,))  # type: ignore[union-attr]
     one.held.states["list"].add((1,))  # type: ignore[union-attr]
     one.ack()
-    pending = started.coordinator.pending_names()
+    pending = started.coordinator.run.pending_names()
     assert len(pending) == 2
     assert pending == {info.name for info in started.store.list("data/")}
 

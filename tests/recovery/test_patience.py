@@ -131,7 +131,7 @@ def test_after_its_patience_a_commit_is_unknown_and_nothing_more_is_written() ->
     store.lost = 0
     store.land(1)  # it counts, once a claim has seen it
     again = Started(store, {"op": 1}, first_epoch=0)
-    assert again.coordinator._lineages["op"].last_epoch == 0
+    assert again.coordinator.run.lineages["op"].last_epoch == 0
     assert acked(again, 0)
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from recovery.local import peers
+from recovery.local import local_sockets
 from recovery.local.folders import home_of, own_file_text, own_folder
 from recovery.local.local_copies import copies_seen
 from recovery.local.store_directory import HOLDER
@@ -397,12 +397,12 @@ def test_a_peer_of_this_user_is_known_and_one_of_another_is_not(
 ) -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert peers.peer_uid(one) in (os.geteuid(), None)
-        assert peers.of_this_user(one)
-        monkeypatch.setattr(peers, "peer_uid", lambda _: os.geteuid() + 1)
-        assert not peers.of_this_user(one)
-        monkeypatch.setattr(peers, "peer_uid", lambda _: None)
-        assert peers.of_this_user(other), "its folder is closed to others"
+        assert local_sockets.peer_uid(one) in (os.geteuid(), None)
+        assert local_sockets.of_this_user(one)
+        monkeypatch.setattr(local_sockets, "peer_uid", lambda _: os.geteuid() + 1)
+        assert not local_sockets.of_this_user(one)
+        monkeypatch.setattr(local_sockets, "peer_uid", lambda _: None)
+        assert local_sockets.of_this_user(other), "its folder is closed to others"
 
 
 def test_a_keeper_s_folder_is_closed(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ class JobMachine(RuleBasedStateMachine):
         self.store.next_create = fault
         self.claimed = True
         self.acked, self.durable = {}, set()
-        due = self.current.coordinator.next_due()
+        due = self.current.coordinator.run.next_due()
         assert due is not None
         assert due.epoch in (self.last_commit, self.batch)
 
@@ -583,7 +583,7 @@ class JobMachine(RuleBasedStateMachine):
         self.events[one.where] = one.ack.max_event_ms
         everyone = {w for w in self.wheres if w[0] == one.where[0]}
         complete = everyone <= self.acked.keys()
-        assert reply.durable is (complete and not one.started.coordinator.asynchronous)
+        assert reply.durable is (complete and not one.started.coordinator.run.asynchronous)
         if complete:
             self.durable.add(one.where[0])
 
@@ -708,7 +708,7 @@ class JobMachine(RuleBasedStateMachine):
             known = [one for one in [self.seen[self.batch - 1].get(uid), *ms] if one is not None]
             seen[uid] = max(known, default=None)
         self.seen[self.batch] = seen
-        due = self.current.coordinator.next_due()
+        due = self.current.coordinator.run.next_due()
         if due is not None:  # the run may have ended with a record that is on its way
             moves = self._next_watermark(self.batch) > self.watermarks[self.batch]
             assert (due.epoch, due.watermark_moves) == (self.batch, moves)

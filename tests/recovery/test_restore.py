@@ -225,7 +225,7 @@ class Job:
             large_bytes=large_bytes,
         )
         durable = self.started.session.ack(ack).durable
-        assert durable is not self.started.coordinator.asynchronous
+        assert durable is not self.started.coordinator.run.asynchronous
         self.truth[self.epoch] = after
         return opened
 
@@ -569,7 +569,7 @@ def test_many_damaged_local_deltas_never_leave_a_store_at_another_epoch(
     shutil.rmtree(job.root / "h")
     shutil.copytree(kept, job.root / "h")
     folder = job.incarnation("h") / "deltas"
-    for step in job.started.coordinator.lineage("op").subtasks[0].deltas.values():
+    for step in job.started.coordinator.run.operators["op"].lineage.subtasks[0].deltas.values():
         if step.entry.epoch > 0:
             (folder / f"{step.entry.epoch}-{step.entry.digest}").write_bytes(b"torn")
     job.restart()
@@ -765,7 +765,7 @@ def objects(tmp_path: Path) -> Job:
 @pytest.mark.parametrize("how", ["flipped", "cut short", "emptied", "another's"])
 def test_a_damaged_object_is_named_and_nothing_else_is_taken_for_it(objects: Job, how: str) -> None:
     job = objects
-    name = job.started.coordinator._lineages["op"].subtasks[0].deltas[0].entry.object
+    name = job.started.coordinator.run.lineages["op"].subtasks[0].deltas[0].entry.object
     assert name is not None
     data = job.store.get(name)
     damaged = {
@@ -785,7 +785,7 @@ def test_a_damaged_object_is_named_and_nothing_else_is_taken_for_it(objects: Job
 
 def test_a_missing_object_is_named(objects: Job) -> None:
     job = objects
-    name = job.started.coordinator._lineages["op"].subtasks[0].deltas[1].entry.object
+    name = job.started.coordinator.run.lineages["op"].subtasks[0].deltas[1].entry.object
     assert name is not None
     job.store.delete([name])
     with pytest.raises(CorruptionError, match=name) as caught:
@@ -795,7 +795,7 @@ def test_a_missing_object_is_named(objects: Job) -> None:
 
 
 def test_a_damaged_slice_in_a_record_is_named(job: Job) -> None:
-    sequence = job.started.coordinator.lineage("op").epochs[2].sequence
+    sequence = job.started.coordinator.run.operators["op"].lineage.epochs[2].sequence
     name = record_name(sequence)
     data = bytearray(job.store.get(name))
     data[50] ^= 1  # within the first slice; the manifest is whole

@@ -557,8 +557,8 @@ class ApartJob(Job):
         super().upload(opened, grant)
 
     def base(self) -> SliceRef | None:
-        lineage = self.started.coordinator._lineages.get("op")
-        running = self.started.coordinator._operators.get("op")
+        lineage = self.started.coordinator.run.lineages.get("op")
+        running = self.started.coordinator.run.operators.get("op")
         known = running.lineage if running else lineage
         return known.subtasks[0].base_before(10**9) if known else None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
+from snapshot.storage.local_store import LocalStore
 from statebackend.errors import CheckpointLocationError, JobRunningError, RewindError
 from statebackend.runtime.driver.job import Job
 from statebackend.spark.start import start_point as startpoint
-from statebackend.spark.start.start_point import StartPoint
+from statebackend.spark.start.start_point import StartPoint, check_planned
+from tests.recovery.driver import Started, begin_of, new_id, stamp_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +54,11 @@ def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) 
 class _Location:
     """A checkpoint location with one plan."""
 
-    def __init__(self, stamp_ms: int | None) -> None:
-        self.planned_ms = stamp_ms
+    def __init__(self, stamp_ms: int | None, last_offset: int = 3) -> None:
+        self.planned_ms, self.last_offset = stamp_ms, last_offset
+
+    def progress(self) -> LocationProgress:
+        return LocationProgress("/cp", "q", self.last_offset, 3)
 
     def stamp_ms(self, name: str) -> int | None:
         assert name == "offsets/4"
@@ -62,13 +68,35 @@ class _Location:
 def test_a_plan_that_was_replaced_before_the_claim_is_refused(point: StartPoint) -> None:
     point.first_epoch, point.first_stamp_ms = 4, 1000
     same, other, gone = (cast("CheckpointLocation", _Location(ms)) for ms in (1000, 999, None))
-    assert point.stamp_of_plan(same, 4) == 1000
+    point.check_plan_stands(same, 4)
     for location in (other, gone):
         with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
-            point.stamp_of_plan(location, 4)
+            point.check_plan_stands(location, 4)
 
 
 def test_a_plan_that_spark_made_after_the_start_was_decided_counts(point: StartPoint) -> None:
     point.first_epoch = 4
-    assert point.stamp_of_plan(cast("CheckpointLocation", _Location(1000)), 4) == 1000
-    assert point.stamp_of_plan(cast("CheckpointLocation", _Location(None)), 4) is None
+    point.check_plan_stands(cast("CheckpointLocation", _Location(1000)), 4)
+    point.check_plan_stands(cast("CheckpointLocation", _Location(None)), 4)
+
+
+def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Path) -> None:
+    """Nothing was planned when the start was decided, nor when it claimed the job."""
+    run = Started(LocalStore(tmp_path, new_id=new_id), {"op": 1}, first_epoch=4)
+    location = _Location(stamp_of(4) + 1, 4)
+    place = cast("CheckpointLocation", location)
+    run.session.open(run.coordinator, run.tenure, partial(check_planned, place))
+    with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
+        run.session.begin(begin_of(4))
+    location.planned_ms, location.last_offset = None, 3
+    with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
+        run.session.begin(begin_of(4))
+    assert run.coordinator.run.epoch is None
+    location.planned_ms, location.last_offset = stamp_of(4), 4
+    run.session.begin(begin_of(4))
+    location.planned_ms = 0
+    run.session.begin(begin_of(4, attempt=1))
+
+
+def test_a_plan_of_a_form_that_is_not_known_is_let_pass() -> None:
+    check_planned(cast("CheckpointLocation", _Location(None, 4)), 4, 1000)

@@ -305,7 +305,7 @@ class App:
         if batch == 0:
             stage.keyless, stage.clock = KeylessState(), Clock()
         elif before is not None:
-            stage.keyless, stage.clock = world.keyless.after(before), before.clock
+            stage.keyless, stage.clock = world.keyless.after(before, session), before.clock
         self.second = None
         if config.second:
             self.second = second.begin(self, session, plan, stage, before)
@@ -346,7 +346,9 @@ class App:
             sched.note(Fault.READ_IN_PART)
             output = None
         keyless = self._keyless(plan, stage)
-        committed = Committed(plan, stage.salt, state, output, keyless, clock=clock)
+        committed = Committed(
+            plan, stage.salt, state, output, keyless, clock=clock, session=session
+        )
         if self.second is not None and (made := second.commit(self, self.second, model)):
             committed = dataclasses.replace(committed, second=made[0])
             world.output.committed(*made)

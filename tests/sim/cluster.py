@@ -75,7 +75,8 @@ class Client:
             sched.note("child from several local parents")
         session = self._app.sessions.get(endpoint.session)
         if session is not None and session._coordinator is not None:
-            own = session._coordinator.lineage(request.operator).subtasks[request.subtask]
+            operator = session._coordinator.run.operators[request.operator]
+            own = operator.lineage.subtasks[request.subtask]
             if any(parent.parents for parent in own.parents):
                 sched.note("rescaled twice before a base")
 
@@ -158,6 +159,7 @@ class Worker:
             commit_timeout_s=config.commit_timeout_s + config.hop_timeout_s,
             lease_timeout_s=config.lease_timeout_s,
             rocks=RocksSettings(),
+            base_bytes_per_s=0,
         )
         self.attempt: Attempt | None = None
         self.last_subtask = ("", -1)

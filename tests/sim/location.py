@@ -58,6 +58,7 @@ class Committed:
     Attributes:
         state: what state must be after it; from a plain model of the input.
         output: what the sink took; None where it took a part only.
+        session: of the query that committed it.
     """
 
     plan: Plan
@@ -67,6 +68,7 @@ class Committed:
     keyless: Any = None  # see `tests.sim.keyless.KeylessState`
     second: Committed | None = None  # what it made of a second operator
     clock: Any = None  # of the next batch, see `tests.sim.timemodel.Clock`
+    session: str = ""
 
 
 @dataclass

@@ -23,6 +23,8 @@ from snapshot.protocol.bases import BaseBook, Grant
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import Acked, EpochState
 from snapshot.protocol.lineage import SubtaskLineage
+from snapshot.protocol.record_commits import RecordCommits
+from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.running_operator import RunningOperator
 from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Verdict
@@ -120,13 +122,14 @@ def chain_ignored() -> Patches:
 
 
 def retention_by_record() -> Patches:
-    really = Coordinator._oldest_needed
+    really = RecordCommits._oldest_needed
 
-    def oldest_needed(self: Coordinator) -> int:
-        newest = [e.sequence for o in self._operators.values() for e in o.lineage.epochs.values()]
+    def oldest_needed(self: RecordCommits) -> int:
+        running = self._run.operators.values()
+        newest = [e.sequence for o in running for e in o.lineage.epochs.values()]
         return max([really(self), *newest])
 
-    yield Coordinator, "_oldest_needed", oldest_needed
+    yield RecordCommits, "_oldest_needed", oldest_needed
 
 
 def pruned_too_early() -> Patches:
@@ -181,7 +184,7 @@ def ack_before_the_record() -> Patches:
     really = RunSession._commit
 
     def commit(self: RunSession, coordinator: Any, tenure: Any, work: Any) -> None:
-        if coordinator.asynchronous:
+        if coordinator.run.asynchronous:
             really(self, coordinator, tenure, work)
         else:  # the record is written by the way, and taken for durable at once
             actor = current()
@@ -217,7 +220,7 @@ def lapsed_grants_count() -> Patches:
 
 
 def pending_ignored() -> Patches:
-    yield Coordinator, "pending_names", lambda self: set()
+    yield RunningJob, "pending_names", lambda self: set()
     really = snapshot.retention.retention._data
 
     def data(name: str, view: Any) -> Fate:
@@ -406,9 +409,10 @@ def time_is_the_stamp() -> Patches:
     really = Coordinator._first_epoch
 
     def first_epoch(self: Coordinator, request: Any) -> None:
-        epochs = [one.epochs.items() for one in self._lineages.values()]
+        epochs = [one.epochs.items() for one in self.run.lineages.values()]
         times = {one.stamp_ms for known in epochs for n, one in known if n < request.epoch}
-        self.stamps.current, self.stamps.__dict__["times"] = None, times
+        stamps = self.run.stamps
+        stamps.current, stamps.__dict__["times"] = None, times
         really(self, request)
 
     def bind(self: Stamps, stamp_ms: int, *of: str | int) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import snapshot.protocol.coordinator as coordinator
 import statebackend.runtime.worker.operator_state_io as product
-from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import EpochState
 from snapshot.protocol.keyless_state import OperatorBlobs
+from snapshot.protocol.record_commits import RecordCommits
 from snapshot.protocol.running_operator import RunningOperator
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
@@ -70,12 +70,12 @@ def look_is_gone_on_from() -> Patches:
 
 
 def first_operator_counts() -> Patches:
-    def oldest_needed(self: Coordinator) -> int:
-        assert self.epoch is not None
-        first = next(iter(self._operators.values()))
-        return first.oldest_needed(self.epoch) or 0
+    def oldest_needed(self: RecordCommits) -> int:
+        assert self._run.epoch is not None
+        first = next(iter(self._run.operators.values()))
+        return first.oldest_needed(self._run.epoch) or 0
 
-    yield Coordinator, "_oldest_needed", oldest_needed
+    yield RecordCommits, "_oldest_needed", oldest_needed
 
 
 def first_record_waited_for() -> Patches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +12,7 @@ from snapshot.log import commit_log as log
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.stamps import Stamps
 from statebackend.errors import JobRunningError, RewindError
-from statebackend.runtime.driver import job
-from statebackend.spark.start import launch
+from statebackend.runtime.driver import job, job_start
 from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.going_back import GoingBack
 from tests.planted.bug import Patches, PlantedBug
@@ -158,7 +158,9 @@ def attempts_by_time() -> Patches:
 
     def made(self: SimEpoch, attempt: Any, worker: Any) -> None:
         really(self, attempt, worker)
-        self._context.attempt = worker.system.wall_ms()
+        self._context.attempt = number = worker.system.wall_ms()
+        member = self._participant.member
+        self._participant.member = dataclasses.replace(member, attempt=number)
 
     yield SimEpoch, "__init__", made
 
@@ -187,7 +189,7 @@ def not_read_after_the_claim() -> Patches:
         return log.__dict__["read_last"]
 
     yield CommitLog, "manifests", manifests
-    yield launch, "held_before", held_before
+    yield job_start, "held_before", held_before
 
 
 def looks_before_it_lists() -> Patches:
@@ -230,7 +232,7 @@ def claims_refuse() -> Patches:
         if manifests and manifests[-1].kind == "claim":
             raise JobRunningError("Another driver is starting the job.")
 
-    yield launch, "refuse_half_begun", refuse
+    yield job_start, "_refuse_half_begun", refuse
 
 
 # --- late listings -------------------------------------------------------------------------------
@@ -243,4 +245,4 @@ def old_listing_will_do() -> Patches:
 
 def old_listing_is_judged_by() -> Patches:
     for module in (log, startpoint):
-        yield module, "check_newest", lambda newest, read: None
+        yield module, "has_grown", lambda *asked: False

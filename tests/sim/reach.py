@@ -1,10 +1,11 @@
 """Measures which lines and branches of the protocol the simulations reach.
 
-    python -m tests.sim.reach --seeds 0:100 --events 20000 --jobs 2 --out bench/results/reach.md
+    python -m tests.sim.reach --jobs 2 --out bench/results/reach.md
 
-Every line or branch that no seed reached is listed under its function. `unreached.toml` gives the
-reason for each, by file and function. With ``--check`` a hole without a reason, and a reason
-without a hole, is an error.
+Both simulations are run: that of micro-batches, and that of continuous jobs. Every line or branch
+that no seed reached is listed under its function. `unreached.toml` gives the reason for each, by
+file and function. With ``--check`` a hole without a reason, and a reason without a hole, is an
+error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -74,32 +76,34 @@ def _files() -> list[Path]:
     return sorted(found)
 
 
-def _run(task: tuple[int, int], *, folder: str) -> int:
-    """Run one seed in this process under coverage."""
-    seed, events = task
+def _run(task: tuple[str, int, int], *, folder: str) -> int:
+    """Run one seed of a simulation, by its module, in this process under coverage."""
+    of, seed, events = task
     measured = coverage.Coverage(
         data_file=f"{folder}/coverage",
-        data_suffix=f"{seed}",
+        data_suffix=f"{of}.{seed}",
         branch=True,
         concurrency="greenlet",
         include=[str(path) for path in _files()],
         config_file=False,
     )
     measured.start()
-    from tests.sim.world import simulate  # after the start: modules are measured as they load
-
     try:
-        result = simulate(seed, events=events)
+        # After the start: modules are measured as they load.
+        result = import_module(of).simulate(seed, events=events)
     finally:
         measured.stop()
         measured.save()
     if result.violations:
-        print(f"seed {seed}: {result.violations}", file=sys.stderr)
-    return result.events
+        print(f"{of}, seed {seed}: {result.violations}", file=sys.stderr)
+    return int(result.events)
 
 
-def measure(seeds: Iterable[int], events: int, jobs: int) -> tuple[dict[str, Any], int]:
+def measure(tasks: Iterable[tuple[str, int, int]], jobs: int) -> tuple[dict[str, Any], int]:
     """Run seeds, each in a process of its own.
+
+    Args:
+        tasks: the module of a simulation, a seed, how many events.
 
     Returns:
         coverage's report, as its JSON has it; how many events there were.
@@ -107,8 +111,7 @@ def measure(seeds: Iterable[int], events: int, jobs: int) -> tuple[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         with context.Pool(jobs, maxtasksperchild=1) as pool:
-            run = partial(_run, folder=folder)
-            total = sum(pool.imap_unordered(run, [(seed, events) for seed in seeds]))
+            total = sum(pool.imap_unordered(partial(_run, folder=folder), tasks))
         whole = coverage.Coverage(
             data_file=f"{folder}/coverage",
             branch=True,
@@ -235,19 +238,33 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+def _range(seeds: str) -> range:
+    first, _, last = seeds.partition(":")
+    return range(int(first), int(last))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.reach", description=__doc__)
-    parser.add_argument("--seeds", default="0:48", help="from:to, the last one not included")
-    parser.add_argument("--events", type=int, default=6_000, help="of each seed, before its calm")
+    parser.add_argument("--seeds", default="0:40", help="from:to, the last one not included")
+    parser.add_argument("--events", type=int, default=10_000, help="of each seed, before its calm")
+    parser.add_argument("--continuous", default="0:30", help="seeds of continuous jobs")
+    parser.add_argument("--continuous-events", type=int, default=6_000, help="of each of those")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", default="", help="a file for the tables, as Markdown")
     parser.add_argument("--check", action="store_true", help="fail where reason and holes differ")
     given = parser.parse_args(arguments)
-    first, _, last = given.seeds.partition(":")
-    report, events = measure(range(int(first), int(last)), given.events, given.jobs)
+    wanted = (
+        ("tests.sim.world", given.seeds, given.events),
+        ("tests.sim.continuous.world", given.continuous, given.continuous_events),
+    )
+    tasks = [(of, seed, events) for of, seeds, events in wanted for seed in _range(seeds)]
+    report, events = measure(tasks, given.jobs)
     found, known = reach_of(report), reasons()
-    command = f"python -m tests.sim.reach --seeds {given.seeds} --events {given.events}"
+    command = (
+        f"python -m tests.sim.reach --seeds {given.seeds} --events {given.events} "
+        f"--continuous {given.continuous} --continuous-events {given.continuous_events}"
+    )
     text = "\n".join([f"`{command}`: {events} events.", "", *_markdown(found, known)])
     if given.out:
         Path(given.out).write_text(text + "\n", encoding="utf-8")

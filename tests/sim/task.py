@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from recovery.local.local_copies import LocalSubtask
-from recovery.restore.restorer import OpenSubtask
 from recovery.restore.upload import BaseUpload
 from snapshot.protocol.messages import BaseGrant, BeginReply, Use
-from snapshot.storage.counting import CountingStore
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
-from statebackend.runtime.worker.operator_state_io import OperatorStateIO, StateParts
-from statebackend.runtime.worker.upload_reporter import UploadReporter
+from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
+from statebackend.runtime.worker.participant import (
+    JobSubtask,
+    Membership,
+    Participant,
+    RemoteSession,
+)
+from statebackend.runtime.worker.worker_store import SubtaskStore
 from statebackend.spark.worker.task import SubtaskEpoch, _Timings
 from statebackend.state.table import StateTable
 from tests.sim import initial
 from tests.sim.disk import SimSubtask
+from tests.sim.kernel import Scheduler
 from tests.sim.keyless import KeylessState, Played
 from tests.sim.location import GROUPS, Plan, State, clipped
 from tests.sim.timed import Timed, event_max_ms
@@ -83,6 +88,18 @@ class Attempt:
         return f"{self.app.process}:{self.plan.batch}.{self.subtask}#{self.number}"
 
 
+class _Stores(SubtaskStore):
+    """The real one; it is noted when a base begins to be uploaded."""
+
+    def __init__(self, sched: Scheduler, *given: Any) -> None:
+        super().__init__(*given)
+        self._sched = sched
+
+    def _upload(self, grant: BaseGrant, generation: int) -> BaseUpload:
+        self._sched.note("base upload begins", grant.id)
+        return super()._upload(grant, generation)
+
+
 class SimEpoch(SubtaskEpoch):
     """The real sequence of `SubtaskEpoch.run`, on the simulation's worker."""
 
@@ -93,19 +110,17 @@ class SimEpoch(SubtaskEpoch):
         self._attempt, self._worker, self._config = attempt, worker, config
         self._sched = app.world.sched
         self._rows = attempt.rows
-        self._spec: Any = SimpleNamespace(
+        spec: Any = SimpleNamespace(
             **{**vars(worker.spec), "uid": attempt.uid},
             parallelism=attempt.parallelism,
             max_parallelism=GROUPS,
         )
-        self._context: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             epoch=attempt.plan.batch,
-            query_id=app.shared.query_id,
             attempt=attempt.number,
             use=Use(attempt.stage, attempt.task, attempt.execution),
-            endpoint=SimpleNamespace(app=app, session=attempt.session),
         )
-        self._taken: Any = SimpleNamespace(
+        taken: Any = SimpleNamespace(
             subtask=attempt.subtask,
             stamp_ms=attempt.plan.stamp_ms,
             nonce=crc32(f"{attempt.session} {attempt.plan.batch}".encode()),
@@ -114,21 +129,30 @@ class SimEpoch(SubtaskEpoch):
             stage=SimpleNamespace(rows=len(self._rows)),
             staged_bytes=0,
         )
-        self._store = CountingStore(worker.store)
-        self._work: Any = SimpleNamespace(path=None)
-        self._system: Any = worker.system
-        self._timings = _Timings(worker.system.monotonic_s)
-        self._client: Any = worker.client
-        self._counted = {}
-        self._operator_state = OperatorStateIO(
-            attempt.app.world.job,
-            attempt.uid,
-            attempt.subtask,
-            attempt.parallelism,
-            self._store,
-            worker.blobs,
+        client: Any = worker.client
+        endpoint: Any = SimpleNamespace(app=app, session=attempt.session)
+        session = RemoteSession(
+            client, endpoint, timeout_s=spec.begin_timeout_s, ack_timeout_s=spec.commit_timeout_s
         )
-        self._next_timer_ms = None
+        job = app.world.job
+        participant = Participant(
+            JobSubtask(job, job, attempt.uid, attempt.subtask, attempt.parallelism),
+            Membership(session, attempt.session, app.shared.query_id, attempt.number),
+            worker.store,
+            worker.system,
+        )
+        participant.operator_state.cache = worker.blobs
+        none: Any = None
+        work: Any = SimpleNamespace(path=None)
+        super().__init__(
+            _Stores(self._sched, spec, participant, self._local, worker.turn),
+            none,
+            context,
+            taken,
+            work=work,
+            timings=_Timings(worker.system.monotonic_s),
+        )
+        self._frozen = OperatorSnapshot(StoredOperatorState(), None, None)
 
     def read(self) -> None:
         """The input, up to the barrier.
@@ -190,7 +214,7 @@ class SimEpoch(SubtaskEpoch):
         attempt, sched = self._attempt, self._sched
         found: State = {}
         if reply.initial:
-            found = initial.read(self._store, reply.initial)
+            found = initial.read(self._participant.store, reply.initial)
             runs = attempt.app.shared.begun_by
             again = " again" if runs - {attempt.session} else ""
             sched.note(f"initial state taken in{again}", str(attempt))
@@ -226,14 +250,9 @@ class SimEpoch(SubtaskEpoch):
         """What belongs to no key, where there is any."""
         if not self._has_keyless:
             return None
-        played = Played(self._operator_state.read(reply))
+        played = Played(self._participant.operator_state.read(reply))
         self._attempt.app.world.keyless.restored(self._attempt, played.begun)
         return played
-
-    def _operator_parts(self, reply: BeginReply, budget_bytes: int) -> StateParts:
-        if self._has_keyless:
-            return super()._operator_parts(reply, budget_bytes)
-        return StateParts()
 
     def _local(self) -> LocalSubtask:
         worker, world = self._worker, self._attempt.app.world
@@ -251,28 +270,3 @@ class SimEpoch(SubtaskEpoch):
             operator=self._attempt.uid,
             job=world.job,
         )
-
-    def _upload_base(self, opened: OpenSubtask, grant: BaseGrant) -> None:
-        counted = CountingStore(self._worker.store)
-        endpoint = self._context.endpoint
-        reporter = UploadReporter(
-            self._client,
-            endpoint,
-            job=self._attempt.app.world.job,
-            operator=self._attempt.uid,
-            subtask=self._attempt.subtask,
-            grant=grant,
-            counted=counted,
-            timeout_s=self._spec.begin_timeout_s,
-        )
-        self._sched.note("base upload begins", grant.id)
-        BaseUpload(
-            opened.incarnation,
-            grant,
-            store=counted,
-            generation=opened.reply.generation,
-            reporter=reporter,
-            now_s=self._system.monotonic_s,
-            turn=self._worker.turn,
-            threads=self._system.threads,
-        ).start()

@@ -265,7 +265,8 @@ class World:
             ended.append(True)
 
         self.sched.spawn(self.outside, run)
-        deadline_s = self.sched.now_s + 60.0
+        # Cleaning asks the store for each object of hours without a record.
+        deadline_s = self.sched.now_s + 60.0 + 0.1 * len(self.bucket.objects)
         while not ended and self.sched.now_s < deadline_s:
             self._until(until_s=self.sched.now_s + 0.1)
         if not ended:

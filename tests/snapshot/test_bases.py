@@ -367,7 +367,7 @@ class Uploads:
 
     def check(self) -> None:
         """The log and the coordinator know the same, and a new run starts from it."""
-        known = self.started.coordinator.lineage("op")
+        known = self.started.coordinator.run.operators["op"].lineage
         resolve(manifests_of(self.store))["op"].require(self.epoch - 1)
         assert self.lineage().base_before(self.epoch) == known.subtasks[0].base_before(self.epoch)
         assert self.started.session.failure is None
@@ -383,12 +383,12 @@ def test_a_base_is_named_by_the_operator_s_next_record(uploads: Uploads) -> None
     assert grant.epoch == uploads.epoch - 1
     part = uploads.upload(grant)
     assert uploads.lineage().base_before(uploads.epoch) is None
-    assert uploads.started.coordinator.pending_names() == {part.name}
+    assert uploads.started.coordinator.run.pending_names() == {part.name}
     uploads.run()
     ref = uploads.lineage().base_before(uploads.epoch)
     assert ref is not None
     assert (ref.entry.epoch, ref.entry.object) == (grant.epoch, part.name)
-    assert uploads.started.coordinator.open_grants() == set()
+    assert uploads.started.coordinator.uploads.open_grants() == set()
     uploads.run(2)
     uploads.check()
 
@@ -464,8 +464,8 @@ def test_a_base_that_an_inline_one_overtook_is_not_named(uploads: Uploads) -> No
     assert ref is not None
     assert (ref.entry.epoch, ref.entry.digest) == (uploads.epoch - 1, inline.digest)
     uploads.run(3)
-    assert part.name not in uploads.started.coordinator.pending_names()
-    assert uploads.started.coordinator.open_grants() == set()
+    assert part.name not in uploads.started.coordinator.run.pending_names()
+    assert uploads.started.coordinator.uploads.open_grants() == set()
     uploads.check()
 
 
@@ -488,7 +488,7 @@ def test_state_that_has_shrunk_goes_into_records_again(uploads: Uploads) -> None
     grant = uploads.run_to_grant()
     uploads.upload(grant, state_bytes=BUDGET)
     uploads.run(large=False)
-    book = uploads.started.coordinator._operators["op"].bases
+    book = uploads.started.coordinator.run.operators["op"].bases
     assert not book.large_bytes
     for _ in range(4):
         reply = uploads.begin()
@@ -524,18 +524,18 @@ def test_of_two_records_that_are_on_their_way_the_first_alone_names_a_base() -> 
     coordinator = uploads.started.coordinator
     with uploads.started.session._state_lock:
         coordinator.ack(ack_of(uploads.reply.chain, part_of({}), uploads.epoch))
-        first = coordinator.due_commit("op", uploads.epoch)
+        first = coordinator.records.take_due("op", uploads.epoch)
         coordinator.ack(ack_of(uploads.reply.chain, part_of({b"k": b"twin"}), uploads.epoch))
-        second = coordinator.due_commit("op", uploads.epoch)
+        second = coordinator.records.take_due("op", uploads.epoch)
     assert first is not None
     assert second is not None
     named = [[entry.kind for entry in work.manifest.slices] for work in (first, second)]
     assert named == [["delta", "base"], ["delta"]]
-    assert grant.id in coordinator.open_grants()
-    assert part.name in coordinator.pending_names()
+    assert grant.id in coordinator.uploads.open_grants()
+    assert part.name in coordinator.run.pending_names()
     for work in (first, second):
         uploads.started.session._commit(coordinator, uploads.started.tenure, work)
-        assert grant.id not in coordinator.open_grants()
+        assert grant.id not in coordinator.uploads.open_grants()
     uploads.epoch += 1
     uploads.run(3)
     uploads.check()

@@ -510,7 +510,7 @@ def test_a_record_says_what_it_is_of() -> None:
     assert (record.kind, record.job, record.job_id) == ("checkpoint", "clicks", JOB_ID)
     assert (record.operator, record.epoch, record.stamp_ms) == ("b", 0, stamp_of(0))
     assert (record.parallelism, record.max_parallelism, record.first_epoch) == (2, 8, 0)
-    assert (record.query_id, record.run) == ("query", run.coordinator.run)
+    assert (record.query_id, record.run) == ("query", run.coordinator.run.name)
     assert record.settings == {"operators": {"a": 0, "b": 0}}
     assert record.states == {"count": 1}
     assert record.schemas == {"count": "{}"}
@@ -527,7 +527,7 @@ def test_slices_and_bodies_go_together_with_the_bases_beside_their_deltas() -> N
     run.coordinator.ack(ack_of(befores[2], inline, 0, 2, base=base))
     run.coordinator.ack(ack_of(befores[0], apart, 0, 0))
     run.coordinator.ack(ack_of(befores[1], part_of({}), 0, 1, base=apart))
-    work = run.coordinator.due_commit("op", 0)
+    work = run.coordinator.records.take_due("op", 0)
     assert work is not None
     named = [(e.subtask, e.kind, e.object) for e in work.manifest.slices]
     assert named == [
@@ -544,10 +544,10 @@ def test_a_record_in_the_making_does_not_change_with_a_later_ack() -> None:
     run = Run(1)
     run.begin(0)
     run.ack(0, changes={b"k": b"first"})
-    work = run.coordinator.due_commit("op", 0)
+    work = run.coordinator.records.take_due("op", 0)
     assert work is not None
     run.ack(0, attempt=1, changes={b"k": b"second"})
-    run.coordinator.committed(work, run.append(work))
+    run.coordinator.records.committed(work, run.append(work))
     manifest = run.commit()
     assert manifest is not None
     assert manifest.slices[0].digest == part_of({b"k": b"second"}).digest
@@ -559,21 +559,21 @@ def test_no_record_is_due_for_an_epoch_that_is_over() -> None:
     run.finish(0, changes={b"k": b"first"})
     run.ack(0, attempt=1, changes={b"k": b"second"})  # a twin that Spark killed while it acked
     run.begin(1)
-    assert run.coordinator.due_commit("op", 0) is None
+    assert run.coordinator.records.take_due("op", 0) is None
     run.ack(1)
-    assert run.coordinator.due_commit("op", 0) is None
-    assert run.coordinator.due_commit("op", 1) is not None
+    assert run.coordinator.records.take_due("op", 0) is None
+    assert run.coordinator.records.take_due("op", 1) is not None
 
 
 def test_a_record_of_the_epoch_before_does_not_complete_the_one_that_runs() -> None:
     run = Run(1)
     run.finish(0, changes={b"k": b"first"})
     run.ack(0, attempt=1, changes={b"k": b"second"})
-    work = run.coordinator.due_commit("op", 0)
+    work = run.coordinator.records.take_due("op", 0)
     assert work is not None
     run.begin(1)  # the caller's lock was forgotten
     with pytest.raises(AssertionError, match="epoch 1 began while 0 was written"):
-        run.coordinator.committed(work, run.append(work))
+        run.coordinator.records.committed(work, run.append(work))
     with pytest.raises(IncompleteEpochError):
         run.coordinator.check_finished(1)
     with pytest.raises(IncompleteEpochError):
@@ -640,7 +640,7 @@ ENDS: list[Callable[[Run], Any]] = [
     lambda run: run.begin(1),
     lambda run: run.begin(0, 1),
     lambda run: run.coordinator.ack(ack_of("00" * 32, part_of({}), 0)),
-    lambda run: run.coordinator.due_commit("op", 0),
+    lambda run: run.coordinator.records.take_due("op", 0),
     lambda run: run.coordinator.check_finished(0),
 ]
 
@@ -653,9 +653,9 @@ def test_after_the_first_failed_commit_nothing_is_accepted_any_more(
     run = Run(2)
     run.finish(0)
     first = kind("The first.")
-    run.coordinator.fail(first)
-    run.coordinator.fail(FencedError("A later one."))
-    assert run.coordinator.failure is first
+    run.coordinator.run.fail(first)
+    run.coordinator.run.fail(FencedError("A later one."))
+    assert run.coordinator.run.failure is first
     with pytest.raises(kind, match="The first"):
         ENDS[number](run)
 
@@ -665,10 +665,10 @@ def test_the_run_after_a_failed_one_goes_on_from_the_log() -> None:
     run.finish(0)
     run.begin(1)
     run.ack(1)
-    work = run.coordinator.due_commit("op", 1)
+    work = run.coordinator.records.take_due("op", 1)
     assert work is not None
     run.append(work)  # written, but the answer never came
-    run.coordinator.fail(CommitUnknownError("Who knows."))
+    run.coordinator.run.fail(CommitUnknownError("Who knows."))
     assert run.again().begin(1).base_epoch == 0
     assert run.again().begin(2).base_epoch == 1
 

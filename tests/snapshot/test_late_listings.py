@@ -80,3 +80,28 @@ def test_a_gap_that_is_in_an_old_listing_only_is_no_damage() -> None:
     store.delete([record_name(3)])
     with pytest.raises(CorruptionError):
         _log(store).manifests()
+
+
+def test_a_gap_of_a_record_that_was_just_appended_is_looked_at_anew() -> None:
+    class Growing(LateStore):
+        """Another driver appends once a gap has been seen twice, and lists it at once."""
+
+        looks = 0
+
+        def list(self, prefix: str) -> Listing:
+            listed = super().list(prefix)
+            self.looks += prefix == "log/"
+            if self.looks == 2 and self.late is not None:
+                self.late = None
+            return listed
+
+    store = Growing()
+    log = _log(store)
+    tenure = log.claim()
+    for _ in range(3):
+        log.append(tenure, checkpoint())
+    store.late = store.list("")
+    log.append(tenure, checkpoint(oldest_needed=3))
+    store.delete([record_name(1)])
+    store.looks = 0
+    assert [one.sequence for one in _log(store).manifests()] == [3, 4]

@@ -65,8 +65,8 @@ def test_what_was_not_made_for_it_is_refused_and_another_attempt_is_taken(
     with pytest.raises(ForeignObjectError, match=r"'op', subtask 0, for epoch 2") as caught:
         run.coordinator.ack(ack_with(run, 2, **{kind: named(name)}))
     assert repr(name) in str(caught.value)
-    assert name not in run.coordinator.pending_names()
-    assert run.coordinator.due_commit("op", 2) is None
+    assert name not in run.coordinator.run.pending_names()
+    assert run.coordinator.records.take_due("op", 2) is None
     finish(run, 2, **{kind: named(data_name(1, 2, "made"))})
 
 
@@ -105,7 +105,7 @@ def test_no_delta_or_base_is_one_that_was_there_before(kind: str) -> None:
 def granted(run: Run) -> Grant:
     run.begin(2)
     lineage = run.lineage().subtasks[0]
-    grant = run.coordinator._book("op").grant(
+    grant = run.coordinator.run.operator("op").bases.grant(
         0, 1, lineage.chain_at(1) or "", cast("BeginRequest", object())
     )
     assert grant is not None
@@ -124,8 +124,8 @@ def test_a_base_names_its_own_files_and_those_that_came_with_its_grant() -> None
     grant.given = frozenset([before])
     own = base_file_name(1, grant.id, "2.sst")
     index = named(base_file_name(1, grant.id, "index"))
-    run.coordinator.base_done(done(grant, index), [before, own])
-    assert index.name in run.coordinator.pending_names()
+    run.coordinator.uploads.done(done(grant, index), [before, own])
+    assert index.name in run.coordinator.run.pending_names()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_base_with_another_file_is_refused_and_its_grant_goes_on(
     own = base_file_name(1, grant.id, "1.sst")
     part = named(name if is_index else own)
     with pytest.raises(ForeignObjectError, match=name):
-        run.coordinator.base_done(done(grant, part), [own] if is_index else [own, name])
-    run.coordinator.base_done(done(grant, named(own)), [])
+        run.coordinator.uploads.done(done(grant, part), [own] if is_index else [own, name])
+    run.coordinator.uploads.done(done(grant, named(own)), [])
 
 
 def test_what_came_with_a_grant_that_lapsed_is_refused() -> None:
     run = at_epoch_two()
     grant = granted(run)
-    run.coordinator.withdraw("op", grant)
+    run.coordinator.uploads.withdraw("op", grant)
     with pytest.raises(StaleRequestError):
-        run.coordinator.base_done(done(grant, named("")), [])
+        run.coordinator.uploads.done(done(grant, named("")), [])

@@ -17,7 +17,7 @@ from snapshot.protocol.operators import (
     takes_initial,
 )
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.errors import ProtocolError
+from statebackend.errors import FencedError, ProtocolError
 from tests.recovery.driver import Run, new_id, spec_of
 
 EPOCH = 5  # the first that the operator ever runs
@@ -37,7 +37,7 @@ def dropped(*ids: int) -> dict[str, dict[str, Any]]:
 
 
 def names_of(run: Run) -> set[str]:
-    return {name for name in run.coordinator.pending_names() if "initial" in name}
+    return {name for name in run.coordinator.run.pending_names() if "initial" in name}
 
 
 # --- initial state -------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ def test_with_asynchronous_commits_they_are_kept_until_the_first_record_is_durab
     run = Run(1, specs=given(0), asynchronous=True)
     run.begin(EPOCH)
     run.ack(EPOCH)
-    work = run.coordinator.due_commit("op", EPOCH)
+    work = run.coordinator.records.take_due("op", EPOCH)
     assert work is not None
     run.begin(EPOCH + 1)
     assert names_of(run) == {part(0).name}
-    run.coordinator.committed(work, run.append(work))
+    run.coordinator.records.committed(work, run.append(work))
     assert names_of(run) == set()
 
 
@@ -149,11 +149,20 @@ def test_what_was_given_in_vain_is_not_kept() -> None:
     assert names_of(later) == set()
 
 
-@pytest.mark.parametrize("name", [part(0, generation=2).name, "data/elsewhere", ""])
-def test_initial_state_that_cleaning_would_take_for_garbage_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        (part(0, generation=2).name, FencedError),
+        ("data/elsewhere", ProtocolError),
+        ("", ProtocolError),
+    ],
+)
+def test_initial_state_that_cleaning_would_take_for_garbage_is_refused(
+    name: str, error: type[Exception]
+) -> None:
     lost = SlicePart(digest="00" * 32, size_bytes=1, rows=1, name=name)
     spec = spec_of("op", 1, more={"initial": {0: lost}})
-    with pytest.raises(ProtocolError, match="initial state of operator 'op'"):
+    with pytest.raises(error, match="initial state of operator 'op'"):
         check_initial([spec], 1)
     check_initial([spec_of("op", 1, more=given(0)["op"])], 1)
 
@@ -220,6 +229,6 @@ def test_a_rewind_with_asynchronous_commits_deletes_it_again() -> None:
     later = run.again(specs=dropped(1))
     later.begin(1)
     later.ack(1)
-    assert later.coordinator.due_commit("op", 1) is not None
+    assert later.coordinator.records.take_due("op", 1) is not None
     assert later.begin(2).dropped == ()  # the layer of epoch 1 has it
     assert later.again().begin(1).dropped == (1,)

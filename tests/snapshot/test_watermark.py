@@ -316,7 +316,7 @@ def test_acks_whose_record_is_on_its_way_count_and_a_rewind_sees_the_same() -> N
     live(run, [100])
     run.begin(1)
     run.ack(1, max_event_ms=200)
-    late = run.coordinator.due_commit("op", 1)
+    late = run.coordinator.records.take_due("op", 1)
     assert late is not None
     assert times(run, 2) == (190, 90)
     # The driver dies: Spark had committed epoch 1, and its record is lost.
@@ -332,10 +332,10 @@ def test_a_record_that_lands_meanwhile_changes_no_times() -> None:
     live(run, [100])
     run.begin(1)
     run.ack(1, max_event_ms=200)
-    late = run.coordinator.due_commit("op", 1)
+    late = run.coordinator.records.take_due("op", 1)
     assert late is not None
     run.begin(2)
-    run.coordinator.committed(late, run.append(late))
+    run.coordinator.records.committed(late, run.append(late))
     assert times(run, 2) == (190, 90)
     run.ack(2, max_event_ms=150)
     run.commit()
@@ -348,64 +348,64 @@ def test_a_record_that_lands_meanwhile_changes_no_times() -> None:
 def test_what_is_due_is_not_known_while_an_epoch_runs() -> None:
     run = Run({"a": 1, "b": 2}, specs={"a": EVENT})
     run.begin(0, 0, "a")
-    assert run.coordinator.next_due() is None
+    assert run.coordinator.run.next_due() is None
     run.ack(0, 0, "a", max_event_ms=100)
     run.commit("a")
     run.begin(0, 0, "b")
     run.ack(0, 0, "b")
-    assert run.coordinator.next_due() is None
+    assert run.coordinator.run.next_due() is None
     run.begin(0, 1, "b")
     run.ack(0, 1, "b")
-    assert run.coordinator.next_due() == NextDue(0, None, True)
+    assert run.coordinator.run.next_due() == NextDue(0, None, True)
     run.commit("b")
-    assert run.coordinator.next_due() == NextDue(0, None, True)
+    assert run.coordinator.run.next_due() == NextDue(0, None, True)
     run.begin(1, 0, "a")
-    assert run.coordinator.next_due() is None
+    assert run.coordinator.run.next_due() is None
 
 
 def test_an_event_timer_is_due_by_the_next_epochs_watermark() -> None:
     run = Run(1, specs={"op": EVENT})
     run.finish(0, max_event_ms=100, next_timer_ms=91)
-    assert run.coordinator.next_due() == NextDue(0, None, True)
+    assert run.coordinator.run.next_due() == NextDue(0, None, True)
     run.finish(1, max_event_ms=101, next_timer_ms=91)
-    assert run.coordinator.next_due() == NextDue(1, None, True)
+    assert run.coordinator.run.next_due() == NextDue(1, None, True)
     # Without a new row: it fires, and nothing more is due.
     run.finish(2)
-    assert run.coordinator.next_due() == NextDue(2, None, False)
+    assert run.coordinator.run.next_due() == NextDue(2, None, False)
 
 
 def test_a_timer_that_was_left_below_the_watermark_is_due_although_that_stands_still() -> None:
     run = Run(1, specs={"op": EVENT})
     live(run, [100])
     run.finish(1, next_timer_ms=20)  # registered while timers fired
-    assert run.coordinator.next_due() == NextDue(1, None, False)
+    assert run.coordinator.run.next_due() == NextDue(1, None, False)
 
 
 def test_a_newer_attempt_says_what_is_due() -> None:
     run = Run(1, specs={"op": PROCESSING})
     run.begin(0)
     run.ack(0, next_timer_ms=77)
-    assert run.coordinator.next_due() == NextDue(0, 77, False)
+    assert run.coordinator.run.next_due() == NextDue(0, 77, False)
     run.ack(0, attempt=1, next_timer_ms=55)
-    assert run.coordinator.next_due() == NextDue(0, 55, False)
+    assert run.coordinator.run.next_due() == NextDue(0, 55, False)
 
 
 def test_before_the_first_epoch_of_a_run_the_records_say_what_is_due() -> None:
     run = Run({"a": 1, "b": 1}, specs={"a": EVENT, "b": PROCESSING})
-    assert run.coordinator.next_due() == NextDue(-1, None, False)
+    assert run.coordinator.run.next_due() == NextDue(-1, None, False)
     run.finish(0, ["a"], max_event_ms=100, next_timer_ms=60)
     run.finish(0, ["b"], next_timer_ms=7_000)
-    expected = run.coordinator.next_due()
+    expected = run.coordinator.run.next_due()
     assert expected == NextDue(0, 7_000, True)
     for first_epoch in (None, 0, 1):  # epoch 0 may be skipped: every operator has finished it
-        assert run.again(first_epoch=first_epoch).coordinator.next_due() == expected
+        assert run.again(first_epoch=first_epoch).coordinator.run.next_due() == expected
 
 
 def test_what_some_operator_has_not_finished_does_not_say_what_is_due() -> None:
     run = Run({"a": 1, "b": 1}, specs={"a": PROCESSING})
     run.finish(0, next_timer_ms=500)
     run.finish(1, ["a"], next_timer_ms=900)
-    due = run.again(first_epoch=1).coordinator.next_due()
+    due = run.again(first_epoch=1).coordinator.run.next_due()
     assert due == NextDue(0, 500, False)
 
 
@@ -414,14 +414,14 @@ def test_a_new_operator_has_nothing_due() -> None:
     run.finish(0, next_timer_ms=500)
     specs = {"a": PROCESSING, "b": EVENT}
     later = run.again({"a": 1, "b": 1}, first_epoch=1, specs=specs)
-    assert later.coordinator.next_due() == NextDue(0, 500, False)
+    assert later.coordinator.run.next_due() == NextDue(0, 500, False)
 
 
 def test_nothing_is_due_in_a_run_that_has_ended() -> None:
     run = Run(1, specs={"op": PROCESSING})
     run.finish(0, next_timer_ms=500)
-    run.coordinator.fail(FencedError("Another driver."))
-    assert run.coordinator.next_due() is None
+    run.coordinator.run.fail(FencedError("Another driver."))
+    assert run.coordinator.run.next_due() is None
 
 
 def test_an_operator_of_two_inputs_goes_by_the_one_that_is_behind() -> None:

@@ -16,14 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recovery.local import peers
+from recovery.local import local_sockets
 from recovery.local.local_copies import LocalSubtask
-from recovery.local.store_pool import StorePool, StorePoolSettings, socket_address
+from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProcessorError
 from statebackend.rpc.service import Endpoint
-from statebackend.spark.worker import delegated_calls as guestwire
 from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import ConnectionClosed, Frames
@@ -421,12 +420,13 @@ def test_a_worker_of_another_user_is_no_host_and_gets_none(
     away: Worker, asker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knows(away)
-    monkeypatch.setattr(peers, "peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(local_sockets, "peer_uid", lambda _: os.geteuid() + 1)
     assert asker.host_of(0) is None, "nothing is said to it"
-    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=TIMEOUT_S)
-    monkeypatch.setattr(guestwire, "of_this_user", lambda _: True)
-    with frames, socket_address(Path(away.store_pool.address).with_name("guests")) as address:
-        frames.connect(address)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = Path(away.store_pool.address).with_name("guests")
+    with Frames(connection, timeout_s=TIMEOUT_S) as frames:
+        with local_sockets.socket_address(path) as address:
+            connection.connect(address)
         with pytest.raises(ConnectionClosed):
             frames.said()
     assert not away.guests

@@ -12,6 +12,7 @@ import pytest
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.rpc import service as wire
+from statebackend.rpc.envelope import Decoder
 from statebackend.rpc.service import Call, Client, Endpoint, Server
 
 TOKEN, OTHER = "the token of this session", "the token of another session"
@@ -41,13 +42,14 @@ def server() -> Iterator[Server]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[type]:
     """What of requests was decoded."""
     kinds: list[type] = []
-    real = wire._decode
+    real = Decoder._decode
 
-    def decode(body: Any, kind: type) -> Any:
-        kinds.append(kind)
-        return real(body, kind)
+    def decode(self: Decoder[Any], view: memoryview) -> Any:
+        if self in wire._REQUESTS.values():
+            kinds.append(self.kind)
+        return real(self, view)
 
-    monkeypatch.setattr(wire, "_decode", decode)
+    monkeypatch.setattr(Decoder, "_decode", decode)
     return kinds
 
 
@@ -117,7 +119,7 @@ def test_after_its_session_a_token_opens_nothing(server: Server, decoded: list[t
 def test_a_request_over_the_limit_is_refused_before_it_is_decoded(
     server: Server, decoded: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(wire._REQUESTS["call"], "limit_bytes", 1000)
     session = Deaf()
     endpoint = server.add("session", TOKEN, session)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="over the limit"):

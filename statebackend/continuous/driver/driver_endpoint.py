@@ -25,10 +25,12 @@ from statebackend.continuous.job.slot_messages import (
     Register,
     Report,
     Stop,
-    decode,
-    encode,
+    decode_poll,
+    decode_register,
+    decode_report,
 )
 from statebackend.errors import ProtocolError, StaleRequestError
+from statebackend.rpc.envelope import encode
 from statebackend.runtime.driver.session import RunSession
 from statebackend.threads import THREADS, Queue, Threads
 
@@ -121,13 +123,13 @@ class DriverEndpoint:
             ProtocolError: it is nothing of the kind. StaleRequestError: the run is over.
         """
         if kind == "poll":
-            return encode(self._poll(decode(body, Poll)))
+            return encode(self._poll(decode_poll(body)))
         if kind == "report":
-            self._report(decode(body, Report))
+            self._report(decode_report(body))
         elif self._closed:
             raise StaleRequestError("The run is over.")
         elif kind == "register":
-            here = decode(body, Register)
+            here = decode_register(body)
             self.slots[here.slot] = here
             self._said.put(here)
         else:

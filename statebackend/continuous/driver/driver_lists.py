@@ -9,19 +9,11 @@ an operator of the log with one subtask, in the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from snapshot.barriers.channel_watermarks import START_MS
 from snapshot.barriers.checkpoints import Subtask
-from snapshot.protocol.messages import (
-    AckRequest,
-    BaseDone,
-    BaseRenewal,
-    BaseReply,
-    BeginReply,
-    BeginRequest,
-)
+from snapshot.protocol.messages import AckRequest
 from snapshot.storage.object_store import ObjectStore
 from statebackend.continuous.job.graph import Graph, reads_together
 from statebackend.continuous.job.slot_messages import Acked
@@ -30,12 +22,11 @@ from statebackend.continuous.sources.source import (
     decode_assignment,
     encode_assignment,
 )
-from statebackend.continuous.worker.checkpointed_state import Background, Membership
+from statebackend.continuous.worker.checkpointed_state import Background
 from statebackend.continuous.worker.list_state_subtask import PlainState
 from statebackend.continuous.worker.overtaken_rows import Place, decode, watermark
 from statebackend.operators.declared_states import StateDeclaration
-from statebackend.rpc.service import Endpoint
-from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker.participant import JobSubtask, Membership, Participant
 from statebackend.schema.ddl import parse_ddl
 from statebackend.system import SYSTEM, System
 
@@ -66,40 +57,11 @@ def _declared(name: str, schema: str) -> StateDeclaration:
     return StateDeclaration(name=name, kind="split", value_schema=value)
 
 
-@dataclass(frozen=True)
-class _Spec:
-    job: str
-    local_name: str
-    uid: str
-    begin_timeout_s: float
-    parallelism: int = 1
-
-
-@dataclass(frozen=True)
-class _Direct:
-    """The session, without a network in between."""
-
-    session: RunSession
-
-    def begin(
-        self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
-    ) -> tuple[BeginReply, list[bytes]]:
-        return self.session.begin(request)
-
-    def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
-        return self.session.base_done(request)
-
-    def base_renewed(
-        self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
-    ) -> BaseReply:
-        return self.session.base_renewed(request)
-
-
 class DriverLists:
     """The lists of all sources and sinks in one run.
 
     Args:
-        job, local_name: of the job. session: of the run. store: the job's folder.
+        job, local_name: of the job. member: of the run. store: the job's folder.
     """
 
     def __init__(
@@ -108,27 +70,15 @@ class DriverLists:
         *,
         job: str,
         local_name: str,
-        session: RunSession,
-        endpoint: Endpoint,
-        query_id: str,
+        member: Membership,
         store: ObjectStore,
         background: Background,
-        begin_timeout_s: float,
         system: System = SYSTEM,
     ) -> None:
-        member = Membership(_Direct(session), endpoint, query_id)
-
         def state(uid: str, declared: Mapping[str, StateDeclaration]) -> PlainState:
-            spec = _Spec(job, local_name, uid, begin_timeout_s)
-            return PlainState(
-                spec,
-                0,
-                member,
-                declared=declared,
-                store=store,
-                background=background,
-                system=system,
-            )
+            who = JobSubtask(job, local_name, uid, subtask=0, parallelism=1)
+            participant = Participant(who, member, store, system)
+            return PlainState(participant, background, declared=declared)
 
         self._graph = graph
         self._sources = {uid: state(uid, source_states()) for uid in graph.sources}
@@ -241,6 +191,6 @@ def prepared_by(parts: Mapping[Subtask, Acked]) -> dict[str, list[bytes]]:
 
 
 def _persisted(state: PlainState, checkpoint: int) -> AckRequest:
-    ack: Any = state.persist(state.freeze(checkpoint))
+    ack = state.persist(state.freeze(checkpoint))
     assert ack is not None  # nobody gives it up
-    return ack  # type: ignore[no-any-return]
+    return ack

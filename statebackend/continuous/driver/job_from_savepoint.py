@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recovery.savepoints.between_modes import CONTINUOUS, lists_in, state_for_stream, without
-from recovery.savepoints.claim import Standing, begin_job, has_begun_with, standing
+from recovery.savepoints.claim import Standing, has_begun_with, standing
 from recovery.savepoints.savepoint import Savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs
 from snapshot.formats.record import Manifest
@@ -20,7 +20,7 @@ from snapshot.log.commit_log import CommitLog
 from statebackend.continuous.driver.driver_lists import sink_states
 from statebackend.errors import CheckpointLocationError
 from statebackend.runtime.driver.job import Job
-from statebackend.spark.start.query_from_savepoint import open_saved
+from statebackend.runtime.driver.job_savepoints import open_savepoint, uri_of
 
 __all__ = ["begin_with"]
 
@@ -42,35 +42,19 @@ def begin_with(source: str | Savepoint, job: Job, check: Callable[[list[Manifest
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
         FencedError: another driver has begun meanwhile.
     """
-    uri, log = source if isinstance(source, str) else source.uri, job.log()
-    if has_begun_with(log, job.open_at(uri).uri):
+    log = job.log()
+    if has_begun_with(log, job.open_at(uri_of(source)).uri):
         return  # the savepoint may be gone since
-    store, savepoint, saved = open_saved(source, job)
-    if _is_of(savepoint, job, log):
+    saved = open_savepoint(source, job)
+    state = saved.state()
+    if _is_of(saved.savepoint, job, log):
         return
-    begun = standing(log, job.name, savepoint)
+    begun = standing(log, job.name, saved.savepoint)
     if begun.standing is Standing.BEGUN:
         return
-    state = _taken_over(savepoint, saved)
-    check([kept.manifest for kept in state.records])
-    begin_job(
-        state,
-        savepoint,
-        store,
-        job.store,
-        log,
-        after=begun.last,
-        query_id=CONTINUOUS,
-        new_id=job.system.new_id,
-        threads=job.system.threads,
-    )
-    _log.warning(
-        "job %s begins with the savepoint %s of job %s, after epoch %d",
-        job.name,
-        savepoint.id,
-        savepoint.job,
-        savepoint.epoch,
-    )
+    state = _taken_over(saved.savepoint, state)
+    saved.begin(state, log, begun, query_id=CONTINUOUS, check=check)
+    saved.log_begun(CONTINUOUS)
 
 
 def _taken_over(savepoint: Savepoint, saved: StateAt) -> StateAt:

@@ -25,7 +25,6 @@ from statebackend.continuous.driver.takeover import (
     Taken,
     groups_of,
     operators_of,
-    specs_of,
     take_over,
 )
 from statebackend.continuous.job.flow import Flow, JobSetup
@@ -42,8 +41,10 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.runtime.driver.job import taken_from
+from statebackend.runtime.driver.job_start import specs_of
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker.participant import Membership
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import TaskSpec, task_spec
 from statebackend.threads import Thread
@@ -314,12 +315,9 @@ class ContinuousQuery:
                 self._graph,
                 job=self.job,
                 local_name=job.local_name,
-                session=taken.session,
-                endpoint=endpoint,
-                query_id=QUERY_ID,
+                member=Membership(taken.session, endpoint.session, QUERY_ID),
                 store=job.store,
                 background=background,
-                begin_timeout_s=setup.settings.start_timeout_s + 30.0,
                 system=self._system,
             )
             run = JobRun(

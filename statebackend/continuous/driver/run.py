@@ -255,7 +255,7 @@ class JobRun:
             match said:
                 case Report(events=events):
                     for failed in (one for one in events if isinstance(one, Failed)):
-                        _log.error("%s/%d failed:\n%s", failed.vertex, failed.subtask, failed.trace)
+                        _log_failure(failed)
                         if failed.closing:  # the others came before the end
                             raise failed.error()
                 case StageEnded(error=error):
@@ -328,7 +328,7 @@ class JobRun:
             case AtEnd(vertex=vertex, subtask=index):
                 machine.at_end(Subtask(vertex, index))
             case Failed():
-                _log.error("%s/%d failed:\n%s", event.vertex, event.subtask, event.trace)
+                _log_failure(event)
                 return machine.failed(event.error())
         return []
 
@@ -414,3 +414,7 @@ def _raised_in_python(lines: list[str]) -> str:
             return line.strip()[:500]
         begun = begun or line.startswith("Traceback (most recent call last)")
     return ""
+
+
+def _log_failure(failed: Failed) -> None:
+    _log.error("%s/%d failed:\n%s", failed.vertex, failed.subtask, failed.reply.trace)

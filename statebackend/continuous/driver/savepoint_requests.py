@@ -24,7 +24,7 @@ from statebackend.continuous.driver.takeover import Taken
 from statebackend.continuous.job.slot_messages import Acked
 from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBackendError
 from statebackend.runtime.driver.job import Job
-from statebackend.spark.start.query_savepoints import deadline_of, making_of
+from statebackend.runtime.driver.job_savepoints import deadline_of, making_of
 
 __all__ = ["SavepointRequests"]
 

@@ -2,59 +2,47 @@
 
 The sender opens the stream with ``do_exchange``: as quick as ``do_put``, and pyarrow can give up
 only the former while somebody waits in it. Its descriptor is a `Hello`, its token a header. The
-receiver answers with a `Welcome`, or a `Refusal` and the stream's end. From then on the sender
+receiver answers with a `Welcome`, or an `ErrorReply` and the stream's end. From then on the sender
 sends `Rows` (with a record batch), `Told` (an event) and now and then `Beat`; the receiver `Grant`,
-`Beat`, and `Refusal` when it hangs up. Elements are numbered from 0, so that a lost or repeated one
-is noticed.
+`Beat`, and `ErrorReply` when it hangs up. Elements are numbered from 0, so that a lost or repeated
+one is noticed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.flight as flight
 
 from snapshot.barriers.barrier import Event
-from statebackend.errors import PeerLostError, ProtocolError, StateBackendError, error_for_code
+from statebackend.errors import PeerLostError
+from statebackend.rpc.envelope import Decoder, ErrorReply
 
 __all__ = [
-    "BROKEN",
     "BYTES_MAX",
     "PROTOCOL",
-    "TOKEN_HEADER",
     "Address",
     "Beat",
     "Down",
     "Grant",
     "Hello",
     "Identity",
-    "Refusal",
     "Rows",
     "Told",
     "Up",
     "Welcome",
     "brief",
-    "decode_as",
     "decode_down",
+    "decode_hello",
     "decode_up",
-    "encode",
     "peer_lost",
 ]
 
-T = TypeVar("T")
-
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Raised with every change that the other end would not understand."""
-
-TOKEN_HEADER: Final = "x-statebackend-exchange-token"
 
 BYTES_MAX: Final = 64 << 10
 """No message beside the rows is larger."""
-
-BROKEN: Final = (pa.ArrowException, flight.FlightError, OSError)
-"""What pyarrow raises when a stream is no more."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,76 +118,14 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag=5):
     freed_bytes: int
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The stream is not admitted, or no longer read: a typed error."""
-
-    code: str
-    what: str
-    todo: str
-
-    @classmethod
-    def of(cls, error: StateBackendError) -> Refusal:
-        """As it goes over the wire."""
-        return cls(error.code, error.what, error.todo)
-
-    def error(self) -> StateBackendError:
-        """As it is raised."""
-        return error_for_code(self.code, self.what, self.todo)
-
-
 Up = Rows | Told | Beat
-Down = Welcome | Grant | Refusal | Beat
+Down = Welcome | Grant | ErrorReply | Beat
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_UP: Final = msgspec.msgpack.Decoder(Up)
-_DOWN: Final = msgspec.msgpack.Decoder(Down)
-
-
-def encode(message: Hello | Up | Down) -> bytes:
-    """As it goes over the wire."""
-    return _ENCODER.encode(message)
-
-
-def decode_up(metadata: pa.Buffer | None) -> Up:
-    """What a sender said.
-
-    Raises:
-        ProtocolError: it is nothing of the kind.
-    """
-    message: Up = _decoded(_UP, metadata)
-    return message
-
-
-def decode_down(metadata: pa.Buffer | None) -> Down:
-    """What a receiver said.
-
-    Raises:
-        ProtocolError: it is nothing of the kind.
-    """
-    message: Down = _decoded(_DOWN, metadata)
-    return message
-
-
-def decode_as(kind: type[T], data: bytes | pa.Buffer | None) -> T:
-    """One message of a kind.
-
-    Raises:
-        ProtocolError: it is nothing of the kind.
-    """
-    return _decoded(msgspec.msgpack.Decoder(kind), data)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
-    try:
-        view = memoryview(data if data is not None else b"")
-        if view.nbytes > BYTES_MAX:
-            raise msgspec.DecodeError(f"{view.nbytes} bytes")
-        return decoder.decode(view)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(
-            f"A malformed message came in a channel ({error}).",
-            todo="Install the same statebackend release on driver and executors.",
-        ) from error
+decode_hello: Final = Decoder[Hello](Hello, limit_bytes=BYTES_MAX)
+decode_up: Final = Decoder[Up](Up, limit_bytes=BYTES_MAX)
+"""What a sender said."""
+decode_down: Final = Decoder[Down](Down, limit_bytes=BYTES_MAX)
+"""What a receiver said."""
 
 
 def brief(error: Exception) -> str:

@@ -13,32 +13,31 @@ import pyarrow.flight as flight
 from statebackend import system
 from statebackend.continuous.exchange.channel import ChannelSender
 from statebackend.continuous.exchange.channel_messages import (
-    BROKEN,
     PROTOCOL,
-    TOKEN_HEADER,
     Address,
     Beat,
     Down,
     Grant,
     Hello,
     Identity,
-    Refusal,
     Rows,
     Told,
     Welcome,
     brief,
     decode_down,
-    encode,
     peer_lost,
 )
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
+from statebackend.rpc.envelope import Decoder, ErrorReply, encode
+from statebackend.rpc.flight_service import BROKEN, ask, call_options, read_reply
 from statebackend.rpc.tls import connect
 
 __all__ = ["ExchangeClient", "RemoteChannel"]
 
 _BEAT = encode(Beat())
+_ADMITTED = Decoder[None](None)
 # How long an orderly end may take before the stream is given up.
 _CLOSE_S = 5.0
 
@@ -70,7 +69,6 @@ class ExchangeClient:
         self._connect_s = connect_s
         self._welcome_s = connect_s if welcome_s is None else welcome_s
         self._clock = clock
-        self._headers = [(TOKEN_HEADER.encode(), identity.token.encode())]
         self._peers: dict[tuple[str, bytes], Any] = {}
         self._channels: list[RemoteChannel] = []
         self._opening: set[_End] = set()  # not welcomed yet
@@ -95,7 +93,7 @@ class ExchangeClient:
             ProtocolError: the receiver is of another release.
         """
         peer = self._peer(location, certificate)
-        options = flight.FlightCallOptions(headers=self._headers)
+        options = call_options(self.identity.token)
         descriptor = flight.FlightDescriptor.for_command(encode(self._hello(address)))
         try:
             writer, reader = peer.do_exchange(descriptor, options)
@@ -154,19 +152,19 @@ class ExchangeClient:
             peer = self._peers.get(key)
         if peer is not None:
             return peer
-        options = flight.FlightCallOptions(timeout=self._connect_s, headers=self._headers)
-        action = flight.Action("hello", pa.py_buffer(encode(self._hello(None))))
+        options = call_options(self.identity.token, self._connect_s)
         try:
             if self._tls and not certificate:
                 raise ConnectionError("its certificate is not known")
             peer = connect(location, certificate)
-            answers = [result.body for result in peer.do_action(action, options)]
+            answer = ask(peer, "hello", self._hello(None), options)
         except BROKEN as error:
             raise _unreachable(location, error) from error
-        answer = decode_down(answers[0] if answers else None)
-        if isinstance(answer, Refusal):
+        try:
+            read_reply(answer, _ADMITTED)
+        except StateBackendError:
             peer.close()
-            raise answer.error()
+            raise
         with self._lock:
             return self._peers.setdefault(key, peer)
 
@@ -306,7 +304,7 @@ class _End:
         elif isinstance(message, Welcome) and not self._answered.is_set():
             self._capacity_bytes = message.capacity_bytes
             self._answered.set()
-        elif isinstance(message, Refusal):
+        elif isinstance(message, ErrorReply):
             raise message.error()
         elif not isinstance(message, Beat):
             raise ProtocolError(f"The receiver of the {self._name} said {message} out of turn.")

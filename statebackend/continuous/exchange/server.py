@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import atexit
-import hmac
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import pyarrow.flight as flight
-
 from statebackend import system
 from statebackend.continuous.exchange.channel_messages import (
-    BROKEN,
     PROTOCOL,
-    TOKEN_HEADER,
     Address,
     Beat,
     Grant,
     Hello,
     Identity,
-    Refusal,
     Rows,
     Told,
     Welcome,
     brief,
-    decode_as,
+    decode_hello,
     decode_up,
-    encode,
     peer_lost,
 )
 from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
-from statebackend.rpc.tls import Tls, location_of
+from statebackend.rpc.envelope import ErrorReply, encode
+from statebackend.rpc.flight_service import BROKEN, FlightService, same_token
+from statebackend.rpc.tls import Tls
 
 __all__ = ["ExchangeServer"]
 
@@ -81,9 +76,9 @@ class ExchangeServer:
         self._lanes: set[_Lane] = set()
         self._peers: set[str] = set()
         self._closed = False
-        self._service = _Service(self, location_of(host, port, tls=tls is not None), tls)
+        self._service = _Service(self, bind=host, advertised=advertised or host, port=port, tls=tls)
         self.port: int = self._service.port
-        self.location = location_of(advertised or host, self.port, tls=tls is not None)
+        self.location = self._service.location
         self._pulse = Pulse(
             "exchange-server-pulse", heartbeat_s=heartbeat_s, silence_s=silence_s, clock=clock
         )
@@ -248,10 +243,10 @@ class _Lane:
             error = peer_lost(f"The sender of the {self._address} is gone ({brief(broken)}).")
         except StateBackendError as refused:
             error = refused
-            self._write(encode(Refusal.of(refused)))
+            self._write(encode(ErrorReply.of(refused)))
         except Exception as bug:  # never a receiver that waits for what nobody reads
             error = ProtocolError(f"The {self._address} failed: {type(bug).__name__}: {bug}.")
-            self._write(encode(Refusal.of(error)))
+            self._write(encode(ErrorReply.of(error)))
         finally:
             with self._writing:
                 self._writer = None
@@ -284,7 +279,7 @@ class _Lane:
 
     def hang_up(self, error: StateBackendError) -> None:
         """Nobody reads any more: the sender is asked to end the stream."""
-        self._write(encode(Refusal.of(error)))
+        self._write(encode(ErrorReply.of(error)))
 
     def beat(self) -> None:
         """Say that this end is there."""
@@ -313,48 +308,34 @@ class _Lane:
             self._writer = None  # whoever reads learns of it
 
 
-class _TokenMiddleware(flight.ServerMiddleware):  # type: ignore[misc]
-    pass
+class _Service(FlightService):
+    """Flight's entry."""
 
-
-class _TokenFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses a wrong token before anything else of a call is read."""
-
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        self._token = token.encode()
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _TokenMiddleware:
-        given = headers.get(TOKEN_HEADER) or [""]
-        if not hmac.compare_digest(self._token, str(given[0]).encode()):
-            raise flight.FlightUnauthenticatedError("the token is not this run's")
-        return _TokenMiddleware()
-
-
-class _Service(flight.FlightServerBase):  # type: ignore[misc]
-    """Flight's entry; refusals are typed answers."""
-
-    def __init__(self, server: ExchangeServer, location: str, tls: Tls | None) -> None:
+    def __init__(
+        self, server: ExchangeServer, *, bind: str, advertised: str, port: int, tls: Tls | None
+    ) -> None:
         self._server = server
+        token = server.identity.token
         super().__init__(
-            location,
-            tls_certificates=[(tls.certificate, tls.key)] if tls is not None else None,
-            middleware={"token": _TokenFactory(server.identity.token)},
+            lambda given: same_token(token, given),
+            bind=bind,
+            advertised=advertised,
+            port=port,
+            tls=tls,
         )
 
-    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        try:
-            self._server.check(decode_as(Hello, action.body), context.peer())
-            yield encode(Beat())
-        except StateBackendError as error:
-            yield encode(Refusal.of(error))
+    def answer(self, context: Any, kind: str, body: Any) -> tuple[None, list[bytes]]:
+        """Whether the caller is admitted."""
+        self._server.check(decode_hello(body), context.peer())
+        return None, []
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take in a channel; a refusal is a typed answer."""
         try:
-            hello = decode_as(Hello, descriptor.command)
+            hello = decode_hello(descriptor.command)
             if hello.address is None:
                 raise ProtocolError("A stream for no channel.")
             self._server.serve(hello, context.peer(), reader, writer)
         except StateBackendError as error:
             with suppress(*BROKEN):  # the caller does not wait for it any more
-                writer.write_metadata(encode(Refusal.of(error)))
+                writer.write_metadata(encode(ErrorReply.of(error)))

@@ -6,14 +6,15 @@ are numbered so that a lost answer is asked for again, and reports what happens 
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from snapshot.barriers.barrier import Barrier
 from snapshot.protocol.messages import AckRequest
 from statebackend.continuous.sources.source import Assignment
-from statebackend.errors import ProtocolError, StateBackendError, error_for_code
+from statebackend.errors import StateBackendError
+from statebackend.rpc.envelope import Decoder, ErrorReply
 
 __all__ = [
     "Aborted",
@@ -37,11 +38,11 @@ __all__ = [
     "SplitEnded",
     "Stop",
     "Trigger",
-    "decode",
-    "encode",
+    "decode_commands",
+    "decode_poll",
+    "decode_register",
+    "decode_report",
 ]
-
-T = TypeVar("T")
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -247,22 +248,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A subtask failed, and its slot with it.
 
     Attributes:
-        trace: of Python, for people.
         closing: it failed to close after the job had ended.
     """
 
     vertex: str
     subtask: int
-    code: str
-    what: str
-    todo: str
-    trace: str
+    reply: ErrorReply
     closing: bool = False
 
     def error(self) -> StateBackendError:
         """As it was raised; the traceback is a note."""
-        error = error_for_code(self.code, self.what, self.todo)
-        error.add_note(f"In {self.vertex}/{self.subtask}:\n{self.trace}")
+        error = self.reply.error()
+        error.add_note(f"In {self.vertex}/{self.subtask}:\n{self.reply.trace}")
         return error
 
 
@@ -283,30 +280,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- bytes ---------------------------------------------------------------------------------------
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-# Made here, once: msgspec looks at a type when it first decodes one, and threads that do so at the
-# same time were seen to end in a segmentation fault.
-_DECODERS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (Commands, Poll, Register, Report)
-}
-
-
-def encode(message: Any) -> bytes:
-    """As it goes over the wire."""
-    return _ENCODER.encode(message)
-
-
-def decode(body: bytes, kind: type[T]) -> T:
-    """What `encode` made.
-
-    Raises:
-        ProtocolError: it is nothing of the kind.
-    """
-    try:
-        found: T = _DECODERS[kind].decode(body)
-        return found
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(
-            f"A malformed {kind.__name__} was refused ({error}).",
-            todo="Install the same statebackend release on driver and executors.",
-        ) from error
+decode_commands: Final = Decoder[Commands](Commands)
+decode_poll: Final = Decoder[Poll](Poll)
+decode_register: Final = Decoder[Register](Register)
+decode_report: Final = Decoder[Report](Report)

@@ -17,48 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from snapshot.formats.names import data_name
-from snapshot.protocol.messages import (
-    PROTOCOL,
-    AckRequest,
-    AncestorCopy,
-    BeginReply,
-    BeginRequest,
-    LocalCopy,
-    RestoreReport,
-)
-from snapshot.storage.counting import CountingStore
-from snapshot.storage.object_store import ObjectStore
+import msgspec
+
+from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy, RestoreReport
 from statebackend.errors import ProtocolError, StaleRequestError
-from statebackend.operators.operator_lists_maps import StoredOperatorState, encoded
-from statebackend.rpc.service import Endpoint
-from statebackend.runtime.worker.ack_slices import requests_of
-from statebackend.runtime.worker.operator_state_io import OperatorStateIO, StateParts
-from statebackend.runtime.worker.upload_reporter import UploadClient
-from statebackend.system import SYSTEM, System
+from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.runtime.worker.participant import EpochStamp, Participant
 from statebackend.threads import THREADS, Future, Threads
 
-__all__ = [
-    "Background",
-    "CheckpointedState",
-    "Frozen",
-    "Membership",
-    "SharedFuture",
-    "StateClient",
-    "VertexSpec",
-]
+__all__ = ["Background", "CheckpointedState", "Confirmed", "Frozen", "SharedFuture"]
 
 T = TypeVar("T")
 _NO_ATTEMPT: Final = -1
-
-
-class StateClient(UploadClient, Protocol):
-    """The coordinator, as a subtask asks it (see :class:`statebackend.rpc.service.Client`)."""
-
-    def begin(
-        self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
-    ) -> tuple[BeginReply, list[bytes]]:
-        """Ask to begin an epoch; the reply and the slices that come with it."""
 
 
 class Background(Protocol):
@@ -66,45 +36,6 @@ class Background(Protocol):
 
     def submit(self, fn: Callable[[], Any], /) -> Future[Any]:
         """Have it called by and by."""
-
-
-class VertexSpec(Protocol):
-    """A vertex of the dataflow (see `TaskSpec`)."""
-
-    @property
-    def job(self) -> str:
-        """The job's name."""
-
-    @property
-    def local_name(self) -> str:
-        """As hosts know the job."""
-
-    @property
-    def uid(self) -> str:
-        """The vertex."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks it has."""
-
-    @property
-    def begin_timeout_s(self) -> float:
-        """How long the coordinator may take."""
-
-
-@dataclass(frozen=True)
-class Membership:
-    """Which run a subtask belongs to, and how it reaches its driver.
-
-    Attributes:
-        endpoint: of the run's session. query_id: of the run, as its coordinator has it.
-        execution: numbers this start of the subtask, growing within a run.
-    """
-
-    client: StateClient
-    endpoint: Endpoint
-    query_id: str
-    execution: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,39 +86,36 @@ class SharedFuture(Generic[T]):
             return self._found  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """A confirmed epoch's state, from which the next epoch begins.
+
+    Attributes:
+        copy: what is here of it, for the coordinator; waits until the epoch before is written.
+        apply: writes it to where it belongs, once the next epoch has begun.
+    """
+
+    copy: Callable[[], LocalCopy]
+    apply: Callable[[BeginReply], None]
+
+
 class CheckpointedState(ABC):
     """One subtask's state and its part in checkpoints.
 
     Args:
-        spec: the vertex. subtask: which of its subtasks.
-        member: of the run. store: the durable one. background: runs what nobody waits for.
-        system: what its process stands on.
+        participant: its side of the protocol. background: runs what nobody waits for.
 
     Attributes:
         epoch: the one that the next completed checkpoint will be.
     """
 
-    def __init__(
-        self,
-        spec: VertexSpec,
-        subtask: int,
-        member: Membership,
-        *,
-        store: ObjectStore,
-        background: Background,
-        system: System = SYSTEM,
-    ) -> None:
-        self._system = system
-        self._vertex, self._subtask, self._member = spec, subtask, member
-        self._store = CountingStore(store)
-        self._counted = dict(requests_of(self._store))
-        self._background = background
-        self.operator_state_io = OperatorStateIO(
-            spec.local_name, spec.uid, subtask, spec.parallelism, self._store
-        )
+    def __init__(self, participant: Participant, background: Background) -> None:
+        self._participant, self._background = participant, background
+        self._system = system = participant.system
         self.epoch = -1
         self._stamp_ms = -1
         self._begun: SharedFuture[BeginReply]
+        self._settled: SharedFuture[None] = SharedFuture.of(None)  # confirmed state is written
         self._report: RestoreReport | None = None
         self._turn = system.threads.condition()  # guards the following
         self._frozen_attempts: list[int] = []  # neither confirmed nor aborted, in their order
@@ -209,8 +137,8 @@ class CheckpointedState(ABC):
         with self._turn:
             if attempt <= self._newest_attempt:
                 raise ProtocolError(
-                    f"The barrier of checkpoint {attempt} came to operator {self._vertex.uid!r}, "
-                    f"subtask {self._subtask}, after that of checkpoint {self._newest_attempt}."
+                    f"The barrier of checkpoint {attempt} came to {self._participant.who}, after "
+                    f"that of checkpoint {self._newest_attempt}."
                 )
             self._newest_attempt = attempt
             self._frozen_attempts.append(attempt)
@@ -237,17 +165,19 @@ class CheckpointedState(ABC):
             chain = self._chains.pop(attempt, None)
             if chain is None or attempt not in self._frozen_attempts:
                 raise ProtocolError(
-                    f"Checkpoint {attempt} was completed without operator {self._vertex.uid!r}, "
-                    f"subtask {self._subtask}."
+                    f"Checkpoint {attempt} was completed without {self._participant.who}."
                 )
             self._frozen_attempts = [one for one in self._frozen_attempts if one > attempt]
             self.epoch += 1
             self._stamp_ms, self._report = next_stamp_ms, None
-            epoch = self.epoch
-            work = self._following(attempt, epoch, chain)
-            self._begun = work[0]
+            confirmed = self._confirm(attempt, chain)
+            begun = SharedFuture(
+                lambda: self._begin_next(confirmed.copy(), chain), self._system.threads
+            )
+            settled = SharedFuture(lambda: confirmed.apply(begun.get()), self._system.threads)
+            self._begun, self._settled = begun, settled
             self._turn.notify_all()
-        self._background.submit(lambda: self._in_background(work))
+        self._background.submit(lambda: self._in_background(settled))
 
     def aborted(self, attempt: int) -> None:
         """The checkpoint is given up: the next attempt holds what it froze."""
@@ -256,10 +186,9 @@ class CheckpointedState(ABC):
             self._chains.pop(attempt, None)
             self._turn.notify_all()
 
-    def _in_background(self, work: tuple[SharedFuture[BeginReply], SharedFuture[None]]) -> None:
+    def _in_background(self, settled: SharedFuture[None]) -> None:
         try:
-            for one in work:
-                one.get()
+            settled.get()
         except BaseException as error:
             if self._failure is None and not self._closed:
                 self._failure = error
@@ -293,32 +222,20 @@ class CheckpointedState(ABC):
             if not self._wanted(frozen.attempt):
                 return None
             self.check()
-            reply, epoch, stamp_ms = self._begun.get(), self.epoch, self._stamp_ms
-            made = self._make(frozen, reply, epoch)
-            if made is None:
+            ack = self._make(frozen, self._begun.get())
+            if ack is None:
                 return None
             with self._turn:
                 if frozen.attempt not in self._frozen_attempts:
                     return None
-                self._chains[frozen.attempt] = made.chain
-            timings_ms = {
-                "sync": frozen.sync_ms,
-                "async": round((self._system.monotonic_s() - started_s) * 1000, 3),
-            }
-            return AckRequest(
-                protocol=PROTOCOL,
-                job=self._vertex.job,
-                session=self._member.endpoint.session,
-                operator=self._vertex.uid,
-                subtask=self._subtask,
-                epoch=epoch,
-                stamp_ms=stamp_ms,
-                attempt=frozen.attempt,
-                next_timer_ms=frozen.next_timer_ms,
-                timings_ms=timings_ms,
-                restore=self._report,
-                requests=self._requests(),
-                **vars(made),
+                self._chains[frozen.attempt] = ack.chain
+            return msgspec.structs.replace(
+                ack,
+                timings_ms={
+                    "sync": frozen.sync_ms,
+                    "async": round((self._system.monotonic_s() - started_s) * 1000, 3),
+                },
+                requests=self._participant.new_requests(),
             )
 
     def _await_turn(self, attempt: int) -> bool:
@@ -330,48 +247,11 @@ class CheckpointedState(ABC):
     def _wanted(self, attempt: int) -> bool:
         return not self._closed and attempt in self._frozen_attempts
 
-    def _requests(self) -> dict[str, tuple[int, int]]:
-        """What was asked of the object store since the last ack."""
-        before, self._counted = self._counted, requests_of(self._store)
-        found = {}
-        for verb, (requests, size_bytes) in self._counted.items():
-            earlier = before.get(verb, (0, 0))
-            if requests > earlier[0]:
-                found[verb] = requests - earlier[0], size_bytes - earlier[1]
-        return found
-
-    def _state_parts(self, frozen: Frozen, reply: BeginReply, budget_bytes: int) -> StateParts:
-        """States that belong to no key, as the ack carries them."""
-        names = [data_name(reply.generation, self.epoch, self._system.new_id()) for _ in "lm"]
-        snapshot = encoded(frozen.operator_state)
-        return self.operator_state_io.write(snapshot, reply, names, budget_bytes)
-
     # --- asking the coordinator --------------------------------------------------------------
 
-    def _ask(
-        self, copy: LocalCopy, ancestors: list[AncestorCopy] | None
-    ) -> tuple[BeginReply, list[bytes]]:
-        member, spec = self._member, self._vertex
-        request = BeginRequest(
-            protocol=PROTOCOL,
-            job=spec.job,
-            session=member.endpoint.session,
-            operator=spec.uid,
-            subtask=self._subtask,
-            epoch=self.epoch,
-            stamp_ms=self._stamp_ms,
-            query_id=member.query_id,
-            attempt=member.execution,
-            host=self._system.host_name(),
-            executor=self._system.executor_name(),
-            copy=copy,
-            ancestors=ancestors,
-            held=self.operator_state_io.held(),
-        )
-        reply, bodies = member.client.begin(
-            member.endpoint, request, timeout_s=spec.begin_timeout_s
-        )
-        return reply, self.operator_state_io.split_off(reply, bodies)
+    @property
+    def _at(self) -> EpochStamp:
+        return EpochStamp(self.epoch, self._stamp_ms)
 
     def _begin_next(self, copy: LocalCopy, chain: str) -> BeginReply:
         """Begin the epoch after one whose state is here, by the lineage that its ack named.
@@ -379,12 +259,12 @@ class CheckpointedState(ABC):
         Raises:
             StaleRequestError: the log holds another state of that epoch.
         """
-        reply, _ = self._ask(copy, None)
-        self.operator_state_io.pass_over()
+        reply, _ = self._participant.begin(self._at, copy)
+        self._participant.operator_state.pass_over()
         if reply.chain != chain or reply.durable_chain != chain or reply.layers:
             raise StaleRequestError(
-                f"The checkpoint of operator {self._vertex.uid!r}, subtask {self._subtask}, for "
-                f"epoch {self.epoch - 1} holds another state than was acked here.",
+                f"The checkpoint of {self._participant.who}, for epoch {self.epoch - 1} holds "
+                "another state than was acked here.",
                 todo="Nothing to do: another execution of the subtask has taken over.",
             )
         return reply
@@ -400,27 +280,9 @@ class CheckpointedState(ABC):
         """The subtask ends, because of an error or not; may be called twice."""
 
     @abstractmethod
-    def _following(
-        self, attempt: int, epoch: int, chain: str
-    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
-        """How the next epoch is begun, and what is done with the state of the one before."""
+    def _confirm(self, attempt: int, chain: str) -> Confirmed:
+        """The state of an attempt that is an epoch now; ``chain``: the lineage up to it."""
 
     @abstractmethod
-    def _make(self, frozen: Frozen, reply: BeginReply, epoch: int) -> Made | None:
-        """Make durable what was frozen; None once it is not wanted any more."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What of an ack says what became of the state (see :class:`AckRequest`)."""
-
-    chain: str
-    delta: Any
-    base: Any = None
-    large_bytes: int = 0
-    max_event_ms: int | None = None
-    second_event_ms: int | None = None
-    figures: dict[str, int] = field(default_factory=dict)
-    operator_state: Any = None
-    broadcast: Any = None
-    broadcast_digest: str = ""
+    def _make(self, frozen: Frozen, reply: BeginReply) -> AckRequest | None:
+        """Make durable what was frozen, and ack it; None once it is not wanted any more."""

@@ -10,24 +10,20 @@ import itertools
 import logging
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from snapshot.protocol.messages import (
-    PROTOCOL,
-    BaseDone,
-    BaseRenewal,
-    BaseReply,
-    BeginReply,
-    BeginRequest,
-)
-from statebackend.continuous.job.slot_messages import Event, Failed, Report, encode
+from snapshot.protocol.messages import PROTOCOL, BeginReply, BeginRequest
+from statebackend.continuous.job.slot_messages import Event, Failed, Report
 from statebackend.errors import (
     CoordinatorUnreachableError,
     ProcessorError,
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.rpc.envelope import ErrorReply, encode
 from statebackend.rpc.service import Call, Client, Endpoint
+from statebackend.runtime.worker.participant import RemoteSession
 from statebackend.system import SYSTEM, System
 
 __all__ = ["RETRY_S", "SLOT", "DriverLink"]
@@ -48,7 +44,7 @@ class DriverLink:
         silence_s: after so long the driver is taken for gone.
 
     Attributes:
-        patient: what states ask. broke: the slot cannot go on. failure: the slot's first; None if
+        broke: the slot cannot go on. failure: the slot's first; None if
             the run was over by then. is_known: the driver has it, with its traceback.
         over: the slot ends, and nothing is repeated any more.
     """
@@ -66,7 +62,6 @@ class DriverLink:
         self._system, threads = system, system.threads
         self._client, self._endpoint = client, endpoint
         self._job, self._slot, self._silence_s = job, slot, silence_s
-        self.patient = _Patient(self, client)
         self._lock = threads.lock()
         self._reports = itertools.count()
         self._telling = False
@@ -75,6 +70,10 @@ class DriverLink:
         self.is_known = False
         self.broke = threads.event()
         self.over = threads.event()
+
+    def session(self, *, timeout_s: float, ack_timeout_s: float) -> PatientSession:
+        """What states ask."""
+        return PatientSession(self._client, self._endpoint, timeout_s, ack_timeout_s, self)
 
     def call(self, kind: str, message: Any, timeout_s: float) -> bytes:
         """Ask once."""
@@ -159,55 +158,31 @@ class DriverLink:
         return False
 
 
-class _Patient:
-    """A client that repeats a begin whose answer does not come.
+@dataclass(frozen=True)
+class PatientSession(RemoteSession):
+    """A session that is asked again where the answer to a begin does not come.
 
     The driver gives the same answer to the same request. An answer may hold slices and take long,
     so the second try has twice the time of the first, and the third has all that is left.
     """
 
-    def __init__(self, link: DriverLink, client: Client) -> None:
-        self._link, self._client = link, client
+    link: DriverLink
 
-    def begin(
-        self, endpoint: Endpoint, request: BeginRequest, *, timeout_s: float
-    ) -> tuple[BeginReply, list[bytes]]:
-        tries_s = iter((self._link.try_s, 2.0 * self._link.try_s))
-        return self._link.again(
-            lambda left_s: self._client.begin(
-                endpoint, request, timeout_s=min(left_s, next(tries_s, left_s))
+    def begin(self, request: BeginRequest) -> tuple[BeginReply, list[bytes]]:
+        tries_s = iter((self.link.try_s, 2.0 * self.link.try_s))
+        return self.link.again(
+            lambda left_s: self.client.begin(
+                self.endpoint, request, timeout_s=min(left_s, next(tries_s, left_s))
             ),
-            timeout_s,
+            self.timeout_s,
         )
-
-    def base_done(self, endpoint: Endpoint, request: BaseDone, *, timeout_s: float) -> BaseReply:
-        return self._client.base_done(endpoint, request, timeout_s=timeout_s)
-
-    def base_renewed(
-        self, endpoint: Endpoint, request: BaseRenewal, *, timeout_s: float
-    ) -> BaseReply:
-        return self._client.base_renewed(endpoint, request, timeout_s=timeout_s)
 
 
 def _failed(vertex: str, subtask: int, error: BaseException, closing: bool) -> Failed:
-    """As it is told; the texts may be a user's, and need not be well-formed."""
     known = error
     if not isinstance(known, StateBackendError):
         said = "".join(traceback.format_exception_only(error)).strip()
         who = f"Slot {subtask}" if vertex == SLOT else f"A subtask of {vertex!r}"
         known = ProcessorError(f"{who} failed: {said}.", todo="See the traceback.")
-    trace = "".join(traceback.format_exception(error))[-20_000:]
-    what, todo, trace = map(_sendable, (known.what, known.todo, trace))
-    return Failed(
-        vertex=vertex,
-        subtask=subtask,
-        code=known.code,
-        what=what,
-        todo=todo,
-        trace=trace,
-        closing=closing,
-    )
-
-
-def _sendable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    reply = ErrorReply.of(known, traced=error)
+    return Failed(vertex=vertex, subtask=subtask, reply=reply, closing=closing)

@@ -10,48 +10,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.workspace import Workspace
-from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from recovery.restore.upload import BaseUpload
 from snapshot.barriers.channel_watermarks import END_MS
-from snapshot.formats.delta import chain as chain_after
 from snapshot.formats.delta_stream import EncodedDelta, encode_frozen
-from snapshot.formats.names import data_name
-from snapshot.protocol.messages import BaseGrant, BeginReply, SlicePart
-from snapshot.storage.object_store import ObjectStore
+from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy
+from statebackend.continuous.worker.attempt_layers import AttemptLayers
 from statebackend.continuous.worker.background_pace import RateLimit
 from statebackend.continuous.worker.checkpointed_state import (
     Background,
     CheckpointedState,
+    Confirmed,
     Frozen,
-    Made,
-    Membership,
     SharedFuture,
 )
 from statebackend.continuous.worker.overtaken_rows import Overtaken, decode, taken_out
-from statebackend.errors import LocalCopyError, LocalDirError, StaleRequestError, StateBackendError
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.errors import LocalCopyError, StaleRequestError, StateBackendError
+from statebackend.operators.operator_lists_maps import StoredOperatorState, encoded
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.rocks.store import Marker
-from statebackend.runtime.worker.ack_slices import durable_slice, packed_base
-from statebackend.runtime.worker.task_spec import TaskSpec
-from statebackend.runtime.worker.worker_store import base_upload, local_subtask, site_of
-from statebackend.state.blocks import SortedRows
-from statebackend.state.overlay import FrozenOverlay, Overlay, joined
-from statebackend.state.spill import OverlaySpill, Run
+from statebackend.runtime.worker.participant import AckTimes, Saved
+from statebackend.runtime.worker.worker_store import SubtaskStore
+from statebackend.state.overlay import FrozenOverlay, joined
+from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
-from statebackend.system import SYSTEM, System
 
 __all__ = ["KeyedFrozen", "SubtaskState"]
 
 _log = logging.getLogger("statebackend.continuous")
-_TRIED_TIMES: Final = 4  # state that is so many times the budget on disk will not fit when packed
 _APPLIED_ROWS: Final = 512  # at once: others wait for the interpreter as long as that takes
 
 
@@ -75,7 +64,7 @@ class SubtaskState(CheckpointedState):
     """The state of one keyed subtask, from its opening to its end.
 
     Args:
-        spec: of the operator. subtask, member, store, background: as for `CheckpointedState`.
+        stores: its store, not open. background: as for `CheckpointedState`.
         work: where the process puts what it needs for a while.
         watermark_ms: of this operator in the restored checkpoint; None: the job's.
 
@@ -90,31 +79,21 @@ class SubtaskState(CheckpointedState):
 
     def __init__(
         self,
-        spec: TaskSpec,
-        subtask: int,
-        member: Membership,
-        *,
-        store: ObjectStore,
-        work: Workspace,
+        stores: SubtaskStore,
         background: Background,
+        *,
+        work: Workspace,
         watermark_ms: int | None = None,
-        system: System = SYSTEM,
     ) -> None:
-        super().__init__(spec, subtask, member, store=store, background=background, system=system)
-        self._watermark_ms = watermark_ms
-        self._spec, self._durable, self._work = spec, store, work
-        self._spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
-        self._local: LocalSubtask | None = None
-        self._opened: OpenSubtask | None = None
+        super().__init__(stores.participant, background)
+        self._spec, self._stores = stores.spec, stores
+        self._watermark_ms, self._work = watermark_ms, work
+        self._spill = OverlaySpill(limit_bytes=self._spec.overlay_budget_bytes, folder=work.path)
         self.times = StreamTimes()
         self.overtaken: list[Overtaken] = []
-        self._told: dict[str, int] = {}  # the operator's figures at the last barrier
-        self._layers: list[tuple[int, FrozenOverlay]] = []  # as in the table, by attempt
+        self._counted: dict[str, int] = {}  # the operator's figures at the last barrier
         self._persisted: dict[int, _Persisted] = {}
-        self._confirmed_attempt = -1  # the newest
-        self._stored: deque[int] = deque()  # attempts whose rows are in the store by now
-        self._applied: SharedFuture[None] = SharedFuture.of(None)
-        self._pace = RateLimit(system)  # of that
+        self._pace = RateLimit(self._system)  # of what is being written to the store
 
     # --- the subtask's own thread --------------------------------------------------------------
 
@@ -128,25 +107,15 @@ class SubtaskState(CheckpointedState):
             StateBackendError: the coordinator refused.
         """
         self.epoch, self._stamp_ms = epoch, stamp_ms
-        spec = self._spec
-        self._local = self._copies()
-        self._opened = opened = Restorer(
-            self._local,
-            self._site(),
-            ask=self._ask,
-            store=self._store,
-            now_s=self._system.monotonic_s,
-            lease_timeout_s=spec.lease_timeout_s,
-            settings=spec.rocks,
-            threads=self._system.threads,
-        ).open()
+        spec, opened = self._spec, self._stores.open(self._at)
         reply, self._report = opened.reply, opened.report
         try:
             if opened.layers:
                 raise StaleRequestError("A stream begins where everything is durable.")
-            self._upload_base(reply)
+            self._stores.begun(reply)
             self.table = StateTable(opened.store, spill=self._spill, small_writes=True)
-            stored, elements = taken_out(self.operator_state_io.read(reply))
+            self._layers = AttemptLayers(self.table)
+            stored, elements = taken_out(self._participant.operator_state.read(reply))
             self._operator_state: StoredOperatorState = stored
             own_ms = self._restored(decode(spec.uid, elements, spec.parallelism), reply)
         except BaseException as error:
@@ -157,14 +126,6 @@ class SubtaskState(CheckpointedState):
         self.times.watermark_ms = self.times.late_watermark_ms = own_ms
         self.times.processing_time_ms = stamp_ms
         return reply
-
-    def _copies(self) -> LocalSubtask:
-        """Those of this host."""
-        return local_subtask(self._spec, self._subtask, self._work)
-
-    def _site(self) -> Site:
-        """Where it runs."""
-        return site_of(self._spec, self._subtask)
 
     def _restored(self, overtaken: list[Overtaken], reply: BeginReply) -> int:
         """Keep rows that were in flight; the watermark to begin with."""
@@ -206,10 +167,9 @@ class SubtaskState(CheckpointedState):
         self.tidy()
         operator = self.operator
         stored = operator.frozen_operator_state()
-        layer = self.table.freeze(self.epoch)
-        self._layers.append((attempt, layer))
-        figures = operator.counted.since(self._told)
-        self._told = dict(vars(operator.counted))
+        layers = self._layers.freeze(attempt, self.epoch)
+        figures = operator.counted.since(self._counted)
+        self._counted = dict(vars(operator.counted))
         self.times.epoch = self._next_epoch
         timed, at_ms = self._spec.time.mode == "event", self.times.watermark_ms
         if at_ms == END_MS:  # that all inputs have ended is of this run alone
@@ -221,7 +181,7 @@ class SubtaskState(CheckpointedState):
             watermark_ms=at_ms if timed else None,
             figures=figures,
             sync_ms=round((self._system.monotonic_s() - started_s) * 1000, 3),
-            layers=tuple(self._layers),
+            layers=layers,
         )
 
     def confirmed(self, attempt: int, next_stamp_ms: int) -> None:
@@ -235,26 +195,14 @@ class SubtaskState(CheckpointedState):
         super().aborted(attempt)
         self.times.epoch = self._next_epoch
         made = self._persisted.pop(attempt, None)
-        if made is None or self._opened is None:
+        if made is None or self._closed:  # nothing was written for it; or the store is let go
             return
-        self._opened.incarnation.forget_delta(made.epoch, made.digest)
-        self.tidy()
-        if self._layers[0][0] <= self._confirmed_attempt:
-            return  # a confirmed one is on its way to the store, alone
-        merged = [layer for number, layer in self._layers if number <= attempt]
-        if len(merged) > 2 and made.rows.columns is not None:
-            # Attempt after attempt fails: reading must not go through ever more layers.
-            rows = Run.in_memory([SortedRows(*made.rows.columns)])
-            one = FrozenOverlay(self.epoch, Overlay(runs=[rows]))
-            self.table.put_joined(one, merged)
-            self._layers[: len(merged)] = [(attempt, one)]
+        self._stores.held.forget_delta(made.epoch, made.digest)
+        self._layers.merge(attempt, self.epoch, made.rows)
 
     def tidy(self) -> None:
         """Let go of what is in the store by now; costs nothing, to be called now and then."""
-        while self._stored:
-            attempt = self._stored.popleft()
-            while self._layers and self._layers[0][0] <= attempt:
-                self.table.applied(self._layers.pop(0)[1])
+        self._layers.tidy()
 
     def close(self, error: BaseException | None = None) -> None:
         """The subtask ends: its store is kept open for the next execution, or let go.
@@ -267,133 +215,83 @@ class SubtaskState(CheckpointedState):
         self._stop()
         self._pace.hurry()
         with contextlib.suppress(BaseException):  # it was said already, or nobody wants to know
-            self._applied.get()
-        opened, self._opened = self._opened, None
-        if opened is not None and self._local is not None:
-            for one in (error, self._failure):
-                if isinstance(one, LocalCopyError):
-                    opened.incarnation.mark_bad(one.what)
+            self._settled.get()
+        if self._stores.opened is not None:
+            self._stores.mark_bad(error)
+            self._stores.mark_bad(self._failure)
             try:
-                self._local.give_back(opened.incarnation)
+                self._stores.give_back()
             except StateBackendError as failed:  # marked by then
                 _log.warning("%s", failed)
         self._spill.close()
 
     # --- another thread ------------------------------------------------------------------------
 
-    def _make(self, frozen: Frozen, reply: BeginReply, epoch: int) -> Made | None:
+    def _make(self, frozen: Frozen, reply: BeginReply) -> AckRequest | None:
         assert isinstance(frozen, KeyedFrozen)
-        assert self._opened is not None
-        own = [layer for number, layer in frozen.layers if number > self._confirmed_attempt]
-        rows = joined(own)
+        confirmed = self._layers.confirmed
+        rows = joined([layer for number, layer in frozen.layers if number > confirmed])
         delta = encode_frozen(rows, self._work.path)
         try:
-            return self._made(frozen, reply, epoch, rows, delta)
+            if not self._wanted(frozen.attempt):
+                return None
+            saved = self._saved(frozen, reply, delta)
         finally:
             if delta.path is not None:  # unless it was taken over, nobody wants it any more
                 delta.path.unlink(missing_ok=True)
+        self._persisted[frozen.attempt] = _Persisted(self.epoch, saved.delta.digest, rows)
+        figures = {**frozen.figures, **self._stores.figures()}
+        times = self._ack_times(frozen)
+        return self._participant.ack(self._at, saved, frozen.attempt, times, figures, self._report)
 
-    def _made(
-        self,
-        frozen: KeyedFrozen,
-        reply: BeginReply,
-        epoch: int,
-        rows: FrozenOverlay,
-        delta: EncodedDelta,
-    ) -> Made | None:
-        assert self._opened is not None
-        digest = delta.digest.hex()
-        if not self._wanted(frozen.attempt):
-            return None
-        name = data_name(reply.generation, epoch, self._system.new_id())
-        part = durable_slice(self._store, delta, reply.inline_budget_bytes, name)
-        budget_bytes = reply.inline_budget_bytes - len(part.data)
-        parts = self._state_parts(frozen, reply, budget_bytes)
-        budget_bytes -= parts.inline_bytes
-        held = self._opened.incarnation
-        try:
-            if delta.path is not None:
-                held.adopt_delta(epoch, digest, delta.path)
-            else:
-                held.write_delta(epoch, digest, delta.data or b"")
-        except LocalDirError as error:
-            _log.warning("no local copy of epoch %d: %s", epoch, error)
-        base, large_bytes = self._inline_base(frozen, reply, budget_bytes)
-        self._persisted[frozen.attempt] = _Persisted(epoch, digest, rows)
-        event_ms = None
+    def _saved(self, frozen: KeyedFrozen, reply: BeginReply, delta: EncodedDelta) -> Saved:
+        """What was frozen, durable, and its delta beside the store."""
+        epoch, participant = self.epoch, self._participant
+        snapshot, live_bytes = encoded(frozen.operator_state), self._stores.store.live_bytes()
+        saved = participant.save(epoch, reply, delta, snapshot, live_bytes=live_bytes)
+        self._stores.keep(epoch, delta)
+        layers = [layer for _, layer in frozen.layers]
+        # What was spilled is far from small; and its files go meanwhile.
+        small = not saved.large_bytes and not any(layer.spilled for layer in layers)
+        if reply.base_due and small:
+            entries = list(self.table.snapshot_under(layers))
+            saved = participant.with_base(saved, epoch, reply, entries)
+        return saved
+
+    def _ack_times(self, frozen: KeyedFrozen) -> AckTimes:
+        time, event_ms = self._spec.time, None
         if frozen.watermark_ms is not None and frozen.watermark_ms > 0:
             # As if rows of just that time had been seen: it gives this watermark again.
-            event_ms = frozen.watermark_ms + (self._spec.time.delay_ms or 0)
-        sided = self._spec.time.side_position is not None
-        return Made(
-            chain=chain_after(bytes.fromhex(reply.chain), delta.digest).hex(),
-            delta=part,
-            base=base,
-            large_bytes=large_bytes,
-            max_event_ms=event_ms,
-            second_event_ms=event_ms if sided else None,
-            figures={**frozen.figures, **self._store_figures()},
-            operator_state=parts.lists,
-            broadcast=parts.maps,
-            broadcast_digest=parts.maps_digest,
-        )
-
-    def _store_figures(self) -> dict[str, int]:
-        assert self._opened is not None
-        store = self._opened.store
-        return {"level0_files": store.level0_files(), "stored_bytes": store.stored_bytes()}
-
-    def _inline_base(
-        self, frozen: KeyedFrozen, reply: BeginReply, budget_bytes: int
-    ) -> tuple[SlicePart | None, int]:
-        """The whole state for the record, where it is due; or how large it is, where too large."""
-        assert self._opened is not None
-        live_bytes = self._opened.store.live_bytes()
-        if live_bytes > _TRIED_TIMES * reply.inline_budget_bytes:
-            return None, live_bytes
-        if not reply.base_due:
-            return None, 0
-        layers = [layer for _, layer in frozen.layers]
-        if any(layer.spilled for layer in layers):  # far from small; and its files go meanwhile
-            return None, 0
-        entries = list(self.table.snapshot_under(layers))
-        name = data_name(reply.generation, self.epoch, self._system.new_id())
-        limit_bytes = reply.inline_budget_bytes
-        return packed_base(entries, self._store, limit_bytes, budget_bytes, name)
+            event_ms = frozen.watermark_ms + (time.delay_ms or 0)
+        second_ms = None if time.side_position is None else event_ms
+        return AckTimes(event_ms, second_ms, frozen.next_timer_ms)
 
     # --- in the background ---------------------------------------------------------------------
 
-    def _following(
-        self, attempt: int, epoch: int, chain: str
-    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
-        self._confirmed_attempt = attempt
-        made, before, pace_before = self._persisted.pop(attempt), self._applied, self._pace
+    def _confirm(self, attempt: int, chain: str) -> Confirmed:
+        self._layers.confirmed = attempt
+        made = self._persisted.pop(attempt)
         self._persisted.clear()
+        before, pace_before = self._settled, self._pace
         self._pace = pace = RateLimit(self._system)
 
-        def begin() -> BeginReply:
-            assert self._opened is not None
+        def copy() -> LocalCopy:
             pace_before.hurry()
             before.get()  # the store's marker is a part of what is asked
-            return self._begin_next(self._opened.incarnation.describe(), chain)
+            return self._stores.held.describe()
 
-        begun = SharedFuture(begin, self._system.threads)
-        self._applied = SharedFuture(
-            lambda: self._apply(attempt, made, begun.get(), pace), self._system.threads
-        )
-        return begun, self._applied
+        return Confirmed(copy, lambda reply: self._apply(attempt, made, reply, pace))
 
     def _apply(self, attempt: int, made: _Persisted, reply: BeginReply, pace: RateLimit) -> None:
         """Write a confirmed epoch's rows to the store."""
-        assert self._opened is not None
         steps = [(step.epoch, step.digest) for step in reply.steps]
         if reply.fresh or steps != [(made.epoch, made.digest)]:
             raise StaleRequestError(
-                f"The store of operator {self._spec.uid!r}, subtask {self._subtask}, does not "
-                f"stand where epoch {made.epoch} follows ({reply.reason or steps}).",
+                f"The store of {self._participant.who}, does not stand where epoch {made.epoch} "
+                f"follows ({reply.reason or steps}).",
                 todo="The subtask is started again, and takes its state from a good copy.",
             )
-        held, store = self._opened.incarnation, self._opened.store
+        held = self._stores.held
         marker = Marker(
             job_id=reply.job_id,
             operator=self._spec.uid,
@@ -404,39 +302,15 @@ class SubtaskState(CheckpointedState):
         )
         try:
             held.settle()
-            store.apply_batches(pace.of(_pieces(made.rows)), marker)
+            self._stores.store.apply_batches(pace.of(_pieces(made.rows)), marker)
             held.unflushed_epochs += 1
-            self._stored.append(attempt)
-            self._upload_base(reply)
+            self._layers.stored(attempt)
+            self._stores.begun(reply)
             if held.unflushed_epochs >= self._spec.store_pool.unflushed_epochs:
                 held.flush()
         except LocalCopyError as error:
             held.mark_bad(error.what)
             raise
-
-    def _upload_base(self, reply: BeginReply) -> None:
-        """What comes with a begin: old copies are swept, a base that was granted is uploaded."""
-        assert self._opened is not None
-        assert self._local is not None
-        spec = self._spec
-        if reply.settled:
-            run = self._member.endpoint.session
-            self._local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
-        if reply.grant is not None:
-            self._upload(self._opened.incarnation, reply.grant, reply.generation).start()
-
-    def _upload(self, held: StoreDirectory, grant: BaseGrant, generation: int) -> BaseUpload:
-        """Of the store as it stands, not started."""
-        return base_upload(
-            self._spec,
-            self._subtask,
-            held,
-            grant,
-            client=self._member.client,
-            endpoint=self._member.endpoint,
-            store=self._durable,
-            generation=generation,
-        )
 
 
 def _pieces(rows: FrozenOverlay) -> Iterator[tuple[list[bytes], list[bytes | None]]]:

@@ -49,9 +49,10 @@ from statebackend.continuous.worker.overtaken_rows import (
 from statebackend.continuous.worker.subtask_base import NAP_S, Link, Subtask, stopped
 from statebackend.continuous.worker.subtask_output import Output
 from statebackend.errors import StateBackendError, StorageError
+from statebackend.operators.streaming_operator import StreamOperator
 from statebackend.system import SYSTEM, System
 
-__all__ = ["KeyedSubtask"]
+__all__ = ["Inputs", "KeyedSubtask"]
 
 _log = logging.getLogger("statebackend.continuous")
 _ROUNDS: Final = 1_000
@@ -74,14 +75,26 @@ class _Part:
     flight: Flight = field(default_factory=Flight)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The channels of a keyed subtask, and how barriers come through them.
+
+    Attributes:
+        edges: of each channel, upstream subtask by upstream subtask.
+        mode: of barriers. overtakes: whether they may come with an alignment timeout.
+    """
+
+    inbox: Inbox
+    edges: Sequence[Edge]
+    mode: Mode
+    overtakes: bool = False
+
+
 class KeyedSubtask(Subtask):
     """See the module.
 
     Args:
-        state: of the subtask, not open. processor: makes the user's.
-        inbox: its channels. inputs: the edge of each of them, upstream subtask by upstream subtask.
-        mode: of barriers. overtakes: whether they may come with an alignment timeout.
-        epoch, stamp_ms: of the run's first epoch.
+        state: of the subtask, not open. opened: opens it; the operator over it.
         persisting: where snapshots are made durable.
     """
 
@@ -92,42 +105,35 @@ class KeyedSubtask(Subtask):
         link: Link,
         *,
         state: SubtaskState,
-        processor: Callable[[], Any],
-        inbox: Inbox,
-        inputs: Sequence[Edge],
-        mode: Mode,
-        overtakes: bool = False,
+        opened: Callable[[], StreamOperator],
+        inputs: Inputs,
         time_mode: str,
-        epoch: int,
-        stamp_ms: int,
         persisting: Background,
         system: System = SYSTEM,
     ) -> None:
         super().__init__(place, output, link, system)
-        self._state, self._processor = state, processor
-        self._inbox = inbox
-        self._inputs = tuple(inputs)
+        self._state, self._opened = state, opened
+        self._inbox = inbox = inputs.inbox
+        self._inputs = tuple(inputs.edges)
         parallelism = place.parallelism
         self._lanes = [
             ChannelQueue("in", edge.upstream, channel // parallelism, channel % parallelism)
             for channel, edge in enumerate(self._inputs)
         ]
         in_order = [c for c, edge in enumerate(self._inputs) if not edge.key_positions]
-        self._alignment = Alignment(len(inputs), mode=mode, in_order=in_order)
-        self._overtakes = overtakes
-        if overtakes:
+        self._alignment = Alignment(len(self._inputs), mode=inputs.mode, in_order=in_order)
+        self._overtakes = inputs.overtakes
+        if inputs.overtakes:
             inbox.on_arrival = self._announced
         self._noticed_s: float | None = None  # that a barrier has arrived, while rows are emitted
         self._capturing: dict[int, _Part] = {}
         self._current: pa.RecordBatch | None = None  # taken, and not given to the operator yet
         self._gathering = Gathering()
         self._by_clock = time_mode == "processing"
-        self._begins = epoch, stamp_ms
         self._persisting = persisting
 
     def _open(self) -> None:
-        self._state.open(*self._begins)
-        self._operator = self._state.make_operator(self._processor())
+        self._operator = self._opened()
         times = self._state.times
         at_ms = times.watermark_ms + 1 if times.watermark_ms else None
         given = {} if at_ms is None else {"at_ms": at_ms}

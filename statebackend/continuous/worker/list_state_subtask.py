@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from blake3 import blake3
-
-from snapshot.formats.delta import chain, encode_delta
-from snapshot.protocol.messages import BeginReply, LocalCopy, SlicePart
-from snapshot.storage.object_store import ObjectStore
+from snapshot.formats.delta import encode_delta
+from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy, SlicePart
 from statebackend.continuous.worker.checkpointed_state import (
     Background,
     CheckpointedState,
+    Confirmed,
     Frozen,
-    Made,
-    Membership,
     SharedFuture,
-    VertexSpec,
 )
 from statebackend.errors import ProtocolError
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
+from statebackend.operators.operator_lists_maps import encoded
+from statebackend.runtime.worker.participant import AckTimes, Participant
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.table import MemoryBase, StateTable
-from statebackend.system import SYSTEM, System
 
 __all__ = ["PlainState"]
-
-_NOTHING: Final = blake3(b"").digest()
 
 
 class PlainState(CheckpointedState):
@@ -45,20 +40,15 @@ class PlainState(CheckpointedState):
 
     def __init__(
         self,
-        spec: VertexSpec,
-        subtask: int,
-        member: Membership,
+        participant: Participant,
+        background: Background,
         *,
         declared: Mapping[str, StateDeclaration],
-        store: ObjectStore,
-        background: Background,
         versions: Mapping[str, Sequence[str]] | None = None,
-        system: System = SYSTEM,
     ) -> None:
-        super().__init__(spec, subtask, member, store=store, background=background, system=system)
+        super().__init__(participant, background)
         self._declared, self._versions = declared, versions
         self.lists: Mapping[str, Any] = {}
-        self._figures: Callable[[], dict[str, int]] = dict
 
     def open(self, epoch: int, stamp_ms: int) -> BeginReply:
         """Begin the run's first epoch, with the lists as they were after the one before.
@@ -67,12 +57,14 @@ class PlainState(CheckpointedState):
             StateBackendError: the coordinator refused, or they cannot be restored.
         """
         self.epoch, self._stamp_ms = epoch, stamp_ms
-        reply, _ = self._ask(LocalCopy(), None)
+        participant = self._participant
+        reply, _ = participant.begin(self._at, LocalCopy())
         if reply.look_for:
-            reply, _ = self._ask(LocalCopy(), [])
+            reply, _ = participant.begin(self._at, LocalCopy(), [])
         if any(step.rows for step in (*reply.steps, *reply.layers)):
             raise ProtocolError(
-                f"The checkpoint has keyed state of {self._vertex.uid!r}, which takes none now.",
+                f"The checkpoint has keyed state of {participant.who.operator!r}, which takes none "
+                "now.",
                 todo="Give the vertex another uid, or start from another checkpoint.",
             )
         state = EpochState(
@@ -82,7 +74,7 @@ class PlainState(CheckpointedState):
             ids=dict.fromkeys(self._declared, 0),
             times=EpochTimes(),
             versions=self._versions or reply.versions,
-            stored=self.operator_state_io.read(reply),
+            stored=participant.operator_state.read(reply),
         )
         self._held, self.lists = state.operator, state.operator.states
         self._begun = SharedFuture.of(reply)
@@ -100,36 +92,26 @@ class PlainState(CheckpointedState):
         sync_ms = round((self._system.monotonic_s() - started_s) * 1000, 3)
         return Frozen(attempt, stored, figures=dict(figures or {}), sync_ms=sync_ms)
 
-    def _following(
-        self, attempt: int, epoch: int, chain: str
-    ) -> tuple[SharedFuture[BeginReply], SharedFuture[None]]:
-        before = self._begun
+    def _confirm(self, attempt: int, chain: str) -> Confirmed:
+        before, epoch = self._begun, self.epoch
 
-        def begin() -> BeginReply:
-            last = before.get()
+        def copy() -> LocalCopy:
             # It stands at that epoch, as far as the coordinator needs to know: nothing is sent.
-            copy = LocalCopy(job_id=last.job_id, epoch=epoch - 1, chain=chain)
-            return self._begin_next(copy, chain)
+            return LocalCopy(job_id=before.get().job_id, epoch=epoch - 1, chain=chain)
 
-        return SharedFuture(begin, self._system.threads), SharedFuture.of(None)
+        return Confirmed(copy, lambda reply: None)
 
-    def _make(self, frozen: Frozen, reply: BeginReply, epoch: int) -> Made:
-        delta = SlicePart(digest=_NOTHING.hex(), size_bytes=0, rows=0)
-        base = None
+    def _make(self, frozen: Frozen, reply: BeginReply) -> AckRequest | None:
+        participant, snapshot = self._participant, encoded(frozen.operator_state)
+        saved = participant.save(self.epoch, reply, None, snapshot)
         if reply.base_due:  # it says that nothing before it is needed
             empty = encode_delta([], [])
             base = SlicePart(
                 digest=empty.digest.hex(), size_bytes=len(empty.data), rows=0, data=empty.data
             )
-        parts = self._state_parts(frozen, reply, reply.inline_budget_bytes)
-        return Made(
-            chain=chain(bytes.fromhex(reply.chain), _NOTHING).hex(),
-            delta=delta,
-            base=base,
-            figures=frozen.figures,
-            operator_state=parts.lists,
-            broadcast=parts.maps,
-            broadcast_digest=parts.maps_digest,
+            saved = replace(saved, base=base)
+        return participant.ack(
+            self._at, saved, frozen.attempt, AckTimes(), frozen.figures, self._report
         )
 
     def close(self, error: BaseException | None = None) -> None:

@@ -28,7 +28,6 @@ from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.continuous.job.graph import Edge, Graph
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import (
-    Commands,
     Copy,
     Deploy,
     Grant,
@@ -36,13 +35,12 @@ from statebackend.continuous.job.slot_messages import (
     Poll,
     Register,
     Stop,
-    decode,
+    decode_commands,
 )
 from statebackend.continuous.sinks.sink import SinkContext, run_name
-from statebackend.continuous.worker.checkpointed_state import Membership
 from statebackend.continuous.worker.driver_link import RETRY_S, SLOT, DriverLink
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
-from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
+from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import Place
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_base import Subtask
@@ -52,11 +50,13 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.operators.streaming_operator import StreamOperator
 from statebackend.rpc.service import Client, Credentials, Endpoint, client_for
 from statebackend.rpc.tls import Tls, self_signed
+from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import TaskSpec
-from statebackend.runtime.worker.worker_store import durable_store
+from statebackend.runtime.worker.worker_store import SubtaskStore, durable_store, local_subtask
 from statebackend.system import SYSTEM, System, expanded, keep_loaded, quick_turns
 from statebackend.threads import Thread
 
@@ -254,7 +254,7 @@ class Slot:
                 self._system.sleep_s(RETRY_S)
                 continue
             heard_s = self._system.monotonic_s()
-            found = decode(answer, Commands)
+            found = decode_commands(answer)
             for number, command in enumerate(found.commands, found.first):
                 if number < first:
                     continue
@@ -319,34 +319,43 @@ class Slot:
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
         run, spec = self._run, self._run.specs[uid]
+        state = self._state(spec, deploy)
+
+        def opened() -> StreamOperator:
+            state.open(deploy.epoch, deploy.stamp_ms)
+            return state.make_operator(run.processors[uid].fresh())
+
+        edges = [edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)]
+        overtakes = run.options.alignment_timeout_s is not None
         return KeyedSubtask(
             self._place(uid),
             self._connecting(uid, deploy),
             self._link,
-            state=self._state(spec, deploy),
-            processor=run.processors[uid].fresh,
-            inbox=self._inboxes[uid],
-            inputs=[edge for edge in run.graph.inputs(uid) for _ in range(run.graph.parallelism)],
-            mode=run.options.mode,
-            overtakes=run.options.alignment_timeout_s is not None,
+            state=state,
+            opened=opened,
+            inputs=Inputs(self._inboxes[uid], edges, run.options.mode, overtakes),
             time_mode=spec.plan.time_mode,
-            epoch=deploy.epoch,
-            stamp_ms=deploy.stamp_ms,
             persisting=self._persisting,
             system=self._system,
         )
 
     def _state(self, spec: TaskSpec, deploy: Deploy) -> SubtaskState:
         """A keyed subtask's, not open."""
+        session = self._link.session(
+            timeout_s=spec.begin_timeout_s, ack_timeout_s=spec.commit_timeout_s
+        )
+        participant = Participant(
+            spec.subtask(self._index),
+            Membership(session, self._endpoint.session, self._run.query_id),
+            durable_store(spec.uri, spec.store_options),
+            self._system,
+        )
+        work = Workspace.of_process(expanded(spec.local_dir), self._system.new_id)
         return SubtaskState(
-            spec,
-            self._index,
-            Membership(self._link.patient, self._endpoint, self._run.query_id),
-            store=durable_store(spec.uri, spec.store_options),
-            work=Workspace.of_process(expanded(spec.local_dir), self._system.new_id),
-            background=self._background,
+            SubtaskStore(spec, participant, lambda: local_subtask(spec, self._index, work)),
+            self._background,
+            work=work,
             watermark_ms=deploy.watermarks_ms.get(spec.uid, 0),
-            system=self._system,
         )
 
     def _place(self, uid: str) -> Place:

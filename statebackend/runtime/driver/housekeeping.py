@@ -229,9 +229,9 @@ class Cleaner:
                     indexes,
                     kinds=self._kinds,
                     own_generation=tenure.generation,
-                    confirmed_epoch=coordinator.confirmed_epoch,
-                    open_grants=coordinator.open_grants(),
-                    pending=coordinator.pending_names(),
+                    confirmed_epoch=coordinator.run.confirmed_epoch,
+                    open_grants=coordinator.uploads.open_grants(),
+                    pending=coordinator.run.pending_names(),
                 )
         raise StoreUnreachableError(
             "File indexes came faster than they could be read.", todo="The next cleaning goes on."

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from recovery.decide.restore_plan import RestorePlan, Step, StepSource
 from snapshot.formats.base import decode_index
 from snapshot.formats.record import SliceEntry, slice_key
-from snapshot.protocol.bases import BasePolicy, Grant
-from snapshot.protocol.keyless_state import OperatorBlobs, Source
-from snapshot.protocol.lineage import SliceRef
+from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.keyless_state import Source
+from snapshot.protocol.lineage import SliceRef, SubtaskLineage
 from snapshot.protocol.messages import (
-    AckRequest,
     AncestorCopy,
     BaseGrant,
     BeginReply,
@@ -22,16 +22,19 @@ from snapshot.protocol.messages import (
     SlicePart,
     StatePart,
 )
-from snapshot.protocol.operators import Admitted
+from snapshot.protocol.operators import Admitted, OperatorSpec
+from snapshot.protocol.running_job import RunningJob
 from statebackend.errors import CorruptionError, StateBackendError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
 
 __all__ = [
+    "Admission",
+    "admission_of",
     "base_grant",
     "begin_reply",
     "copies_by_groups",
-    "layer_step",
+    "layer_steps",
     "plan_steps",
     "state_parts",
 ]
@@ -42,31 +45,54 @@ def copies_by_groups(found: Iterable[AncestorCopy]) -> dict[KeyGroupRange, Local
     return {KeyGroupRange(one.key_group_start, one.key_group_end): one.copy for one in found}
 
 
+@dataclass(frozen=True)
+class Admission:
+    """A begin that was admitted, with what was looked up under the lock of its admission.
+
+    Attributes:
+        lineage: the subtask's. spec: its operator's.
+        durable_chain: the digest of the state after the newest epoch that the log holds.
+        previous: the base before the one that the attempt is to upload; None: it is to upload none.
+    """
+
+    admitted: Admitted
+    plan: RestorePlan
+    lineage: SubtaskLineage
+    spec: OperatorSpec
+    durable_chain: str
+    previous: SliceRef | None
+
+
+def admission_of(
+    admitted: Admitted, plan: RestorePlan, lineage: SubtaskLineage, spec: OperatorSpec
+) -> Admission:
+    """Looks up what an admission needs of a subtask's lineage."""
+    epoch = admitted.durable_epoch
+    chain = lineage.chain_at(epoch) or admitted.chain
+    previous = lineage.base_before(epoch) if admitted.grant else None
+    return Admission(admitted, plan, lineage, spec, chain, previous)
+
+
 def begin_reply(
-    admitted: Admitted,
-    plan: RestorePlan,
+    admission: Admission,
+    run: RunningJob,
+    generation: int,
+    *,
     steps: list[RestoreStep],
     layers: list[RestoreStep],
-    *,
-    job_id: str,
-    generation: int,
-    durable_chain: str,
-    key_groups: KeyGroupRange,
-    settled: bool,
-    states: dict[str, int],
-    versions: dict[str, list[str]],
-    inline_budget_bytes: int,
     grant: BaseGrant | None,
     operator_parts: list[StatePart],
     broadcast: StatePart | None,
 ) -> BeginReply:
     """The answer to a begin that was admitted; the fields are those of `BeginReply`."""
+    admitted, plan, spec = admission.admitted, admission.plan, admission.spec
+    key_groups = admission.lineage.key_groups
     return BeginReply(
-        job_id=job_id,
+        job_id=run.job_id,
         generation=generation,
         base_epoch=admitted.base_epoch,
         durable_epoch=admitted.durable_epoch,
-        durable_chain=durable_chain,
+        durable_chain=admission.durable_chain,
         chain=admitted.chain,
         key_group_start=key_groups.start,
         key_group_end=key_groups.end,
@@ -74,8 +100,8 @@ def begin_reply(
         reason=plan.reason,
         steps=steps,
         layers=layers,
-        states=states,
-        inline_budget_bytes=inline_budget_bytes,
+        states=spec.states,
+        inline_budget_bytes=run.inline_budget_bytes,
         restoring=admitted.first_of_run,
         base_due=admitted.base_due,
         grant=grant,
@@ -83,9 +109,9 @@ def begin_reply(
         late_watermark_ms=admitted.time.late_watermark_ms,
         initial=[admitted.initial] if admitted.initial is not None else [],
         dropped=list(admitted.dropped),
-        versions=versions,
+        versions=spec.versions,
         look_for=[(one.start, one.end) for one in plan.look_for],
-        settled=settled,
+        settled=run.settled,
         operator_parallelism=admitted.blobs.parallelism,
         operator_parts=operator_parts,
         broadcast=broadcast,
@@ -93,16 +119,14 @@ def begin_reply(
 
 
 def state_parts(
-    blobs: OperatorBlobs, request: BeginRequest, parallelism: int, records: Records
+    admission: Admission, request: BeginRequest, records: Records
 ) -> tuple[list[StatePart], StatePart | None, list[bytes]]:
     """States that belong to no key: lists, the broadcast map, and the bytes that go along.
-
-    Args:
-        parallelism: of the operator now.
 
     Raises:
         CorruptionError: a record does not hold what it names.
     """
+    blobs, parallelism = admission.admitted.blobs, admission.spec.parallelism
     bodies: list[bytes] = []
 
     def part(source: Source, subtask: int) -> StatePart:
@@ -182,8 +206,16 @@ def _step(step: Step) -> RestoreStep:
     )
 
 
-def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[bytes]]:
-    """What a subtask acked and no record holds yet: from its own disk, or from the ack."""
+def layer_steps(admission: Admission, copy: LocalCopy) -> tuple[list[RestoreStep], list[bytes]]:
+    """What a subtask acked and no record holds yet: from its own disk, or from the ack.
+
+    Raises:
+        CorruptionError: it cannot be read.
+    """
+    ack = admission.admitted.layer
+    if ack is None or admission.plan.look_for:
+        return [], []
+    deltas = [] if admission.plan.fresh else copy.deltas  # beside a new store lies nothing
     part: SlicePart = ack.delta
     if slice_key("delta", part.digest) in copy.damaged:
         raise CorruptionError(
@@ -192,7 +224,7 @@ def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[byte
             todo="Start the query again: it goes back to the epoch before.",
         )
     bodies: list[bytes] = []
-    if (ack.epoch, part.digest) in copy.deltas:
+    if (ack.epoch, part.digest) in deltas:
         source = StepSource.LOCAL
     elif part.name:
         source = StepSource.OBJECT
@@ -209,18 +241,15 @@ def layer_step(ack: AckRequest, copy: LocalCopy) -> tuple[RestoreStep, list[byte
         source=source.value,
         name=part.name,
     )
-    return step, bodies
+    return [step], bodies
 
 
 def base_grant(
-    given: Grant | None,
-    previous: SliceRef | None,
-    records: Records,
-    policy: BasePolicy,
-    whole_limit_bytes: int,
+    admission: Admission, records: Records, policy: BasePolicy, whole_limit_bytes: int
 ) -> BaseGrant | None:
     """A grant as the worker gets it: with the index of the base before, whose files are kept."""
-    if given is None:
+    given, previous = admission.admitted.grant, admission.previous
+    if given is None or admission.plan.look_for:
         return None
     index = b""
     if previous is not None and previous.entry.kind == "files":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -25,12 +26,11 @@ from snapshot.protocol.messages import (
     BaseReply,
     BeginReply,
     BeginRequest,
-    LocalCopy,
     RestoreReport,
     RestoreStep,
     SlicePart,
 )
-from snapshot.protocol.operators import Admitted, CommitWork, check_initial
+from snapshot.protocol.operators import CommitWork, check_initial
 from snapshot.protocol.refusals import interrupted, stale_attempt
 from snapshot.protocol.stamps import Stamps
 from snapshot.retention.garbage_collection import CleanReport, clean
@@ -47,10 +47,12 @@ from statebackend.runtime.driver.batch_checks import BatchChecks
 from statebackend.runtime.driver.housekeeping import Background, Cleaner
 from statebackend.runtime.driver.job import overtaken
 from statebackend.runtime.driver.replies import (
+    Admission,
+    admission_of,
     base_grant,
     begin_reply,
     copies_by_groups,
-    layer_step,
+    layer_steps,
     plan_steps,
     state_parts,
 )
@@ -108,6 +110,7 @@ class RunSession:
         self._gate = threads.event()
         self._refusal: StateBackendError | None = None
         self._coordinator: Coordinator | None = None
+        self._check_plan: Callable[[int, int], None] | None = None
         self._tenure: Tenure | None = None
         self._state_lock = threads.lock()
         self._commit_lock = threads.lock()
@@ -131,14 +134,24 @@ class RunSession:
         self.restores: list[RestoreReport] = []
         self.checks = BatchChecks()
 
-    def open(self, coordinator: Coordinator, tenure: Tenure) -> None:
+    def open(
+        self,
+        coordinator: Coordinator,
+        tenure: Tenure,
+        check_plan: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Let requests in.
+
+        Args:
+            check_plan: given the run's first epoch and its stamp, before it begins; whatever it
+                raises refuses it.
 
         Raises:
             ProtocolError: initial state lies where it is not kept from cleaning.
         """
-        check_initial(coordinator.specs(), tenure.generation)
+        check_initial(coordinator.run.specs.values(), tenure.generation)
         self._coordinator, self._tenure = coordinator, tenure
+        self._check_plan = check_plan
         self._records.seed(self._commit_log.take_records())
         self._gate.set()
         self._tell(coordinator)
@@ -149,7 +162,7 @@ class RunSession:
             return
         with self._tell_lock:  # not the state's: a file is written
             with self._state_lock:
-                due = coordinator.next_due()
+                due = coordinator.run.next_due()
             if due is None or due == self._told:
                 return
             self._told = due
@@ -188,22 +201,22 @@ class RunSession:
     @property
     def epoch(self) -> int | None:
         """The epoch that is running."""
-        return self._coordinator.epoch if self._coordinator else None
+        return self._coordinator.run.epoch if self._coordinator else None
 
     @property
     def stamps(self) -> Stamps | None:
         """The stamps that it has seen."""
-        return self._coordinator.stamps if self._coordinator else None
+        return self._coordinator.run.stamps if self._coordinator else None
 
     @property
     def failure(self) -> StateBackendError | None:
         """Why nothing is accepted any more; None while all is well."""
-        return self._refusal or (self._coordinator.failure if self._coordinator else None)
+        return self._refusal or (self._coordinator.run.failure if self._coordinator else None)
 
     def check_finished(self, epoch: int) -> None:
         """Raise unless every operator has made ``epoch`` durable."""
         coordinator, _ = self._ready()
-        if coordinator.asynchronous:
+        if coordinator.run.asynchronous:
             self._settle()
         with self._state_lock:
             coordinator.check_finished(epoch)
@@ -220,7 +233,9 @@ class RunSession:
         coordinator, tenure = self._ready()
         with self._state_lock:
             coordinator.check_asker(request)
-            self.checks.require(coordinator.epoch, request.epoch)
+            self.checks.require(coordinator.run.epoch, request.epoch)
+        if coordinator.run.epoch is None and self._check_plan is not None:
+            self._check_plan(request.epoch, request.stamp_ms)  # no lock: it reads a file
         try:
             answer = self._begin(coordinator, tenure, request)
         except (CorruptionError, NotRestorableError) as error:
@@ -241,81 +256,70 @@ class RunSession:
     def _begin(
         self, coordinator: Coordinator, tenure: Tenure, request: BeginRequest
     ) -> tuple[BeginReply, list[bytes]]:
-        if coordinator.asynchronous and request.epoch != coordinator.epoch:
+        if coordinator.run.asynchronous and request.epoch != coordinator.run.epoch:
             self._settle()
-        with contextlib.ExitStack() as locks:
-            if request.epoch != coordinator.epoch:
-                # A record of the epoch before may be on its way (a twin's ack): it decides what
-                # this epoch starts from.
-                locks.enter_context(self._commit_lock)
-            locks.enter_context(self._state_lock)
-            before = coordinator.epoch
-            admitted = coordinator.begin(request)
-            if coordinator.epoch != before:
-                self._told = None  # what was due before may have fired in it
-            operator = coordinator.lineage(request.operator)
-            lineage = operator.subtasks[request.subtask]
-            spec = coordinator.spec(request.operator)
-            last = operator.epochs.get(admitted.durable_epoch)
-            previous = lineage.base_before(admitted.durable_epoch) if admitted.grant else None
-            # Under the lock of the admission: when the epoch moves on, what leads to it is pruned.
-            plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
-            durable_chain = lineage.chain_at(admitted.durable_epoch) or admitted.chain
-            if plan.look_for and admitted.grant is not None:
-                coordinator.withdraw(request.operator, admitted.grant)  # given when it asks again
-        if last is not None and not admitted.first_of_run:
-            self._records.forget(last.sequence)
+        admission = self._admit(coordinator, request)
         self.progress.begun(request, self._system.monotonic_s())
-        plan, steps, bodies = self._steps(coordinator, lineage, request, admitted, plan)
-        layers: list[RestoreStep] = []
-        if admitted.layer is not None and not plan.look_for:
-            copy = request.copy
-            if plan.fresh:  # beside a new store lies nothing
-                copy = LocalCopy(damaged=copy.damaged)
-            layer, more = layer_step(admitted.layer, copy)
-            layers, bodies = [layer], bodies + more
-        policy, whole_bytes = coordinator.base_policy, self._whole_limit_bytes
-        given = None if plan.look_for else admitted.grant
-        grant = base_grant(given, previous, self._records, policy, whole_bytes)
-        lists, broadcast, more = state_parts(
-            admitted.blobs, request, spec.parallelism, self._records
-        )
+        admission, steps, bodies = self._steps(coordinator, request, admission)
+        layers, of_layers = layer_steps(admission, request.copy)
+        policy, whole_bytes = coordinator.uploads.policy, self._whole_limit_bytes
+        grant = base_grant(admission, self._records, policy, whole_bytes)
+        lists, broadcast, of_state = state_parts(admission, request, self._records)
         reply = begin_reply(
-            admitted,
-            plan,
-            steps,
-            layers,
-            job_id=coordinator.job_id,
-            generation=tenure.generation,
-            durable_chain=durable_chain,
-            key_groups=lineage.key_groups,
-            settled=coordinator.settled,
-            states=spec.states,
-            versions=spec.versions,
-            inline_budget_bytes=coordinator.inline_budget_bytes,
+            admission,
+            coordinator.run,
+            tenure.generation,
+            steps=steps,
+            layers=layers,
             grant=grant,
             operator_parts=lists,
             broadcast=broadcast,
         )
-        return reply, bodies + more
+        return reply, [*bodies, *of_layers, *of_state]
+
+    def _admit(self, coordinator: Coordinator, request: BeginRequest) -> Admission:
+        """Admit an attempt, and plan its restore under the same lock.
+
+        When the epoch moves on, what leads to it is pruned.
+        """
+        with contextlib.ExitStack() as locks:
+            if request.epoch != coordinator.run.epoch:
+                # A record of the epoch before may be on its way (a twin's ack): it decides what
+                # this epoch starts from.
+                locks.enter_context(self._commit_lock)
+            locks.enter_context(self._state_lock)
+            before = coordinator.run.epoch
+            admitted = coordinator.begin(request)
+            if coordinator.run.epoch != before:
+                self._told = None  # what was due before may have fired in it
+            operator = coordinator.run.operators[request.operator].lineage
+            last = operator.epochs.get(admitted.durable_epoch)
+            lineage = operator.subtasks[request.subtask]
+            plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+            spec = coordinator.run.specs[request.operator]
+            admission = admission_of(admitted, plan, lineage, spec)
+            if plan.look_for and admitted.grant is not None:
+                coordinator.uploads.withdraw(  # given when it asks again
+                    request.operator, admitted.grant
+                )
+        if last is not None and not admitted.first_of_run:
+            self._records.forget(last.sequence)
+        return admission
 
     def _steps(
-        self,
-        coordinator: Coordinator,
-        lineage: SubtaskLineage,
-        request: BeginRequest,
-        admitted: Admitted,
-        plan: RestorePlan,
-    ) -> tuple[RestorePlan, list[RestoreStep], list[bytes]]:
+        self, coordinator: Coordinator, request: BeginRequest, admission: Admission
+    ) -> tuple[Admission, list[RestoreStep], list[bytes]]:
         """The steps of a plan with their bytes, or of another one where a slice is damaged."""
+        lineage, epoch = admission.lineage, admission.admitted.durable_epoch
         while True:
             try:
-                return plan, *plan_steps(plan, self._records)
+                return admission, *plan_steps(admission.plan, self._records)
             except DamagedSliceError as damaged:
                 _log.error("%s", damaged.error)
                 self._damaged.add(damaged.ref.key)
             with self._state_lock:
-                plan = self._plan(coordinator, lineage, request, admitted.durable_epoch)
+                plan = self._plan(coordinator, lineage, request, epoch)
+            admission = replace(admission, plan=plan)
 
     def _plan(
         self,
@@ -325,13 +329,13 @@ class RunSession:
         epoch: int,
     ) -> RestorePlan:
         """The nearest exact way to the state after ``epoch`` that is not known to be damaged."""
-        if coordinator.epoch != request.epoch:
+        if coordinator.run.epoch != request.epoch:
             raise stale_attempt(f"Epoch {request.epoch} ended while its attempt was being planned.")
         found = request.ancestors
         return plan_restore(
             request.copy,
             lineage,
-            job_id=coordinator.job_id,
+            job_id=coordinator.run.job_id,
             epoch=epoch,
             avoid=self._damaged.union(request.copy.damaged),
             ancestors=None if found is None else copies_by_groups(found),
@@ -350,21 +354,21 @@ class RunSession:
             outcome = coordinator.ack(request)
             if request.restore is not None:
                 self.restores.append(request.restore)
-            if outcome is Acked.COMPLETE and coordinator.asynchronous:
+            if outcome is Acked.COMPLETE and coordinator.run.asynchronous:
                 before = self._commit_behind(coordinator, tenure, request)
         self.progress.acked(request, self._system.monotonic_s())
         if before is not None:
             before.result()
         if outcome is not Acked.COMPLETE:
             return AckReply(durable=False)
-        if not coordinator.asynchronous:
+        if not coordinator.run.asynchronous:
             with self._commit_lock:
                 with self._state_lock:
-                    work = coordinator.due_commit(request.operator, request.epoch)
+                    work = coordinator.records.take_due(request.operator, request.epoch)
                 if work is not None:
                     self._commit(coordinator, tenure, work)
         self._tell(coordinator)
-        return AckReply(durable=not coordinator.asynchronous)
+        return AckReply(durable=not coordinator.run.asynchronous)
 
     def _commit_behind(
         self, coordinator: Coordinator, tenure: Tenure, ack: AckRequest
@@ -376,14 +380,14 @@ class RunSession:
         before = self._in_flight.get(ack.operator)
         again = self._due_epochs.get(ack.operator) == ack.epoch
         # Of an earlier run, at whatever parallelism, where the epoch is repeated.
-        again = again or coordinator.was_recorded(ack.operator, ack.epoch)
-        work = coordinator.due_commit(ack.operator, ack.epoch)
+        again = again or coordinator.run.was_recorded(ack.operator, ack.epoch)
+        work = coordinator.records.take_due(ack.operator, ack.epoch)
         if work is None:
             return before
         try:
             written = self._writer.submit(lambda: self._commit(coordinator, tenure, work))
         except BaseException as error:  # it was taken for due, and never will be again
-            coordinator.fail(interrupted(work.operator, work.epoch, error))
+            coordinator.run.fail(interrupted(work.operator, work.epoch, error))
             raise
         if before is not None and self._due_epochs[ack.operator] < ack.epoch:
             self._before[ack.operator] = before
@@ -399,14 +403,14 @@ class RunSession:
         started_s = self._system.monotonic_s()
         try:
             with self._state_lock:
-                coordinator.check_follows(work)
+                coordinator.records.check_follows(work)
             sequence = self._commit_log.append(tenure, manifest, work.bodies)
             with self._state_lock:
-                coordinator.committed(work, self._commit_log.known(sequence))
+                coordinator.records.committed(work, self._commit_log.known(sequence))
         except BaseException as error:
             failure = error if isinstance(error, StateBackendError) else tenure.ended
             with self._state_lock:
-                coordinator.fail(failure or interrupted(work.operator, work.epoch, error))
+                coordinator.run.fail(failure or interrupted(work.operator, work.epoch, error))
             _log.error("%s", error)
             raise
         self.progress.committed(work, sequence, started_s, self._system.monotonic_s())
@@ -420,9 +424,9 @@ class RunSession:
         _check_part(request, request.part)
         files = self._records.learn_index(request.part).files if request.kind == "files" else []
         with self._state_lock:
-            coordinator.base_done(request, [file.object for file in files])
+            coordinator.uploads.done(request, [file.object for file in files])
         self.progress.base_done(request)
-        return BaseReply(lease_s=coordinator.base_policy.lease_s)
+        return BaseReply(lease_s=coordinator.uploads.policy.lease_s)
 
     def base_renewed(self, request: BaseRenewal) -> BaseReply:
         """An upload goes on."""
@@ -430,7 +434,7 @@ class RunSession:
         if request.given_up and request.why:
             _log.log(logging.INFO if request.harmless else logging.WARNING, "%s", request.why)
         with self._state_lock:
-            return BaseReply(lease_s=coordinator.base_renewed(request))
+            return BaseReply(lease_s=coordinator.uploads.renewed(request))
 
 
 def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:

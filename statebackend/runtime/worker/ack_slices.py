@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from snapshot.formats.delta import encode_delta
 from snapshot.formats.delta_stream import EncodedDelta
 from snapshot.protocol.messages import SlicePart
-from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
-from statebackend.state.table import StateTable
 
-__all__ = ["durable_slice", "packed_base", "requests_of", "small_base"]
+__all__ = ["durable_slice", "packed_base"]
 
 
 def durable_slice(
@@ -30,21 +28,6 @@ def durable_slice(
     return SlicePart(digest=digest, size_bytes=delta.size_bytes, rows=delta.rows, name=name)
 
 
-def small_base(
-    table: StateTable, store: ObjectStore, limit_bytes: int, left_bytes: int, name: str
-) -> tuple[SlicePart | None, int]:
-    """The whole state with the ack; or, where it is not small, how large it is.
-
-    Args:
-        limit_bytes: what is small.
-        left_bytes: what there is room for beside the delta and the lists. A small base for which
-            there is none has an object of its own: it would not find more the next time.
-        name: of that.
-    """
-    entries = list(table.snapshot())
-    return packed_base(entries, store, limit_bytes, left_bytes, name) if entries else (None, 0)
-
-
 def packed_base(
     entries: Sequence[tuple[bytes, bytes]],
     store: ObjectStore,
@@ -52,7 +35,15 @@ def packed_base(
     left_bytes: int,
     name: str,
 ) -> tuple[SlicePart | None, int]:
-    """As :func:`small_base`, of entries in key order; of none, too."""
+    """The whole state with the ack; or, where it is not small, how large it is.
+
+    Args:
+        entries: in key order.
+        limit_bytes: what is small.
+        left_bytes: what there is room for beside the delta and the lists. A small base for which
+            there is none has an object of its own: it would not find more the next time.
+        name: of that.
+    """
     full = encode_delta([k for k, _ in entries], [v for _, v in entries])
     size_bytes, digest = len(full.data), full.digest.hex()
     if size_bytes > limit_bytes:
@@ -62,8 +53,3 @@ def packed_base(
         store.put(name, [full.data])
         part = SlicePart(digest=digest, size_bytes=size_bytes, rows=full.rows, name=name)
     return part, 0
-
-
-def requests_of(store: CountingStore) -> dict[str, tuple[int, int]]:
-    """Requests and bytes so far, by verb."""
-    return {verb: (one.requests, one.size_bytes) for verb, one in store.counts.items()}

@@ -10,6 +10,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.worker.participant import JobSubtask
 
 if TYPE_CHECKING:  # the driver's: no worker need import them
     from statebackend.runtime.driver.job import Job
@@ -49,6 +50,10 @@ class TaskSpec:
     def uid(self) -> str:
         """The operator."""
         return self.plan.uid
+
+    def subtask(self, number: int) -> JobSubtask:
+        """One subtask of it."""
+        return JobSubtask(self.job, self.local_name, self.uid, number, self.parallelism)
 
 
 def task_spec(

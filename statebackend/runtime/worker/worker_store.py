@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from typing import Final
 
 from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool
 from recovery.local.workspace import Workspace
-from recovery.restore.restorer import Site
+from recovery.restore.restorer import OpenSubtask, Restorer
 from recovery.restore.upload import BaseUpload
-from snapshot.protocol.messages import BaseGrant
+from snapshot.formats.delta_stream import EncodedDelta
+from snapshot.protocol.messages import BaseGrant, BeginReply
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.keygroups import key_group_range
-from statebackend.rpc.service import Endpoint
+from statebackend.rocks.parted import Store
+from statebackend.runtime.worker.participant import EpochStamp, Participant
 from statebackend.runtime.worker.task_spec import TaskSpec
-from statebackend.runtime.worker.upload_reporter import UploadClient, UploadReporter
+from statebackend.runtime.worker.upload_reporter import UploadReporter
 from statebackend.system import SYSTEM, expanded
+from statebackend.threads import Semaphore
 
-__all__ = ["base_upload", "durable_store", "local_subtask", "site_of", "store_pool_of"]
+__all__ = ["SubtaskStore", "durable_store", "local_subtask", "store_pool_of"]
 
+_log = logging.getLogger("statebackend.task")
 _stores: dict[tuple[int, str, StoreOptions], ObjectStore] = {}
 _turn: Final = SYSTEM.threads.semaphore(1)  # a worker uploads one base at a time
 
@@ -56,52 +63,116 @@ def local_subtask(spec: TaskSpec, subtask: int, work: Workspace) -> LocalSubtask
     )
 
 
-def site_of(spec: TaskSpec, subtask: int) -> Site:
-    """A subtask in this process."""
-    return Site(
-        operator=spec.uid,
-        subtask=subtask,
-        host=SYSTEM.host_name(),
-        executor=SYSTEM.executor_name(),
-    )
-
-
-def base_upload(
-    spec: TaskSpec,
-    subtask: int,
-    held: StoreDirectory,
-    grant: BaseGrant,
-    *,
-    client: UploadClient,
-    endpoint: Endpoint,
-    store: ObjectStore,
-    generation: int,
-) -> BaseUpload:
-    """An upload of the store as it stands, to be started; see :class:`BaseUpload`.
+class SubtaskStore:
+    """A keyed subtask's store on this host: restored, let go, uploaded as a base where granted.
 
     Args:
-        store: the durable one.
+        copies: finds the subtask's copies on this host.
+        turn: of its process, which uploads one base at a time.
+
+    Attributes:
+        opened: from :meth:`open` until it is let go.
     """
-    counted = CountingStore(store)
-    reporter = UploadReporter(
-        client,
-        endpoint,
-        job=spec.job,
-        operator=spec.uid,
-        subtask=subtask,
-        grant=grant,
-        counted=counted,
-        timeout_s=spec.begin_timeout_s,
-    )
-    return BaseUpload(
-        held,
-        grant,
-        store=counted,
-        generation=generation,
-        reporter=reporter,
-        now_s=SYSTEM.monotonic_s,
-        turn=_turn,
-        threads=SYSTEM.threads,
-        bytes_per_s=spec.base_bytes_per_s,
-        of=f"operator {spec.uid!r}, subtask {subtask}",
-    )
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        participant: Participant,
+        copies: Callable[[], LocalSubtask],
+        turn: Semaphore = _turn,
+    ) -> None:
+        self.spec, self.participant = spec, participant
+        self._copies, self._turn = copies, turn
+        self.opened: OpenSubtask | None = None
+
+    @property
+    def held(self) -> StoreDirectory:
+        """The directory of the open store."""
+        assert self.opened is not None
+        return self.opened.incarnation
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        assert self.opened is not None
+        return self.opened.store
+
+    def open(self, at: EpochStamp) -> OpenSubtask:
+        """Begin an epoch, and bring the store to the end of the one before, from the nearest copy.
+
+        Raises:
+            CorruptionError, LocalDirError, LocalCopyError: see `Restorer.open`.
+            StateBackendError: the coordinator refused.
+        """
+        spec, participant = self.spec, self.participant
+        self._local = self._copies()
+        self.opened = Restorer(
+            self._local,
+            participant.site,
+            ask=lambda copy, ancestors: participant.begin(at, copy, ancestors),
+            store=participant.store,
+            now_s=participant.system.monotonic_s,
+            lease_timeout_s=spec.lease_timeout_s,
+            settings=spec.rocks,
+            threads=participant.system.threads,
+        ).open()
+        return self.opened
+
+    def begun(self, reply: BeginReply) -> None:
+        """Do what comes with a begin: sweep others' copies, upload a base in the background."""
+        spec = self.spec
+        if reply.settled:
+            run = self.participant.member.session
+            self._local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
+        if reply.grant is not None:
+            self._upload(reply.grant, reply.generation).start()
+
+    def _upload(self, grant: BaseGrant, generation: int) -> BaseUpload:
+        """The upload of the store as it stands."""
+        participant = self.participant
+        counted = CountingStore(participant.durable)
+        return BaseUpload(
+            self.held,
+            grant,
+            store=counted,
+            generation=generation,
+            reporter=UploadReporter(participant, grant, counted),
+            now_s=participant.system.monotonic_s,
+            turn=self._turn,
+            threads=participant.system.threads,
+            bytes_per_s=self.spec.base_bytes_per_s,
+            of=str(participant.who),
+        )
+
+    def keep(self, epoch: int, delta: EncodedDelta) -> bool:
+        """Keep a delta beside the store, if the disk takes it; whether it did."""
+        held, digest = self.held, delta.digest.hex()
+        try:
+            if delta.path is not None:
+                held.adopt_delta(epoch, digest, delta.path)
+            else:
+                held.write_delta(epoch, digest, delta.data or b"")
+        except LocalDirError as error:
+            _log.warning("no local copy of epoch %d: %s", epoch, error)
+            return False
+        return True
+
+    def figures(self) -> dict[str, int]:
+        """Counts of the store, for an ack."""
+        store = self.store
+        return {"level0_files": store.level0_files(), "stored_bytes": store.stored_bytes()}
+
+    def mark_bad(self, error: BaseException | None) -> None:
+        """Keep anybody from taking the store again, if it is why something failed."""
+        if isinstance(error, LocalCopyError):
+            self.held.mark_bad(error.what)
+
+    def release(self) -> None:
+        """Close the store."""
+        held, self.opened = self.held, None
+        held.release()
+
+    def give_back(self) -> None:
+        """Keep the store open for the next attempt, as far as the process does that."""
+        held, self.opened = self.held, None
+        self._local.give_back(held)

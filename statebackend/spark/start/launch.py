@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,15 +22,13 @@ from recovery.savepoints.savepoint import Savepoint
 from snapshot.barriers.job_watermark import NextDue, next_due
 from snapshot.formats.record import Manifest
 from snapshot.log.progress import ProgressBook
-from snapshot.protocol.coordinator import Coordinator
-from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import (
-    OperatorSpec,
+    check_initial,
     lacks_initial,
-    operators_setting,
     takes_initial,
 )
 from snapshot.protocol.running_operator import resumed_time
+from snapshot.protocol.tenure import next_generation
 from snapshot.retention.garbage_collection import CleanReport, clean
 from statebackend.errors import (
     JobRunningError,
@@ -39,9 +38,9 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.attempt_timeouts import Attempts
-from statebackend.runtime.driver.job import Job, base_policy, held_before, live_lineages
-from statebackend.runtime.driver.operator_specs import Operator, log_changes, operator_specs
-from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.driver.job import Job, live_lineages
+from statebackend.runtime.driver.job_start import JobStart
+from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.operator_time import check_event_time
 from statebackend.settings import Settings
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
@@ -60,14 +59,14 @@ from statebackend.spark.session_settings import (
     wanted_at_start,
     warn_of_partial_retries,
 )
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.query_from_savepoint import (
     begin_with,
     has_begun,
-    refuse_half_begun,
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
-from statebackend.spark.start.start_point import StartPoint, refuse_hidden
+from statebackend.spark.start.start_point import StartPoint, check_planned, refuse_hidden
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
@@ -112,33 +111,30 @@ class Launch:
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
-        self._allow_dropped_state = allow_dropped_state
         self._checked = checked
         self._heartbeat, self._local_dir = heartbeat, local_dir
-        self._log = job.log()
-        self.session = RunSession(
-            store=job.store,
-            log=self._log,
-            gate_timeout_s=settings.start_timeout_s,
-            whole_limit_bytes=settings.base_whole_limit_bytes,
+        self._name = job.system.new_id()
+        self._start = JobStart(
+            job,
+            self._operators,
+            settings,
+            run=self._name,
             progress=ProgressBook(job.name, job.system.threads),
+            allow_dropped_state=allow_dropped_state,
+            heartbeat=bool(settings.heartbeat),
             attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
-            clean_every_epochs=settings.clean_every_epochs,
-            clean_min_age_s=settings.clean_min_age_s,
             on_epoch_acked=self._beat if heartbeat else None,
-            system=job.system,
             clean=clean,
         )
-        self._name = job.system.new_id()
+        self.session = self._start.session
         self._point = StartPoint(
             job,
-            self._log,
+            self._start.log,
             self._operators,
             run=self._name,
             go_back_to=go_back_to,
             check=self._check_initial,
         )
-        self._lineages: dict[str, OperatorLineage] = {}
         self._file_manager: str | None = None
         self._narrow = False
         self._runs_without_data = all(map(runs_without_data, sessions))
@@ -159,6 +155,28 @@ class Launch:
         if self._heartbeat is not None:
             self._heartbeat.remove()  # what a former run of this backend said
         options = options_of(writer)
+        self._check_settings(options)
+        path = path or options.get("checkpointlocation") or self._configured_path(options)
+        location = self._around.location(path) if path else None
+        if location is None:
+            self._point.check_without_location()
+        if writer is not None:
+            self._look_at(writer, location, options)
+        if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
+            self._begin_with(self._savepoint, writer, location, options)
+        # The location first: Spark commits only what is in the log, so what is read of the log
+        # afterwards is never behind it, even while another driver goes on.
+        progress = location.progress() if location else None
+        hidden = location.taken_back() if location else []
+        manifests = self._start.log.manifests()
+        self._start.check(manifests)
+        if location is None or progress is None:
+            self._write_initial(0)
+        else:
+            self._get_ready(self._point.find(location, progress, hidden, manifests))
+
+    def _check_settings(self, options: Mapping[str, str]) -> None:
+        """Refuse options and settings of Spark's with which state could not be exact."""
         if any(options.get(name, "").lower() == "true" for name in _ASYNC):
             raise UnsupportedQueryError(
                 "Asynchronous progress tracking is on: it merges batches on restart, and "
@@ -166,41 +184,45 @@ class Launch:
                 todo="Leave the option asyncProgressTrackingEnabled out.",
             )
         check_batches_kept(self._sessions, asynchronous=self._settings.commit == "async")
-        path = path or options.get("checkpointlocation") or self._configured_path(options)
-        location = self._around.location(path) if path else None
-        if location is None:
-            self._point.check_without_location()
-        if location is not None and writer is not None:
+
+    def _look_at(
+        self,
+        writer: DataStreamWriter,
+        location: CheckpointLocation | None,
+        options: Mapping[str, str],
+    ) -> None:
+        """Check a query's event time; find out which of Spark's settings it may start with."""
+        if location is not None:
             self._file_manager = location.file_manager(options.get("path"))
-        if writer is not None:
-            times = [one.time for one in self._operators.values()]
-            check_event_time(writer, times, append=appends(writer))
-        if writer is not None and all(one.narrow for one in self._operators.values()):
+        times = [one.time for one in self._operators.values()]
+        check_event_time(writer, times, append=appends(writer))
+        if all(one.narrow for one in self._operators.values()):
             nodes = sum(one.nodes for one in self._operators.values())
             self._narrow = only_our_python(writer, nodes)
-        # The location first: Spark commits only what is in the log, so what is read of the log
-        # afterwards is never behind it, even while another driver goes on.
-        if self._savepoint is not None and not has_begun(self._savepoint, self._job, location):
-            ends = sink_log(writer, location, options.get("path")), sources_in(writer)
-            begin_with(self._savepoint, self._job, location, self._specs_by, *ends)
-            if writer is not None and location is not None:
-                warn_of_sources(writer._df)
-        progress = location.progress() if location else None
-        hidden = location.taken_back() if location else []
-        manifests = self._log.manifests()
-        refuse_half_begun(self._job.name, manifests)
-        self._specs = self._check_operators(manifests)
-        if location is None or progress is None:
-            self._write_initial(0)
-            return
-        manifests = self._point.find(location, progress, hidden, manifests)
+
+    def _begin_with(
+        self,
+        savepoint: str | Savepoint,
+        writer: DataStreamWriter | None,
+        location: CheckpointLocation | None,
+        options: Mapping[str, str],
+    ) -> None:
+        ends = sink_log(writer, location, options.get("path")), sources_in(writer)
+        begin_with(savepoint, self._job, location, self._start.specs_in, *ends)
+        if writer is not None and location is not None:
+            warn_of_sources(writer._df)
+
+    def _get_ready(self, manifests: list[Manifest]) -> None:
+        """Have what the first batch needs before Spark asks for it.
+
+        An availableNow query with nothing new asks once, and ends.
+        """
         epoch = self._point.first_epoch
         assert epoch is not None
         self._write_initial(epoch)
         lineages = live_lineages(manifests)
         self._point.forget_given_up(lineages.values())
-        # Before Spark asks: an availableNow query with nothing new asks once, and ends.
-        self._beat(next_due(epoch - 1, *resumed_time(self._specs, lineages, epoch)))
+        self._beat(next_due(epoch - 1, *resumed_time(self._start.specs, lineages, epoch)))
 
     def _check_plans(self) -> None:
         """Refuse operators that Spark would plan so that they cannot work."""
@@ -244,15 +266,15 @@ class Launch:
         wanted = {
             uid: operator.initial
             for uid, operator in self._operators.items()
-            if operator.initial is not None and takes_initial(self._lineages.get(uid), epoch)
+            if operator.initial is not None and takes_initial(self._start.lineages.get(uid), epoch)
         }
         if not wanted:
             return
         # The generation that the claim after the start takes; if another driver takes it first,
         # this start is refused.
-        generation = 1 + max((m.generation for m in self._log.manifests()), default=0)
+        generation = next_generation(self._start.log.manifests())
         for uid, state in wanted.items():
-            spec = self._specs[uid]
+            spec = self._start.specs[uid]
             with retried_whole(state.frame.sparkSession, self._around.starting):
                 parts = write_initial(
                     state,
@@ -264,7 +286,7 @@ class Launch:
                     generation=generation,
                     epoch=epoch,
                 )
-            self._specs[uid] = msgspec.structs.replace(spec, initial=parts)
+            self._start.specs[uid] = msgspec.structs.replace(spec, initial=parts)
 
     def _configured_path(self, options: Mapping[str, str]) -> str | None:
         folder = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
@@ -285,33 +307,6 @@ class Launch:
         server.remove(name)
         # What it had on its way when it ended is part of what this start finds in the log.
         session.drain(self._settings.commit_timeout_s)
-
-    def _check_operators(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
-        self._lineages = live = live_lineages(manifests)
-        specs = self._specs_by(manifests)
-        log_changes(specs, {m.operator: m for m in manifests if m.operator in live})
-        return specs
-
-    def _specs_by(self, manifests: list[Manifest]) -> dict[str, OperatorSpec]:
-        live = live_lineages(manifests)
-        return operator_specs(
-            self._job.name,
-            self._operators,
-            {m.operator: m for m in manifests if m.operator in live},
-            allow_dropped_state=self._allow_dropped_state,
-            heartbeat=bool(self._settings.heartbeat),
-        )
-
-    def _check_unchanged(self, manifests: list[Manifest]) -> None:
-        """Refuse a start whose state ids or schema versions another driver has given meanwhile."""
-        for uid, now in self._specs_by(manifests).items():
-            checked = self._specs[uid]
-            if (now.states, now.schemas) != (checked.states, checked.schemas):
-                raise StateMismatchError(
-                    f"Another driver of job {self._job.name!r} changed the states of operator "
-                    f"{uid!r} while this one was started.",
-                    todo="Stop the other driver, and start this query again.",
-                )
 
     # --- the start -----------------------------------------------------------------------------
 
@@ -395,49 +390,27 @@ class Launch:
         place = self._around.location(self.location_path)
         location = place.progress()
         refuse_hidden(place)
-        manifests = self._log.manifests()
+        manifests = self._start.log.manifests()
         first_epoch = self._point.started_at(str(query.id), location, manifests)
         # Before whoever goes on is fenced.
         self._point.check_not_overtaken(manifests, first_epoch)
-        self._point.stamp_of_plan(place, first_epoch)
+        self._point.check_plan_stands(place, first_epoch)
         self._check_initial(manifests, first_epoch)
-        known = live_lineages(manifests)
-        firsts = {
-            uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
-        }
+        check_initial(self._start.specs.values(), next_generation(manifests))
         initial = [uid for uid, one in self._operators.items() if one.initial is not None]
-        tenure = self._log.claim(
-            query_id=str(query.id), run=self._name, settings=operators_setting(firsts, initial)
-        )
-        # Read again: what another driver had committed before the claim is part of the truth.
-        before = held_before(self._log, tenure)
-        self._check_unchanged(before)
-        self._point.check_not_overtaken(before, first_epoch)
-        first_stamp_ms = self._point.stamp_of_plan(place, first_epoch)
-        parallelism = max(o.parallelism for o in self._operators.values())
-        lineages = {u: one for u, one in live_lineages(before).items() if u in self._operators}
+        held = self._start.claim(str(query.id), manifests, first_epoch, initial)
+        self._point.check_not_overtaken(held, first_epoch)
+        lineages = self._start.lineages_in(held)
         self._point.forget_given_up(lineages.values())
-        coordinator = Coordinator(
-            job=self._job.name,
-            job_id=tenure.job_id,
-            generation=tenure.generation,
-            run=self._name,
-            query_id=str(query.id),
-            operators=self._specs,
-            lineages=lineages,
-            inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
-            bases=base_policy(self._settings),
-            now_s=self._job.system.monotonic_s,
-            new_id=self._job.system.new_id,
-            first_epoch=first_epoch,
-            first_stamp_ms=first_stamp_ms,
-            asynchronous=self._settings.commit == "async",
-            retain_epochs=self._settings.retain_epochs,
-            stamps=self._around.stamps_of(self._job.store.uri),
-        )
         server = self._around.server()
-        self.session.open(coordinator, tenure)
-        self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
-        _log.info(
-            "job %s: generation %d runs query %s", self._job.name, tenure.generation, query.id
+        self._start.open(
+            lineages,
+            query_id=str(query.id),
+            first_epoch=first_epoch,
+            asynchronous=self._settings.commit == "async",
+            stamps=self._around.stamps_of(self._job.store.uri),
+            check_plan=partial(check_planned, place),
         )
+        self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
+        generation = self._start.tenure.generation
+        _log.info("job %s: generation %d runs query %s", self._job.name, generation, query.id)

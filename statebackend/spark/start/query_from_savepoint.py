@@ -13,45 +13,34 @@ from pyspark.sql import DataFrame
 from recovery.decide.rewind import LocationProgress
 from recovery.savepoints.between_modes import lists_in, state_for_query
 from recovery.savepoints.claim import (
-    Beginning,
     Standing,
-    begin_job,
     has_begun_with,
-    left_in_the_middle,
-    saved_state,
     standing,
     went_on,
 )
 from recovery.savepoints.savepoint import (
     SPARK_FOLDER,
     Savepoint,
-    read_savepoint,
 )
 from recovery.savepoints.state_at_epoch import StateAt
 from snapshot.formats.record import Manifest
-from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.lineage import OperatorLineage
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     CheckpointLocationError,
     CorruptionError,
-    NotRestorableError,
     SettingError,
 )
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.job_savepoints import OpenSavepoint, open_savepoint, uri_of
 from statebackend.spark.frames.replayable import REPEATABLE_SOURCES, sources_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.new_location import LocationFile, location_files
 from statebackend.spark.start.sink_log import SinkLog
-from statebackend.system import System
 
 __all__ = [
     "EXACT_SOURCES",
     "begin_with",
     "has_begun",
-    "open_saved",
-    "refuse_half_begun",
-    "saved_lineages",
     "warn_of_sources",
 ]
 
@@ -62,42 +51,11 @@ _log = logging.getLogger("statebackend.spark")
 EXACT_SOURCES: Final = REPEATABLE_SOURCES
 
 
-def saved_lineages(source: str | Savepoint, job: Job) -> dict[str, OperatorLineage]:
-    """The operators with a key of a savepoint, by uid.
-
-    Raises as `read_savepoint`, and for a damaged log.
-    """
-    _, _, state = open_saved(source, job)
-    lists = lists_in(state)
-    return {uid: one for uid, one in state.lineages.items() if uid not in lists}
-
-
-def open_saved(source: str | Savepoint, job: Job) -> tuple[ObjectStore, Savepoint, StateAt]:
-    """A savepoint's folder, what it says, and its state. Raises as `saved_lineages`."""
-    store = job.open_at(_uri(source))
-    savepoint = read_savepoint(store)
-    return store, savepoint, saved_state(store, savepoint, _log_of(store, savepoint, job.system))
-
-
-def _log_of(store: ObjectStore, savepoint: Savepoint, system: System) -> CommitLog:
-    return CommitLog(
-        store,
-        job=savepoint.job,
-        writer=system.process_name(),
-        new_id=system.new_id,
-        threads=system.threads,
-    )
-
-
 def has_begun(source: str | Savepoint, job: Job, location: CheckpointLocation | None) -> bool:
     """Whether the query goes on with what it took from a savepoint once; that may be gone since."""
     if location is None or location.progress().query_id is None:
         return False
-    return has_begun_with(job.log(), job.open_at(_uri(source)).uri)
-
-
-def _uri(source: str | Savepoint) -> str:
-    return source if isinstance(source, str) else source.uri
+    return has_begun_with(job.log(), job.open_at(uri_of(source)).uri)
 
 
 def begin_with(
@@ -123,8 +81,8 @@ def begin_with(
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
         SettingError: it is a continuous job's, and how many sources there are is not known.
     """
-    store, log = job.open_at(_uri(source)), job.log()
-    savepoint = read_savepoint(store)
+    saved, log = open_savepoint(source, job), job.log()
+    savepoint = saved.savepoint
     begun = standing(log, job.name, savepoint)
     if location is None:
         if begun.standing is Standing.BEGUN:
@@ -137,55 +95,29 @@ def begin_with(
         if went_on(log, begun):
             raise _gone_on(job, savepoint, location)
     files = location_files(savepoint, sources)
-    _refuse_used(location, progress, files, store)
+    _refuse_used(location, progress, files, saved.store)
     if sink is not None:
         sink.check(savepoint.epoch)
     query_id = begun.query_id
     if begun.standing is not Standing.BEGUN:
-        query_id = _begin_state(savepoint, store, job, log, begun, check)
-    _fill(location, savepoint, store, query_id, sink, files)
+        state = _taken_over(saved)
+        query_id = job.system.new_uuid()
+        saved.begin(state, log, begun, query_id=query_id, check=check)
+    _fill(location, saved, query_id, sink, files)
+    saved.log_begun(query_id)
+
+
+def _taken_over(saved: OpenSavepoint) -> StateAt:
+    state = saved.state()
+    if not saved.savepoint.continuous:
+        return state
     _log.warning(
-        "job %s begins with the savepoint %s of job %s, after epoch %d; query %s",
-        job.name,
-        savepoint.id,
-        savepoint.job,
-        savepoint.epoch,
-        query_id,
+        "the savepoint %s is of a continuous job: the query's sources begin anew, and of %s "
+        "nothing is taken over",
+        saved.savepoint.id,
+        ", ".join(sorted(lists_in(state))),
     )
-
-
-def _begin_state(
-    savepoint: Savepoint,
-    store: ObjectStore,
-    job: Job,
-    log: CommitLog,
-    begun: Beginning,
-    check: Callable[[list[Manifest]], Any],
-) -> str:
-    """The state goes into the job's folder; the id of the query that it is for."""
-    state = saved_state(store, savepoint, _log_of(store, savepoint, job.system))
-    if savepoint.continuous:
-        _log.warning(
-            "the savepoint %s is of a continuous job: the query's sources begin anew, and of %s "
-            "nothing is taken over",
-            savepoint.id,
-            ", ".join(sorted(lists_in(state))),
-        )
-        state = state_for_query(state)
-    check([kept.manifest for kept in state.records])
-    query_id = job.system.new_uuid()
-    begin_job(
-        state,
-        savepoint,
-        store,
-        job.store,
-        log,
-        after=begun.last,
-        query_id=query_id,
-        new_id=job.system.new_id,
-        threads=job.system.threads,
-    )
-    return query_id
+    return state_for_query(state)
 
 
 def _no_location() -> SettingError:
@@ -208,16 +140,17 @@ def _gone_on(
 
 def _fill(
     location: CheckpointLocation,
-    savepoint: Savepoint,
-    store: ObjectStore,
+    saved: OpenSavepoint,
     query_id: str,
     sink: SinkLog | None,
     files: Mapping[str, LocationFile],
 ) -> None:
     if sink is not None:
-        sink.begin(savepoint.epoch)
+        sink.begin(saved.savepoint.epoch)
     for name, file in files.items():
-        pieces = iter([file.body]) if file.body is not None else _checked(store, name, file.digest)
+        pieces = (
+            iter([file.body]) if file.body is not None else _checked(saved.store, name, file.digest)
+        )
         location.write(name, pieces)
     location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
 
@@ -262,20 +195,6 @@ def _checked(store: ObjectStore, name: str, digest: str) -> Iterator[bytes]:
         raise CorruptionError(
             f"The file {SPARK_FOLDER}{name} in {store.uri} is not what savepoint.json names.",
             todo="Restore it from another copy of the store, or use another savepoint.",
-        )
-
-
-def refuse_half_begun(job: str, manifests: list[Manifest]) -> None:
-    """Refuse to start without ``savepoint=`` what was to begin with one, and was cut.
-
-    Raises:
-        NotRestorableError: naming the savepoint.
-    """
-    uri = left_in_the_middle(manifests)
-    if uri:
-        raise NotRestorableError(
-            f"Job {job!r} was to begin with the savepoint {uri}, and that was cut.",
-            todo=f"Start it with savepoint={uri!r} again, or give the query another job= name.",
         )
 
 

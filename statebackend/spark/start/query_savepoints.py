@@ -1,37 +1,29 @@
-"""Takes savepoints of a query in this driver, and lists them."""
+"""Takes savepoints of a query in this driver."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.savepoint import (
-    Savepoint,
-    SavepointInfo,
-    below,
-    default_folder,
-    list_savepoints,
-    savepoints_folder,
-)
-from snapshot.storage.deadline import Deadline, DeadlineStore
-from snapshot.storage.object_store import ObjectStore
+from recovery.savepoints.savepoint import Savepoint
+from snapshot.storage.deadline import Deadline
 from statebackend.errors import (
     NotRestorableError,
     SettingError,
 )
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.job_savepoints import deadline_of, making_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.system import System
 
 if TYPE_CHECKING:
     from statebackend.spark.start.launch import Launch
 
-__all__ = ["SparkLocation", "deadline_of", "listed", "making_of", "take"]
+__all__ = ["SparkLocation", "take"]
 
 _WAIT_S: Final = 0.05
-_CLEANING_S: Final = 10.0  # past the time: what was copied goes, if the store lets it
 
 
 class SparkLocation:
@@ -90,40 +82,6 @@ def take(
         return _taken(making, launch, deadline, job.system)
 
 
-def deadline_of(job: Job, timeout_s: float) -> Deadline:
-    """For a savepoint of a job."""
-    return Deadline(f"The savepoint of job {job.name!r}", timeout_s, now_s=job.system.monotonic_s)
-
-
-def making_of(job: Job, deadline: Deadline, to: str | None, **more: Any) -> Making:
-    """How a savepoint of a job is made in this driver.
-
-    Args:
-        to: its folder; None: one of its own. more: the other fields of `Making`.
-    """
-    store, system = DeadlineStore(job.store, deadline), job.system
-
-    def open_target(savepoint_id: str) -> ObjectStore:
-        place = job.open_at(to or default_folder(job.uri, job.name, savepoint_id))
-        target = DeadlineStore(place, deadline)
-        job.probe(target)
-        return target
-
-    given: dict[str, Any] = {
-        "store": store,
-        "job": job.name,
-        "manifests": lambda: job.log(store).manifests(),
-        "open_target": open_target,
-        "new_id": system.new_id,
-        "now_ms": system.wall_ms,
-        "writer": system.process_name(),
-        "threads": system.threads,
-        "cleaning": lambda: deadline.cleaning(_CLEANING_S),
-        **more,
-    }
-    return Making(**given)
-
-
 def _taken(making: Making, launch: Launch, deadline: Deadline, system: System) -> Savepoint:
     running = launch.is_active()
     if not running:  # its last record may be on its way
@@ -143,10 +101,3 @@ def _taken(making: Making, launch: Launch, deadline: Deadline, system: System) -
                     raise
             running = launch.is_active()  # asked before the next look: it may be the last
             system.sleep_s(_WAIT_S)
-
-
-def listed(job: Job) -> list[SavepointInfo]:
-    """The job's savepoints in the place where they go if nobody says another."""
-    folder = savepoints_folder(job.uri)
-    store = job.open_at(folder)
-    return list_savepoints(store, lambda name: job.open_at(below(folder, name)), job=job.name)

@@ -24,7 +24,7 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.refusals import planned_anew
-from snapshot.protocol.tenure import check_newest
+from snapshot.protocol.tenure import has_grown
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,
@@ -37,7 +37,7 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.going_back import GoingBack
 
-__all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
+__all__ = ["StartPoint", "check_go_back_to", "check_planned", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
 _SHOWN = 5
@@ -116,9 +116,14 @@ class StartPoint:
                 decision = self._decide(progress, manifests)
             except (CheckpointLocationError, RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
-                if not isinstance(error, JobRunningError):
-                    # It says that the log lacks something.
-                    check_newest(manifests[-1].sequence if manifests else -1, self._log.read)
+                newest = manifests[-1].sequence if manifests else -1
+                if not isinstance(error, JobRunningError) and has_grown(
+                    newest, self._log.read, self._log.sequences
+                ):
+                    # It says that the log lacks something, which another driver was appending.
+                    return self.find(
+                        location, location.progress(), location.taken_back(), self._log.manifests()
+                    )
                 if isinstance(error, CheckpointLocationError):
                     raise
                 told = self._as_told(error, progress, manifests)
@@ -235,24 +240,17 @@ class StartPoint:
                 "newest state.",
             )
 
-    def stamp_of_plan(self, location: CheckpointLocation, first_epoch: int) -> int | None:
-        """The stamp that the first batch's plan has in the location.
+    def check_plan_stands(self, location: CheckpointLocation, first_epoch: int) -> None:
+        """Refuse to fence anybody where the first batch's plan is another than at the start.
 
-        Spark may have read the plan long ago. If another driver has gone back since, another plan
-        has the batch's number, and with asynchronous commits the log may not show it. A start asks
-        before its claim, so that it fences nobody if it was overtaken, and again after the claim,
-        when nobody can go back any more.
-
-        Returns:
-            None where there is no plan yet.
+        Whether it is the one that Spark goes by is asked after the claim: see `check_planned`.
 
         Raises:
-            CheckpointLocationError: it is not the plan that was there when the start was decided.
+            CheckpointLocationError: another driver has gone back meanwhile.
         """
         found_ms = location.stamp_ms(f"{OFFSETS}/{first_epoch}")
         if self.first_stamp_ms not in (None, found_ms) and first_epoch == self.first_epoch:
             raise planned_anew(first_epoch)
-        return found_ms
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
         return max(last_epochs(manifests).values(), default=-1)
@@ -346,6 +344,26 @@ def check_go_back_to(value: object) -> None:
         f"go_back_to= is {value!r}, which is no epoch.",
         todo="Give an int from 0: the error of a start that is refused without it says which.",
     )
+
+
+def check_planned(location: CheckpointLocation, epoch: int, stamp_ms: int) -> None:
+    """Refuse a batch that Spark runs by another plan than the one in the location.
+
+    Spark reads or makes a plan, and may freeze before the start claims the job. If another driver
+    goes back meanwhile, it takes that plan away, and with asynchronous commits the log does not
+    show it. After the claim nobody can go back any more.
+
+    Args:
+        stamp_ms: of the plan that Spark goes by.
+
+    Raises:
+        CheckpointLocationError: it is not there any more, or cannot be read.
+    """
+    found_ms = location.stamp_ms(f"{OFFSETS}/{epoch}")
+    if found_ms is None and location.progress().last_offset >= epoch:
+        return  # of a form that is not known
+    if found_ms != stamp_ms:
+        raise planned_anew(epoch)
 
 
 def refuse_hidden(location: CheckpointLocation) -> None:

@@ -7,63 +7,47 @@ Every few seconds each side says that it is alive; one that is frozen is not wai
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import struct
 import threading
-import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
-from recovery.local.peers import of_this_user
-from statebackend.errors import StateBackendError, error_for_code
+from recovery.local.local_sockets import connect
+from statebackend.errors import ProtocolError
+from statebackend.rpc.envelope import Decoder, ErrorReply, encode
 
 __all__ = ["ConnectionClosed", "Failed", "Frames"]
-
-_log = logging.getLogger("statebackend.task")
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
 _ALIVE: Final = b"A"
 _TEXT_BYTES: Final = 1 << 20
-_SAID_CHARACTERS: Final = 8 << 10
 
 
 class ConnectionClosed(Exception):
     """The other side is gone or silent, or sends what it must not."""
 
 
-class _Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """``code``: empty for an error that is none of ours."""
-
-    code: str
-    what: str
-    todo: str
-    trace: str
-
-
-# Made once: the first decoding of a type must not happen in two threads.
-_failure = msgspec.json.Decoder(_Failure)
+_failure: Final = Decoder[ErrorReply](ErrorReply)
 
 
 class Failed(Exception):
     """The epoch raised on the other side."""
 
-    def __init__(self, failure: _Failure) -> None:
-        super().__init__(failure.what)
-        self._failure = failure
+    def __init__(self, reply: ErrorReply) -> None:
+        super().__init__(reply.what)
+        self._reply = reply
 
     def error(self) -> Exception:
         """What it raised, as far as it is ours; how it came to it is a note."""
-        told = self._failure
-        found: Exception = RuntimeError(told.what)
-        if told.code:
-            found = error_for_code(told.code, told.what, told.todo)
-        found.add_note(f"In the worker that has the store open:\n\n{told.trace}")
+        reply = self._reply
+        found: Exception = reply.error() if reply.code else RuntimeError(reply.what)
+        found.add_note(f"In the worker that has the store open:\n\n{reply.trace}")
         return found
 
 
@@ -90,15 +74,13 @@ class Frames:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def connect(self, address: str) -> None:
+    def connect(self, path: Path) -> None:
         """Connect to a process of this user that listens there.
 
         Raises:
             OSError: nobody listens. ConnectionClosed: another user does.
         """
-        self._connection.connect(address)
-        if not of_this_user(self._connection):
-            _log.warning("a process of another user listens at %s, and is told nothing", address)
+        if not connect(self._connection, path):
             raise ConnectionClosed("a process of another user listens there")
 
     def hang_up(self) -> None:
@@ -164,8 +146,8 @@ class Frames:
             return None
         if kind == _FAILED:
             try:
-                raise Failed(_failure.decode(memoryview(data)))
-            except msgspec.MsgspecError as error:
+                raise Failed(_failure(data))
+            except ProtocolError as error:
                 raise ConnectionClosed(str(error)) from error
         if kind != _BATCH:
             raise ConnectionClosed(f"no batch: {kind!r}")
@@ -183,13 +165,8 @@ class Frames:
 
     def fail(self, error: BaseException) -> None:
         """Say why no more comes, and wait until the other side has heard it."""
-        lines = traceback.format_exception(error)
-        code, what, todo = "", lines[-1].strip(), ""
-        if isinstance(error, StateBackendError):
-            code, what, todo = error.code, error.what, error.todo
         # Within what a socket takes unread: the other side may still be sending its input.
-        failure = _Failure(code=code, what=_cut(what), todo=_cut(todo), trace=_cut("".join(lines)))
-        self._send(_FAILED, msgspec.json.encode(failure))
+        self._send(_FAILED, encode(ErrorReply.of(error, traced=error)))
         # Closed with input unread, the connection would be reset.
         while self._receive():
             pass
@@ -232,11 +209,3 @@ class Frames:
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
         return data
-
-
-def _cut(text: str) -> str:
-    """The beginning and the end of a long text, in what JSON takes."""
-    text = text.encode(errors="replace").decode()
-    if len(text) <= 2 * _SAID_CHARACTERS:
-        return text
-    return f"{text[:_SAID_CHARACTERS]}\n...\n{text[-_SAID_CHARACTERS:]}"

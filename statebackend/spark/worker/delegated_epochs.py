@@ -37,11 +37,12 @@ from typing import ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from recovery.local.peers import of_this_user
-from recovery.local.store_pool import StorePool, socket_address
+from recovery.local.local_sockets import Listener
+from recovery.local.store_pool import StorePool
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.errors import PeerLostError
+from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.rpc.envelope import Decoder, encode
 from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import ConnectionClosed, Failed, Frames
@@ -111,8 +112,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# Made once: the first decoding of a type must not happen in two threads.
-_request = msgspec.json.Decoder(Request)
+_request: Final = Decoder[Request](Request)
 
 Run = Callable[[Request, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a host does: an epoch, from its input to its output. The input is read to its end first."""
@@ -143,11 +143,7 @@ class DelegatedEpochs:
         self._host: Frames | None = None  # of this process's task
         self._closed = threading.Event()
         path = Path(store_pool.address).with_name(_SOCKET)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with socket_address(path) as address:
-            self._socket.bind(address)
-        self._socket.listen(16)
-        self._socket.settimeout(_TICK_S)
+        self._listener = Listener(path, "looked for a host", tick_s=_TICK_S, closed=self._closed)
         self._thread = threading.Thread(
             target=self._serve, name="statebackend-hosting", daemon=True
         )
@@ -208,10 +204,9 @@ class DelegatedEpochs:
         if guest is not None:
             guest[1].hang_up()
             guest[0].join(_LEAVE_S)
-        with contextlib.suppress(OSError):  # who waits for askers is woken
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.wake()
         self._thread.join(10 * _TICK_S)
-        self._socket.close()
+        self._listener.close()
 
     # --- the host's side -------------------------------------------------------------------------
 
@@ -221,18 +216,8 @@ class DelegatedEpochs:
             if (now_s := system.monotonic_s()) - said_s >= _ALIVE_S:
                 said_s = now_s
                 self.say_alive()
-            try:
-                asker, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:  # too many open files, for one: it passes
-                if not self._closed.is_set():
-                    _log.warning("a worker that looked for a host was missed (%s)", error)
-                    self._closed.wait(_TICK_S)
-                continue
-            if not of_this_user(asker):
-                _log.warning("refused a process of another user that looked for a host")
-                asker.close()
+            asker = self._listener.accept()
+            if asker is None:
                 continue
             frames = Frames(asker)
             guest = threading.Thread(
@@ -253,9 +238,9 @@ class DelegatedEpochs:
                 other.alive()
 
     def _receive(self, frames: Frames) -> None:
-        with frames, contextlib.suppress(ConnectionClosed, msgspec.MsgspecError):
+        with frames, contextlib.suppress(ConnectionClosed, ProtocolError):
             frames.timeout_s = _TICK_S
-            request = _request.decode(frames.text())
+            request = _request(frames.text())
             run = self._admitted(request, frames)
             if run is None:
                 frames.say(False)
@@ -321,9 +306,8 @@ def _call_host(address_of_pool: str, request: Request) -> Frames | None:
     """Ask the process at a hand-over socket to be the host; None: it does not, or is silent."""
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
     try:
-        with socket_address(Path(address_of_pool).with_name(_SOCKET)) as address:
-            frames.connect(address)
-        frames.send_text(msgspec.json.encode(request))
+        frames.connect(Path(address_of_pool).with_name(_SOCKET))
+        frames.send_text(encode(request))
         if frames.said():
             frames.timeout_s = _SILENCE_S
             return frames

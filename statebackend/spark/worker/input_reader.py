@@ -27,7 +27,14 @@ from statebackend.operators.input.lateness import EventMaxima, LateRows
 from statebackend.operators.input.packing import unpacked
 from statebackend.operators.input.staging import InputStage, Part
 
-__all__ = ["CONTROL_COLUMNS", "NONCE_BITS", "EpochInput", "peeked", "read_epoch"]
+__all__ = [
+    "CONTROL_COLUMNS",
+    "NONCE_BITS",
+    "EpochInput",
+    "InputShape",
+    "peeked",
+    "read_epoch",
+]
 
 CONTROL_COLUMNS = ("__statebackend_key_group", "__statebackend_subtask", "__statebackend_stamp")
 NONCE_BITS = 21  # of a stamp; above them is a time in milliseconds
@@ -124,29 +131,39 @@ def peeked(
     return None, iter(seen)
 
 
+@dataclass(frozen=True)
+class InputShape:
+    """What batches of an operator's input consist of, and whose they are.
+
+    Attributes:
+        schema: of the data columns, which come first.
+        packed: one column of payloads comes instead (see
+            :mod:`statebackend.operators.input.packing`).
+    """
+
+    uid: str
+    schema: pa.Schema
+    key_positions: tuple[int, ...]
+    parallelism: int
+    max_parallelism: int
+    packed: bool = False
+
+
 def read_epoch(
     batches: Iterable[pa.RecordBatch],
+    shape: InputShape,
     *,
-    uid: str,
-    schema: pa.Schema,
-    key_positions: tuple[int, ...],
-    parallelism: int,
-    max_parallelism: int,
     stage: InputStage | None = None,
     events: EventMaxima | None = None,
-    packed: bool = False,
     rules: BroadcastRows | None = None,
 ) -> EpochInput:
     """Read to the end of the input.
 
     Args:
-        schema: of the data columns, which come first.
-        events: where the event time is, whose maximum is wanted.
         stage: takes the rows, and is closed if this raises; without one they stay in memory.
-        packed: one column of payloads comes instead (see
-            :mod:`statebackend.operators.input.packing`).
+        events: where the event time is, whose maximum is wanted.
         rules: takes the rows that go to every subtask; closed as ``stage``. Their columns and their
-            number come after those of ``schema``, and the number of any other row is null.
+            number come after those of the schema, and the number of any other row is null.
 
     Raises:
         BarrierMissingError: the upstream failed, was killed, or the query is being stopped.
@@ -156,13 +173,12 @@ def read_epoch(
         LocalDirError: the input is over the budget, and the disk is full or failed.
     """
     if stage is None:
-        stage = InputStage(schema, key_positions=key_positions)
+        stage = InputStage(shape.schema, key_positions=shape.key_positions)
     try:
-        reader = _Reader(schema, key_positions, parallelism, max_parallelism, stage)
-        reader.events, reader.rules = events or EventMaxima(), rules
+        reader = _Reader(shape, stage, events or EventMaxima(), rules)
         for batch in batches:
-            reader.take(batch, packed=packed)
-        return _checked(reader, uid, key_positions)
+            reader.take(batch)
+        return _checked(reader)
     except BaseException:
         stage.close()
         if rules is not None:
@@ -170,7 +186,8 @@ def read_epoch(
         raise
 
 
-def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> EpochInput:
+def _checked(reader: _Reader) -> EpochInput:
+    uid = reader.shape.uid
     if not reader.barriers:
         raise BarrierMissingError(
             f"The input of operator {uid!r} ended without its barrier: the stages before it "
@@ -195,7 +212,7 @@ def _checked(reader: _Reader, uid: str, key_positions: tuple[int, ...]) -> Epoch
         min(reader.barriers),
         reader.stamp_ms,
         reader.stage,
-        key_positions,
+        reader.shape.key_positions,
         reader.events.max_ms,
         reader.events.second_ms,
         reader.rules,
@@ -208,26 +225,22 @@ class _Reader:
 
     def __init__(
         self,
-        schema: pa.Schema,
-        key_positions: tuple[int, ...],
-        parallelism: int,
-        max_parallelism: int,
+        shape: InputShape,
         stage: InputStage,
+        events: EventMaxima,
+        rules: BroadcastRows | None,
     ) -> None:
-        self._schema = schema
-        self._key_positions = key_positions
-        self._parallelism, self._max_parallelism = parallelism, max_parallelism
+        self.shape, self._schema = shape, shape.schema
+        self.stage, self.events, self.rules = stage, events, rules
         self._unchecked_rows = _CHECKED_ROWS
-        self.stage = stage
         self.stamp_ms, self.nonce = -1, 0
-        self.events = EventMaxima()
-        self.rules: BroadcastRows | None = None
         self.hash_agrees = True
         self.barriers: set[int] = set()
         self.subtasks: set[int] = set()
 
-    def take(self, batch: pa.RecordBatch, *, packed: bool) -> None:
+    def take(self, batch: pa.RecordBatch) -> None:
         """Take in one batch: data columns (or payloads), then the control columns."""
+        packed = self.shape.packed
         width = 1 if packed else len(self._schema)
         if self.rules is not None:
             width += self.rules.width
@@ -261,7 +274,7 @@ class _Reader:
         is_rule = pc.is_valid(batch.column(width - 1))
         taken = batch.filter(is_rule)
         groups = taken.column(width).to_numpy()
-        owners = subtask_of(groups, self._parallelism, self._max_parallelism)
+        owners = subtask_of(groups, self.shape.parallelism, self.shape.max_parallelism)
         self.subtasks.update(np.unique(owners).tolist())
         columns = taken.columns[len(self._schema) : width]
         names = [str(i) for i in range(len(columns))]
@@ -271,7 +284,7 @@ class _Reader:
     def _take_rows(
         self, rows: pa.RecordBatch, groups: NDArray[Any], pinned_bytes: int | None
     ) -> None:
-        owners = subtask_of(groups, self._parallelism, self._max_parallelism)
+        owners = subtask_of(groups, self.shape.parallelism, self.shape.max_parallelism)
         self.subtasks.update(np.unique(owners).tolist())
         narrow = groups.astype(np.uint16, copy=False)
         if self._unchecked_rows:
@@ -294,7 +307,7 @@ class _Reader:
         head = rows.slice(0, self._unchecked_rows)
         self._unchecked_rows -= head.num_rows
         found = hash_key_groups(
-            [head.column(i) for i in self._key_positions], self._max_parallelism
+            [head.column(i) for i in self.shape.key_positions], self.shape.max_parallelism
         )
         if not np.array_equal(found, key_groups[: head.num_rows]):
             self.hash_agrees = False

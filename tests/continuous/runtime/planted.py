@@ -25,11 +25,11 @@ from statebackend.continuous.sinks import file_sink as files
 from statebackend.continuous.sinks.sink import Prepared
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Assignment
-from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
 from statebackend.continuous.worker.checkpointed_state import CheckpointedState
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_output import Output
+from statebackend.runtime.worker import participant
 from tests.continuous.runtime.world import ThreadCluster
 from tests.planted.bug import Patches
 
@@ -38,7 +38,7 @@ from tests.planted.bug import Patches
 
 def acked_before_durable() -> Patches:
     """A put that is still under way when the worker dies is lost."""
-    really, really_started = subtaskstate.durable_slice, ThreadCluster.stage
+    really, really_started = participant.durable_slice, ThreadCluster.stage
     runs = 0
 
     def stage(self: ThreadCluster, run: Any, credentials: Any) -> Any:
@@ -60,7 +60,7 @@ def acked_before_durable() -> Patches:
         return part
 
     yield ThreadCluster, "stage", stage
-    yield subtaskstate, "durable_slice", durable
+    yield participant, "durable_slice", durable
 
 
 class _Nothing:
@@ -82,7 +82,8 @@ def aborted_layers_are_let_go() -> Patches:
 
     def aborted(self: SubtaskState, attempt: int) -> None:
         really(self, attempt)
-        self._layers = [layer for layer in self._layers if layer[0] != attempt]
+        layers = self._layers
+        layers._layers = [layer for layer in layers._layers if layer[0] != attempt]
 
     yield SubtaskState, "aborted", aborted
 
@@ -92,7 +93,7 @@ def confirmed_is_the_newest() -> Patches:
     really = SubtaskState.aborted
 
     def aborted(self: SubtaskState, attempt: int) -> None:
-        self._confirmed_attempt = max(self._confirmed_attempt, attempt)
+        self._layers.confirmed = max(self._layers.confirmed, attempt)
         really(self, attempt)
 
     yield SubtaskState, "aborted", aborted
@@ -309,14 +310,14 @@ def the_turn_is_not_waited_for() -> Patches:
 
 def confirmed_with_those_behind() -> Patches:
     """What was frozen for the attempts behind a complete one counts as durable with it."""
-    really = SubtaskState._following
+    really = SubtaskState._confirm
 
-    def following(self: SubtaskState, attempt: int, epoch: int, chain: str) -> Any:
-        found = really(self, attempt, epoch, chain)
-        self._confirmed_attempt = max(number for number, _ in self._layers)
+    def confirm(self: SubtaskState, attempt: int, chain: str) -> Any:
+        found = really(self, attempt, chain)
+        self._layers.confirmed = max(number for number, _ in self._layers._layers)
         return found
 
-    yield SubtaskState, "_following", following
+    yield SubtaskState, "_confirm", confirm
 
 
 def output_of_those_behind_is_forgotten() -> Patches:

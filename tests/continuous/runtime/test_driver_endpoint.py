@@ -9,16 +9,15 @@ import pytest
 
 from statebackend.continuous.driver.driver_endpoint import DriverEndpoint
 from statebackend.continuous.job.slot_messages import (
-    Commands,
     Failed,
     Poll,
     Report,
     Running,
     Stop,
-    decode,
-    encode,
+    decode_commands,
 )
 from statebackend.errors import ProtocolError, StaleRequestError
+from statebackend.rpc.envelope import ErrorReply, encode
 
 
 @pytest.fixture
@@ -78,12 +77,12 @@ def test_a_failure_ends_the_run_before_it_is_answered(
     door: DriverEndpoint, said: queue.SimpleQueue[Any]
 ) -> None:
     """Its slot goes then, and what the others make of that is no failure of theirs."""
-    failed = Failed(vertex="count", subtask=0, code="SB1014", what="", todo="", trace="")
+    failed = Failed(vertex="count", subtask=0, reply=ErrorReply("SB1014", "", ""))
     told = encode(Report(slot=0, number=0, events=[failed]))
     door.call("report", told)
     with pytest.raises(StaleRequestError):
         report(door, 1, 0)
-    poll = decode(door.call("poll", encode(Poll(slot=1, first=0, wait_s=5.0))), Commands)
+    poll = decode_commands(door.call("poll", encode(Poll(slot=1, first=0, wait_s=5.0))))
     assert poll.commands == [Stop()]
     door.call("report", told)  # the answer was lost: it is not told that the run was over anyway
     assert [type(one) for one in (said.get(), said.get())] == [Report, Poll]

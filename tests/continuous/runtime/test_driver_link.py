@@ -56,7 +56,8 @@ def _asked(driver: Callable[[Clock], Driver], timeout_s: float) -> tuple[Clock, 
     endpoint: Any = None
     link = DriverLink(client, endpoint, job="job", slot=0, silence_s=SILENCE_S, system=system)
     request: Any = None
-    return clock, client, lambda: link.patient.begin(endpoint, request, timeout_s=timeout_s)
+    session = link.session(timeout_s=timeout_s, ack_timeout_s=timeout_s)
+    return clock, client, lambda: session.begin(request)
 
 
 def test_a_lost_begin_costs_a_try_and_not_all_the_time_that_there_is() -> None:

@@ -100,7 +100,7 @@ def test_a_store_that_fails_under_a_snapshot_costs_checkpoints_and_then_the_job(
 
     def fails(self: SubtaskState, frozen: Any) -> Any:
         ack = persist(self, frozen)
-        if self._subtask == 0 and failing[0]:
+        if self._participant.who.subtask == 0 and failing[0]:
             failing[0] -= 1
             raise StoreUnreachableError("The store is down.")
         return ack

@@ -28,7 +28,7 @@ from statebackend.errors import (
     StateMismatchError,
     StoreUnreachableError,
 )
-from statebackend.spark.start.query_savepoints import listed
+from statebackend.runtime.driver.job_savepoints import listed
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,

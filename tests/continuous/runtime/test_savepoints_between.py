@@ -46,10 +46,14 @@ from statebackend.errors import (
 )
 from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.job_savepoints import (
+    deadline_of,
+    making_of,
+    open_savepoint,
+    saved_lineages,
+)
 from statebackend.schema.codec import codec_for
 from statebackend.spark.start.query_from_savepoint import begin_with as begin_query_with
-from statebackend.spark.start.query_from_savepoint import open_saved, saved_lineages
-from statebackend.spark.start.query_savepoints import deadline_of, making_of
 from statebackend.state.operator_state import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
 from tests.continuous.runtime.world import soon
@@ -90,7 +94,7 @@ def manifests_of(state: StateAt) -> dict[str, Manifest]:
 def test_a_query_takes_over_operators_with_a_key_and_one_watermark(
     world: World, saved: Savepoint
 ) -> None:
-    _, _, state = open_saved(saved, world.flow.setup.job)
+    state = open_savepoint(saved, world.flow.setup.job).state()
     assert lists_in(state).keys() == {"source", "sink-windows"}
     seen_ms = manifests_of(state)["windows"].event_max_ms
     assert seen_ms
@@ -108,7 +112,7 @@ def test_a_stream_takes_over_the_watermark_that_was_in_force(
     world: World, saved: Savepoint
 ) -> None:
     """What a query saw is ahead of its watermark by the delay: by it rows in time would be late."""
-    _, _, state = open_saved(saved, world.flow.setup.job)
+    state = open_savepoint(saved, world.flow.setup.job).state()
     records = tuple(
         type(kept)(
             msgspec.structs.replace(kept.manifest, watermark_ms=1000, event_max_ms=9000),
@@ -122,7 +126,8 @@ def test_a_stream_takes_over_the_watermark_that_was_in_force(
 
 
 def test_which_records_are_which(world: World, saved: Savepoint) -> None:
-    store, _, state = open_saved(saved, world.flow.setup.job)
+    opened = open_savepoint(saved, world.flow.setup.job)
+    store, state = opened.store, opened.state()
     found = manifests_of(state)
     assert not has_no_key(found["windows"])
     assert is_continuous(found.values())
@@ -371,7 +376,7 @@ def stopped_in_event_time(world: World) -> tuple[list[tuple[Any, ...]], Savepoin
     soon(lambda: len(sink.rows()) > 40)
     assert query.stop()
     made = query.savepoint()
-    _, _, state = open_saved(made, world.flow.setup.job)
+    state = open_savepoint(made, world.flow.setup.job).state()
     entries = [one.entry for kept in state.records for one in kept.slices]
     assert {one.operator for one in entries if one.kind == "operator"} >= {"windows"}
     return [tuple(row.values()) for row in sink.rows()], made
@@ -401,7 +406,9 @@ def test_where_its_watermarks_stood_does_no_harm_on_the_way_through_a_query(
     open_then = max(start for _, start, _, _ in fired) + 2 * SIZE_MS
     whole = windows_truth(6000, SIZE_MS)
     assert {row for row in again if row[1] > open_then} == {r for r in whole if r[1] > open_then}
-    at_ms = manifests_of(open_saved(uri, world.flow.setup.job)[2])["windows"].event_max_ms or 0
+    at_ms = (
+        manifests_of(open_savepoint(uri, world.flow.setup.job).state())["windows"].event_max_ms or 0
+    )
     assert min(start for _, start, _, _ in again) + SIZE_MS > at_ms  # what was late still is
 
 

@@ -14,8 +14,8 @@ from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
 from statebackend.continuous.driver.run_state import Publish, RunState
 from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
 from statebackend.errors import StoreUnreachableError
+from statebackend.runtime.worker import participant
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     Counting,
@@ -77,7 +77,7 @@ def every(nth: int, first: int) -> Callable[[], bool]:
 
 
 def slow_store(patch: pytest.MonkeyPatch, by_s: float, fails: Callable[[], bool]) -> None:
-    really = subtaskstate.durable_slice
+    really = participant.durable_slice
 
     def durable(*given: Any) -> Any:
         system.sleep_s(by_s)
@@ -85,7 +85,7 @@ def slow_store(patch: pytest.MonkeyPatch, by_s: float, fails: Callable[[], bool]
             raise StoreUnreachableError("drawn")
         return really(*given)
 
-    patch.setattr(subtaskstate, "durable_slice", durable)
+    patch.setattr(participant, "durable_slice", durable)
 
 
 @pytest.mark.parametrize(("seed", "limit"), [(0, 2), (1, 3), (2, 3)])

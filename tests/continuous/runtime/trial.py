@@ -29,11 +29,11 @@ from statebackend.continuous.driver.run_state import RunState
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
-from statebackend.continuous.worker import keyed_state_subtask as subtaskstate
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import StateBackendError, StoreUnreachableError
 from statebackend.rpc.service import Credentials
 from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker import participant
 from statebackend.schema.types import arrow_schema
 from tests.continuous.runtime.world import ThreadCluster, World
 from tests.support.faults import Fault
@@ -189,7 +189,7 @@ class Trial:
 
     def _count(self, patch: pytest.MonkeyPatch) -> None:
         """How many checkpoints are under way; where there are to be several, the store is slow."""
-        really, durable = RunState.tick, subtaskstate.durable_slice
+        really, durable = RunState.tick, participant.durable_slice
 
         def tick(machine: RunState, now_s: float, wall_ms: int) -> Any:
             outs = really(machine, now_s, wall_ms)
@@ -202,7 +202,7 @@ class Trial:
 
         patch.setattr(RunState, "tick", tick)
         if self._concurrent > 1:
-            patch.setattr(subtaskstate, "durable_slice", slowly)
+            patch.setattr(participant, "durable_slice", slowly)
 
     # --- what fails ------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Trial:
             (RunSession, "ack", DRIVER, 0.015),
             (JobRun, "_write", DRIVER, 0.04),
             (JobRun, "_publish", DRIVER, 0.04),
-            (subtaskstate, "durable_slice", STORE, 0.15),
+            (participant, "durable_slice", STORE, 0.15),
         ):
             patch.setattr(holder, name, self._failing(getattr(holder, name), kind, chance))
 

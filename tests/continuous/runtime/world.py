@@ -20,11 +20,11 @@ from statebackend.continuous.worker.slot import Run, Slot
 from statebackend.rpc.service import Credentials, Server
 from statebackend.rpc.tls import Tls
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.worker_memory import WorkerMemory
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
-from statebackend.spark.start.query_from_savepoint import saved_lineages
 from tests.continuous.runtime.jobs import HeldBack, HeldClock
 
 

@@ -6,6 +6,7 @@ done at once, or whenever a seed says so.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.continuous.driver.pending_acks import PendingAcks
-from statebackend.continuous.worker.checkpointed_state import Frozen, Membership
+from statebackend.continuous.worker.checkpointed_state import Frozen
 from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
 from statebackend.continuous.worker.list_state_subtask import PlainState
 from statebackend.hashing import key_groups
@@ -32,9 +33,10 @@ from statebackend.keygroups import subtask_of
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
-from statebackend.rpc.service import Endpoint
 from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.worker.participant import JobSubtask, Membership, Participant
 from statebackend.runtime.worker.task_spec import TaskSpec
+from statebackend.runtime.worker.worker_store import SubtaskStore, local_subtask
 from statebackend.schema.ddl import parse_ddl
 from tests.recovery.driver import JOB, Started, manifests_of, stamp_of
 
@@ -71,17 +73,6 @@ class Sometimes:
     def step(self) -> None:
         while self.waiting and self.random.random() < 0.5:
             self.waiting.pop(0)()
-
-
-class DriverEndpoint:
-    """The way to the driver, without a wire."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        answer = getattr(self._session, name)
-        return lambda endpoint, request, *, timeout_s: answer(request)
 
 
 def plan_of(declared: dict[str, StateDeclaration], output: str, **more: Any) -> OperatorPlan:
@@ -188,29 +179,21 @@ class StreamJob:
 
     def _open(self) -> None:
         spec = self.spec()
-        endpoint = Endpoint(location="", session="session", token="")
-        member = Membership(DriverEndpoint(self.started.session), endpoint, "query")
+        member = Membership(self.started.session, "session", "query")
         work = Workspace.of_process(str(self.root / self.host), system.new_id)
         self.keyed, self.sources = [], []
         for subtask in range(self.parallelism):
-            one = SubtaskState(
-                spec,
-                subtask,
-                member,
-                store=self.store,
-                work=work,
-                background=self.background,
-            )
+            participant = Participant(spec.subtask(subtask), member, self.store)
+            copies = functools.partial(local_subtask, spec, subtask, work)
+            one = SubtaskState(SubtaskStore(spec, participant, copies), self.background, work=work)
             one.open(self.epoch, self.stamp(self.epoch))
             one.make_operator(self.processor())
             self.keyed.append(one)
+            who = JobSubtask(JOB, self.name, SOURCE, subtask, self.parallelism)
             source = PlainState(
-                SourceSpec(self.parallelism, self.name),
-                subtask,
-                member,
+                Participant(who, member, self.store),
+                self.background,
                 declared={"splits": POSITION},
-                store=self.store,
-                background=self.background,
             )
             source.open(self.epoch, self.stamp(self.epoch))
             self.sources.append(source)
@@ -281,17 +264,6 @@ class StreamJob:
     def checkpoint(self) -> None:
         assert self.persist(self.freeze())
         self.complete()
-
-
-class SourceSpec:
-    """The source's vertex."""
-
-    job = JOB
-    uid = SOURCE
-    begin_timeout_s = 10.0
-
-    def __init__(self, parallelism: int, local_name: str) -> None:
-        self.parallelism, self.local_name = parallelism, local_name
 
 
 def batch_of(rows: list[tuple[int, int, int]]) -> pa.RecordBatch:

@@ -357,7 +357,7 @@ def test_of_an_attempt_that_failed_no_file_stays(
     frozen = job.freeze()
     before = work_files(job)
     assert any(layer.spilled for _, layer in frozen[0][0].layers)
-    monkeypatch.setattr("statebackend.continuous.worker.keyed_state_subtask.durable_slice", fails)
+    monkeypatch.setattr("statebackend.runtime.worker.participant.durable_slice", fails)
     with pytest.raises(StoreUnreachableError):
         job.keyed[0].persist(frozen[0][0])
     assert files[0] > before, "the delta was in a file"

@@ -20,7 +20,7 @@ from statebackend.continuous.job.graph import Edge
 from statebackend.continuous.job.slot_messages import Aborted, Acked, Completed, Trigger
 from statebackend.continuous.worker.batch_sizing import Gathering
 from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen
-from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
+from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import (
     ChannelQueue,
     Overtaken,
@@ -66,7 +66,6 @@ class State:
         self.seen: list[int] = []
         self.closed = False
 
-    def open(self, epoch: int, stamp_ms: int) -> None: ...
     def check(self) -> None: ...
     def tidy(self) -> None: ...
 
@@ -121,14 +120,9 @@ class World:
             self._output,
             self,
             state=self.state,  # type: ignore[arg-type]
-            processor=lambda: processor,
-            inbox=self.inbox,
-            inputs=channels,
-            mode="exactly_once",
-            overtakes=True,
+            opened=lambda: self.state.make_operator(processor),
+            inputs=Inputs(self.inbox, channels, "exactly_once", overtakes=True),
             time_mode="event",
-            epoch=0,
-            stamp_ms=0,
             persisting=AtOnce(),
         )
 

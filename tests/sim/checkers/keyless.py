@@ -85,15 +85,18 @@ class Keyless(Checker):
         """What is of the same content later has another object."""
         self._gone.add(name)
 
-    def after(self, committed: Committed) -> KeylessState | None:
-        """What the batch after a committed one begins with.
+    def after(self, committed: Committed, session: str = "") -> KeylessState | None:
+        """What the batch after a committed one begins with, in a session.
 
         Spark may have the commit of a driver that was overtaken, and the log that of its
         replacement, which ran the batch again. At another parallelism the parts are others then.
+        Whoever committed it himself goes on from what he has, overtaken or not.
         """
         made: KeylessState | None = committed.keyless
         durable = self.durable.get(committed.plan.batch)
         if made is None or durable is None or len(durable.parts) == len(made.parts):
+            return made
+        if session == committed.session != "":
             return made
         self.world.sched.note("operator state of a batch that was run again at another parallelism")
         return durable

@@ -20,12 +20,12 @@ from statebackend.continuous.worker.slot import Run
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.runtime.driver.housekeeping import StorePatience
+from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.worker_memory import WorkerMemory
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
-from statebackend.spark.start.query_from_savepoint import saved_lineages
 from tests.sim.app import SimJob
 from tests.sim.bucket import SimStore
 from tests.sim.continuous.job import OUTPUT, Again, Data, LedgerSink, Numbered, Rules

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from recovery.local.local_copies import LocalSubtask, StoreDirectory, copies_seen
+from recovery.local.local_copies import LocalSubtask, copies_seen
 from recovery.local.store_pool import Clock, StorePoolSettings
-from recovery.restore.restorer import Site
-from recovery.restore.upload import BaseUpload
-from snapshot.protocol.messages import BaseDone, BaseGrant, BaseRenewal, BeginRequest
-from snapshot.storage.counting import CountingStore
+from snapshot.protocol.messages import BaseDone, BaseRenewal, BeginRequest
 from statebackend.continuous.exchange.channel_messages import Identity
 from statebackend.continuous.job.slot_messages import Copy, Deploy
-from statebackend.continuous.worker.checkpointed_state import Membership
 from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
 from statebackend.continuous.worker.slot import Run, Slot
 from statebackend.errors import CoordinatorUnreachableError, ProcessorError, StateBackendError
 from statebackend.keygroups import key_group_range
 from statebackend.rpc.service import Call, Credentials
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
+from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.task_spec import TaskSpec
-from statebackend.runtime.worker.upload_reporter import UploadReporter
+from statebackend.runtime.worker.worker_store import SubtaskStore
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Host
 from tests.sim.continuous.checkers import Stopped
@@ -99,64 +96,6 @@ class _Client:
         return value
 
 
-class _State(SubtaskState):
-    """The real one, on its slot's disk."""
-
-    def __init__(self, slot: SlotProcess, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self._slot = slot
-
-    def _copies(self) -> LocalSubtask:
-        spec, slot = self._spec, self._slot
-        return SimSubtask(
-            slot.host.folder,
-            key_groups=key_group_range(self._subtask, spec.parallelism, spec.max_parallelism),
-            system=slot.system,
-            process=slot.process,
-            opened=slot.world.opened,
-            config=slot.world.config,
-            store_pool=slot.store_pool,
-            held=slot.held,
-            doors=slot.world.doors,
-            opener=slot.world.open_store,
-            operator=spec.uid,
-            job=slot.world.job,
-        )
-
-    def _site(self) -> Site:
-        system = self._system
-        return Site(
-            operator=self._spec.uid,
-            subtask=self._subtask,
-            host=system.host_name(),
-            executor=system.executor_name(),
-        )
-
-    def _upload(self, held: StoreDirectory, grant: BaseGrant, generation: int) -> BaseUpload:
-        slot, spec = self._slot, self._spec
-        counted = CountingStore(slot.store)
-        reporter = UploadReporter(
-            self._member.client,
-            self._member.endpoint,
-            job=spec.job,
-            operator=spec.uid,
-            subtask=self._subtask,
-            grant=grant,
-            counted=counted,
-            timeout_s=spec.begin_timeout_s,
-        )
-        return BaseUpload(
-            held,
-            grant,
-            store=counted,
-            generation=generation,
-            reporter=reporter,
-            now_s=self._system.monotonic_s,
-            turn=slot.turn,
-            threads=self._system.threads,
-        )
-
-
 class _Slot(Slot):
     """The real one, in a process of the simulation."""
 
@@ -187,17 +126,38 @@ class _Slot(Slot):
         ]
 
     def _state(self, spec: TaskSpec, deploy: Deploy) -> SubtaskState:
+        session = self._link.session(
+            timeout_s=spec.begin_timeout_s, ack_timeout_s=spec.commit_timeout_s
+        )
+        participant = Participant(
+            spec.subtask(self._index),
+            Membership(session, self._endpoint.session, self._run.query_id),
+            self._process.store,
+            self._system,
+        )
         work: Any = SimpleNamespace(path=None)
-        return _State(
-            self._process,
-            spec,
-            self._index,
-            Membership(self._link.patient, self._endpoint, self._run.query_id),
-            store=self._process.store,
+        return SubtaskState(
+            SubtaskStore(spec, participant, lambda: self._copies(spec), self._process.turn),
+            self._background,
             work=work,
-            background=self._background,
             watermark_ms=deploy.watermarks_ms.get(spec.uid, 0),
-            system=self._system,
+        )
+
+    def _copies(self, spec: TaskSpec) -> LocalSubtask:
+        slot = self._process
+        return SimSubtask(
+            slot.host.folder,
+            key_groups=key_group_range(self._index, spec.parallelism, spec.max_parallelism),
+            system=slot.system,
+            process=slot.process,
+            opened=slot.world.opened,
+            config=slot.world.config,
+            store_pool=slot.store_pool,
+            held=slot.held,
+            doors=slot.world.doors,
+            opener=slot.world.open_store,
+            operator=spec.uid,
+            job=slot.world.job,
         )
 
 

@@ -12,8 +12,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
+from snapshot.log.commit_log import CommitLog
 from statebackend import KeyedProcessor
-from statebackend.errors import StateMismatchError
+from statebackend.errors import FencedError, StateMismatchError
+from statebackend.spark.frames.initial_state import write_initial
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
 from tests.spark.local.world import checkpoints, durable_state, manifests
 
@@ -155,6 +157,30 @@ def test_a_start_that_lacks_the_initial_state_takes_nothing_back_and_fences_nobo
         world.run(backend, world.ledger(backend, processor=Opened()))
     assert (world.committed(), world.hidden()) == ([0], [])
     assert manifests(backend) == before
+    backend = world.backend()
+    world.run(backend, _opened(world, backend, INITIAL))
+    _check(world, backend, INITIAL)
+
+
+def test_a_start_that_is_overtaken_while_it_writes_its_initial_state_fences_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = world.backend()
+
+    def overtaken(*args: Any, **settings: Any) -> Any:
+        parts = write_initial(*args, **settings)
+        job = backend._job
+        CommitLog(job.store, job=job.name, writer="other", new_id=job.system.new_id).claim(
+            run="other"
+        )
+        return parts
+
+    monkeypatch.setattr("statebackend.spark.start.launch.write_initial", overtaken)
+    world.input.add_keys("a", "b")
+    with pytest.raises(FencedError, match="initial state"):
+        world.run(backend, _opened(world, backend, INITIAL))
+    assert [m.writer for m in manifests(backend)] == ["other"]
+    monkeypatch.undo()
     backend = world.backend()
     world.run(backend, _opened(world, backend, INITIAL))
     _check(world, backend, INITIAL)

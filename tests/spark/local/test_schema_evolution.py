@@ -13,7 +13,7 @@ from pyspark.sql.types import Row
 
 from statebackend import KeyedProcessor
 from statebackend.errors import SchemaError, StateMismatchError
-from statebackend.spark.start import launch
+from statebackend.runtime.driver import job_start
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
 from tests.spark.local.world import checkpoints, durable_state
 
@@ -231,7 +231,7 @@ def test_versions_that_another_driver_gave_meanwhile_refuse_the_start(
     _run(world, First())
     backend = world.backend()
     frame = _frame(world, backend, Second())
-    known = launch.operator_specs
+    known = job_start.operator_specs
     seen: list[Any] = []
 
     def specs(*args: Any, **given: Any) -> Any:
@@ -243,7 +243,7 @@ def test_versions_that_another_driver_gave_meanwhile_refuse_the_start(
             made = {"op": msgspec.structs.replace(made["op"], schemas=schemas)}
         return made
 
-    monkeypatch.setattr(launch, "operator_specs", specs)
+    monkeypatch.setattr(job_start, "operator_specs", specs)
     world.input.add_keys(*KEYS)
     with pytest.raises(StateMismatchError, match="Another driver of job 'default'"):
         world.start(backend, frame)
