@@ -23,6 +23,12 @@ from typing import Any
 from tests.crash.cuts import check_of, try_cuts
 from tests.crash.failures import try_failures
 from tests.crash.life import Kind, Life, lived
+from tests.crash.other_states import (
+    check_operator_state,
+    check_savepoint_cut,
+    recorded_operator_state,
+    recorded_savepoint,
+)
 from tests.crash.requests import try_requests
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
 
@@ -32,7 +38,12 @@ KINDS = {
     "bases of files, synchronous": Kind(files=True),
     "bases of files, asynchronous": Kind(files=True, asynchronous=True),
 }
-SIDES = {"rewind": (recorded_rewind, check_rewind), "spill": (recorded_spill, check_spill)}
+SIDES = {
+    "rewind": (recorded_rewind, check_rewind),
+    "spill": (recorded_spill, check_spill),
+    "operator state": (recorded_operator_state, check_operator_state),
+    "savepoint": (recorded_savepoint, check_savepoint_cut),
+}
 PIECES = 2  # a scenario is given to each process in so many: equal disks are opened once in each
 MEMORY = "/dev/shm"
 

@@ -11,6 +11,7 @@ from tests.crash.cuts import check_of, try_cuts
 from tests.crash.disk import Op, after_a_cut
 from tests.crash.failures import FailsFrom, try_failures
 from tests.crash.life import Kind, Life, lived
+from tests.crash.run import SIDES
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
 
 SYNCHRONOUS, ASYNCHRONOUS = Kind(), Kind(files=True, asynchronous=True)
@@ -93,6 +94,24 @@ def test_what_a_killed_process_has_spilled_is_removed_by_the_next(tmp_path: Path
     recorder, first = recorded_spill(tmp_path / "life")
     tried = try_cuts(recorder.ops, check_spill, tmp_path / "cuts", first=first)
     assert not tried.violations, "\n".join(tried.violations)
+
+
+@pytest.mark.parametrize("name", ["operator state", "savepoint"])
+def test_lists_maps_and_savepoints_are_whole_after_any_cut(tmp_path: Path, name: str) -> None:
+    record, check = SIDES[name]
+    (tmp_path / "life").mkdir()
+    recorder, first = record(tmp_path / "life")
+    tried = try_cuts(recorder.ops, check, tmp_path / "cuts", first=first, share=(5, 151))
+    assert not tried.violations, "\n".join(tried.violations)
+    assert tried.images > 10
+
+
+def test_a_list_that_was_not_synced_is_found_out(tmp_path: Path) -> None:
+    record, check = SIDES["operator state"]
+    (tmp_path / "life").mkdir()
+    recorder, _ = record(tmp_path / "life")
+    ops = [op for op in recorder.ops if op.kind != "sync" or "store/" not in op.path]
+    assert try_cuts(ops, check, tmp_path / "cuts", share=(1, 31)).violations
 
 
 @pytest.mark.parametrize("kind", [SYNCHRONOUS, ASYNCHRONOUS], ids=str)

@@ -57,19 +57,19 @@ def _driver(stage: Stage, rng: Random) -> str:
 
 def _whole(stage: Stage) -> str:
     live = cast(LiveStage, stage)
-    pids = [driver.pid for driver in live.running()] + live.processes.driver_jvms()
+    pids = [driver.pid for driver in live.drivers.living()] + live.processes.driver_jvms()
     if not pids:
         raise CannotStrikeError("no driver was running")
-    stage.kill_driver()
+    stage.drivers.kill()
     return f"driver {', '.join(map(str, pids))}"
 
 
 def _rescaled(stage: Stage, rng: Random) -> str:
     _moment(stage, rng)
-    killed, before = _whole(stage), stage.parallelism
+    killed, before = _whole(stage), stage.drivers.parallelism
     most = min(stage.subtasks_max, max(_PARALLELISMS))
-    stage.rescale(most if before == 1 else 1)
-    return f"{killed}, and from {before} to {stage.parallelism} subtasks"
+    stage.drivers.rescale(most if before == 1 else 1)
+    return f"{killed}, and from {before} to {stage.drivers.parallelism} subtasks"
 
 
 def _fault(fault: Fault, strike: Any, *, ends: bool = False) -> DrillFault:

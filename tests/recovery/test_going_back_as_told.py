@@ -287,3 +287,16 @@ def test_a_location_is_not_judged_by_a_listing_that_lags(
 def test_a_start_beside_another_drivers_appends_decides_anew(world: _World) -> None:
     world.log.lag, world.log.shown_at_a_read = 2, True
     assert world.start().point.first_epoch == 6
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_what_a_bound_query_lacks_is_not_told_by_a_listing_that_lags(
+    world: _World, lag: int
+) -> None:
+    start = world.start()
+    start.point.first_epoch = None  # started without its location being known
+    location, world.log.lag = world.location.progress(), lag
+    with pytest.raises(StoreCapabilityError, match="what else was committed is not known"):
+        start.point.started_at("query", location, world.log.manifests())
+    old, world.log.lag = world.log.manifests(), 0
+    assert start.point.started_at("query", location, old) == 6

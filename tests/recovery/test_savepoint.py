@@ -52,6 +52,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
     UnsupportedQueryError,
 )
+from statebackend.runtime.driver.job_start import specs_of
 from statebackend.state.operator_state import StoredList, encode_lists
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.recovery import driver
@@ -581,6 +582,8 @@ def test_a_beginning_that_is_cut_anywhere_is_repeated(
                 log = log_of(store, "clone")
                 if standing(log, "clone", savepoint).standing is Standing.CUT:
                     assert left_in_the_middle(log.manifests()) == savepoint.uri
+                    with pytest.raises(NotRestorableError, match="begin with the savepoint"):
+                        specs_of("clone", {}, log.manifests(), allow_dropped_state=False)
                 elif standing(log, "clone", savepoint).standing is Standing.BEGUN:
                     break
                 continue

@@ -12,13 +12,12 @@ from snapshot.storage.local_store import LocalStore
 from statebackend.errors import CheckpointLocationError, JobRunningError, RewindError
 from statebackend.runtime.driver.job import Job
 from statebackend.spark.start import start_point as startpoint
-from statebackend.spark.start.start_point import StartPoint, check_planned
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.start_point import StartPoint
 from tests.recovery.driver import Started, begin_of, new_id, stamp_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from statebackend.spark.start.checkpoint_location import CheckpointLocation
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Pa
     run = Started(LocalStore(tmp_path, new_id=new_id), {"op": 1}, first_epoch=4)
     location = _Location(stamp_of(4) + 1, 4)
     place = cast("CheckpointLocation", location)
-    run.session.open(run.coordinator, run.tenure, partial(check_planned, place))
+    run.session.open(run.coordinator, run.tenure, partial(CheckpointLocation.check_planned, place))
     with pytest.raises(CheckpointLocationError, match="The plan of batch 4"):
         run.session.begin(begin_of(4))
     location.planned_ms, location.last_offset = None, 3
@@ -99,4 +98,4 @@ def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Pa
 
 
 def test_a_plan_of_a_form_that_is_not_known_is_let_pass() -> None:
-    check_planned(cast("CheckpointLocation", _Location(None, 4)), 4, 1000)
+    CheckpointLocation.check_planned(cast("CheckpointLocation", _Location(None, 4)), 4, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_a_subtask_is_first_of_the_run_in_its_first_epoch_only() -> None:
     run.commit()
     assert not run.begin(1, 1).first_of_run
     assert run.again().begin(1, 1).first_of_run
+
+
+def test_a_record_is_not_written_over_a_gap() -> None:
+    run = Run(1)
+    run.finish(0)
+    run.begin(1)
+    run.ack(1)
+    work = run.coordinator.records.take_due("op", 1)
+    assert work is not None
+    run.coordinator.records.check_follows(work)
+    with pytest.raises(ProtocolError, match="would leave a gap: epoch 4 is not in the log"):
+        run.coordinator.records.check_follows(dataclasses.replace(work, epoch=5))
 
 
 def test_an_epoch_begins_only_when_the_one_before_is_durable_in_every_operator() -> None:

@@ -132,10 +132,10 @@ def _in_commit(stage: Stage, rng: random_numbers.Random) -> str:
     """The record is lost, has landed, or lands when another driver has taken over."""
     how = rng.choice(["lost", "landed", *(["late"] if stage.proxy else [])])
     with stopped_at(stage, COMMIT, landed=how == "landed") as held:
-        stage.kill_driver()
+        stage.drivers.kill()
     if how == "landed":
         land(stage, held)
-    stage.start_driver()
+    stage.drivers.start()
     if how == "late":
         last = stage.committed()
         stage.until(
@@ -168,10 +168,10 @@ def _in_clean_up(stage: Stage, rng: random_numbers.Random) -> str:
     landed = rng.random() < 0.5
     nth = rng.randrange(1, 3)
     with stopped_at(stage, CLEAN_UP, landed=landed, nth=nth) as held:
-        stage.kill_driver()
+        stage.drivers.kill()
     if landed:
         land(stage, held)
-    stage.start_driver()
+    stage.drivers.start()
     return f"at deletion {nth}, which was {'done' if landed else 'not done'}"
 
 
@@ -183,7 +183,7 @@ def _in_rewind(stage: Stage, rng: random_numbers.Random) -> str:
     for _ in range(_REWINDS_TRIED):
         with stopped_at(stage, COMMIT, landed=False):
             last = _wait_until_still(stage)
-            stage.kill_driver()
+            stage.drivers.kill()
         planned_ahead = (stage.checkpoint / "offsets" / str(last + 1)).exists()
         folder = wanted if planned_ahead else "commits"
         with shim.calm_afterwards():
@@ -191,13 +191,13 @@ def _in_rewind(stage: Stage, rng: random_numbers.Random) -> str:
             number = last if folder == "commits" else last + 1
             part = f"{stage.checkpoint.resolve()}/{folder}/.{number}."
             shim.hold_at("rename", part, when="after" if landed else "before")
-            stage.start_driver()
+            stage.drivers.start()
             stage.until(partial(_rewinds_or_goes_on, stage, shim, last), "a start", _LIMIT_S)
             rewinds = bool(shim.held())
             if rewinds:
-                stage.kill_driver()
+                stage.drivers.kill()
         if rewinds:
-            stage.start_driver()
+            stage.drivers.start()
             return f"{'after' if landed else 'before'} a file of {folder}/ was taken back"
     raise CannotStrikeError("the driver was never ahead of its log")
 

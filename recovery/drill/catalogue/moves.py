@@ -19,7 +19,8 @@ _FIRST_RECORD: Final = 2
 
 def _others(stage: Stage) -> list[int]:
     """What the parallelism may be beside what it is."""
-    found = [number for number in range(1, stage.subtasks_max + 1) if number != stage.parallelism]
+    before = stage.drivers.parallelism
+    found = [number for number in range(1, stage.subtasks_max + 1) if number != before]
     if not found:
         raise CannotStrikeError("there is one task slot, and each subtask needs one")
     return found
@@ -27,14 +28,14 @@ def _others(stage: Stage) -> list[int]:
 
 def _another(stage: Stage, rng: Random) -> tuple[int, int]:
     """From the next driver on there is another parallelism: the one before, and that."""
-    before, after = stage.parallelism, rng.choice(_others(stage))
-    stage.rescale(after)
+    before, after = stage.drivers.parallelism, rng.choice(_others(stage))
+    stage.drivers.rescale(after)
     return before, after
 
 
 def _rescaled(stage: Stage, rng: Random) -> str:
     _others(stage)
-    stage.kill_driver()
+    stage.drivers.kill()
     before, after = _another(stage, rng)
     return f"from {before} to {after} subtasks"
 
@@ -43,26 +44,26 @@ def _crashed(stage: Stage, rng: Random) -> str:
     """The next driver is killed as well: while state moves, or around its first commit."""
     how = rng.choice(["subtasks", "lost", "landed"])
     _others(stage)
-    stage.kill_driver()
+    stage.drivers.kill()
     last = stage.committed()
     before, after = _another(stage, rng)
     if how == "subtasks":
         wanted = rng.randint(1, after)
-        stage.start_driver()
+        stage.drivers.start()
         until_or_end(
             stage,
-            lambda: stage.restored() >= wanted or stage.committed() > last,
+            lambda: stage.drivers.restored() >= wanted or stage.committed() > last,
             "a subtask that has its state back",
             _WITHIN_S,
         )
-        where = f"when {stage.restored()} had their state"
-        stage.kill_driver()
+        where = f"when {stage.drivers.restored()} had their state"
+        stage.drivers.kill()
     else:
-        stage.start_driver()
+        stage.drivers.start()
         with stopped_at(stage, COMMIT, landed=how == "landed", nth=_FIRST_RECORD):
-            stage.kill_driver()
+            stage.drivers.kill()
         where = f"when the first record was {'there' if how == 'landed' else 'on its way'}"
-    stage.start_driver()
+    stage.drivers.start()
     return f"from {before} to {after} subtasks, and killed {where}"
 
 

@@ -92,7 +92,7 @@ def _lose_host(stage: Stage, rng: Random) -> str:
 
 
 def _kill_driver(stage: Stage, rng: Random) -> str:
-    stage.kill_driver()
+    stage.drivers.kill()
     return "the driver and its JVM"
 
 
@@ -170,10 +170,10 @@ def _rival(stage: Stage, rng: Random) -> str:
             "driver brings its own"
         )
     known = _failures(stage)
-    stage.start_rival()
+    stage.drivers.start_another()
     second = max(int(log.stem) for log in (stage.root / "drivers").glob("*.log"))
     until_or_end(
-        stage, lambda: stage.drivers_running() < 2, "one of two drivers to end", _NEXT_EPOCH_S
+        stage, lambda: stage.drivers.running() < 2, "one of two drivers to end", _NEXT_EPOCH_S
     )
     ended = {n: error for n, error in _failures(stage).items() if n not in known}
     how = [

@@ -63,10 +63,10 @@ def _answered(stage: Stage) -> Taken | None:
 
 def _taken(stage: Stage, rng: Random) -> str:
     """The job runs on meanwhile; the drill's end looks at what was taken."""
-    drivers = stage.drivers_started()
+    drivers = stage.drivers.started()
     stage.savepoints.ask()
     taken: Taken = stage.until(lambda: _answered(stage), "a savepoint", _WITHIN_S)
-    if stage.drivers_started() != drivers:
+    if stage.drivers.started() != drivers:
         raise DrillError(
             "The driver ended while it took a savepoint.", todo=f"Look at the logs in {stage.root}."
         )
@@ -128,12 +128,12 @@ def _crashed(stage: Stage, rng: Random) -> str:
     uri = stage.savepoints.place()
     try:
         with _held_below(stage, uri, landed=landed, nth=nth) as held:
-            stage.kill_driver()
+            stage.drivers.kill()
     finally:
         stage.savepoints.withdraw()
     if landed:
         land(stage, held)
-    stage.start_driver()
+    stage.drivers.start()
     wrong = stage.savepoints.look("remove", uri)
     if wrong:
         raise DrillError(

@@ -113,10 +113,10 @@ def _corrupt(stage: Stage, rng: random_numbers.Random) -> str:
     fraction = rng.random()
     before = proxy.count().faulted
     with planned(proxy, OncePerKey(Fault.corrupt_response(fraction), frozenset({Verb.GET}))):
-        stage.kill_driver()
+        stage.drivers.kill()
         for host in stage.hosts:  # so that state is read from the store
             _remove_copies(host.local_dir)
-        stage.start_driver()
+        stage.drivers.start()
         last = stage.committed()
         # A job at the end of its input has no further epoch, but its driver has read the log.
         stage.until(
@@ -181,7 +181,7 @@ def _refuse_folder(stage: Stage, rng: random_numbers.Random) -> str:
 def _damage_newest(stage: Stage, rng: random_numbers.Random) -> str:
     """Damage the newest record while no driver runs; a start must refuse; bring it back."""
     until_or_end(stage, lambda: stage.committed() >= 1, "two epochs", _WAIT_S)
-    stage.kill_driver()
+    stage.drivers.kill()
     record = _NewestRecord(stage)
     whole = record.read()
     # In its footer, which every reader of the log reads: of what is packed before it, a flipped
@@ -192,7 +192,7 @@ def _damage_newest(stage: Stage, rng: random_numbers.Random) -> str:
     known = _refusals(stage, record.name)
     record.write(rng.choice([bytes(flipped), whole[:at]]))
     try:
-        stage.start_driver()
+        stage.drivers.start()
         stage.until(
             lambda: len(_refusals(stage, record.name)) > len(known),
             f"the refusal of the damaged record {record.name}",
@@ -200,7 +200,7 @@ def _damage_newest(stage: Stage, rng: random_numbers.Random) -> str:
         )
     finally:
         record.write(whole)
-    stage.start_driver()
+    stage.drivers.start()
     return f"{record.name}: refused, then brought back"
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recovery.drill.proxy.proxy import FaultProxy
     from recovery.drill.savepoints.requests import Savepoints
 
-__all__ = ["CannotStrikeError", "Host", "Processes", "Stage"]
+__all__ = ["CannotStrikeError", "Drivers", "Host", "Processes", "Stage"]
 
 
 class CannotStrikeError(Exception):
@@ -50,6 +50,35 @@ class Processes(Protocol):
 
     def thaw(self, pids: Sequence[int]) -> None:
         """SIGCONT."""
+
+
+class Drivers(Protocol):
+    """The drivers of a drill, one after the other."""
+
+    @property
+    def parallelism(self) -> int:
+        """The job's, from the next driver on."""
+
+    def rescale(self, parallelism: int) -> None:
+        """Another parallelism, for all drivers that are started from now on."""
+
+    def restored(self) -> int:
+        """How many subtasks have told the newest driver that they have their state back."""
+
+    def kill(self) -> None:
+        """SIGKILL to the driver and its JVM, and wait until they and their executors are gone."""
+
+    def start(self, **told: Any) -> None:
+        """Start a driver if none runs; `told` are fields of `Told` that are to be otherwise."""
+
+    def start_another(self) -> object:
+        """Start a driver on the same job, checkpoint and sink while the first runs."""
+
+    def running(self) -> int:
+        """How many drivers there are."""
+
+    def started(self) -> int:
+        """How many drivers there have been, whatever became of them."""
 
 
 class Stage(Protocol):
@@ -92,11 +121,8 @@ class Stage(Protocol):
         """A folder whose files turn faults of the preloaded library on; None without a compiler."""
 
     @property
-    def parallelism(self) -> int:
-        """The job's, from the next driver on."""
-
-    def rescale(self, parallelism: int) -> None:
-        """Another parallelism, for all drivers that are started from now on."""
+    def drivers(self) -> Drivers:
+        """That run it."""
 
     @property
     def subtasks_max(self) -> int:
@@ -112,9 +138,6 @@ class Stage(Protocol):
     def savepoints(self) -> Savepoints:
         """Asks for them, and looks at them."""
 
-    def restored(self) -> int:
-        """How many subtasks have told the newest driver that they have their state back."""
-
     def committed(self) -> int:
         """The last epoch that Spark has committed; -1 for none."""
 
@@ -129,21 +152,6 @@ class Stage(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Let time pass."""
-
-    def kill_driver(self) -> None:
-        """SIGKILL to the driver and its JVM, and wait until they and their executors are gone."""
-
-    def start_driver(self, **told: Any) -> None:
-        """Start a driver if none runs; `told` are fields of `Told` that are to be otherwise."""
-
-    def start_rival(self) -> None:
-        """Start a second driver on the same job, checkpoint and sink while the first runs."""
-
-    def drivers_running(self) -> int:
-        """How many drivers there are."""
-
-    def drivers_started(self) -> int:
-        """How many drivers there have been, whatever became of them."""
 
     def say(self, text: str) -> None:
         """One line of progress."""

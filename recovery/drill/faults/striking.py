@@ -88,7 +88,7 @@ class Striker:
         if stage.committed() < strike.after_epoch:
             self.skip(fault, f"the input ended before epoch {strike.after_epoch}")
             return
-        stage.until(stage.is_ready, "a driver", START_S)
+        stage.until(stage.drivers.is_ready, "a driver", START_S)
         self._make(fault)
 
     def _make(self, fault: DrillFault) -> None:
@@ -104,11 +104,11 @@ class Striker:
         )
         at_s, before = stage.now_s(), len(stage.pace.epochs)
         stage.say(f"{fault.name} strikes")
-        stage.struck.append(fault.name)
+        stage.drivers.struck.append(fault.name)
         target, skipped, ended_s = "", "", None
         try:
             target = fault.strike(stage, rng)
-            stage.over()
+            stage.drivers.over()
             ended_s = stage.now_s()
             stage.say(f"{fault.name}: {target}")
             known = len(stage.pace.epochs)
@@ -121,8 +121,8 @@ class Striker:
                 skipped = NOTHING_LEFT
                 stage.say(f"{fault.name} does not count: {skipped}")
         except CannotStrikeError as error:
-            stage.over()
-            stage.struck.remove(fault.name)
+            stage.drivers.over()
+            stage.drivers.struck.remove(fault.name)
             skipped = str(error)
             stage.say(f"{fault.name} skipped: {skipped}")
         finally:

@@ -48,12 +48,12 @@ def end(stage: LiveStage, cluster: Cluster) -> list[str]:
     """End everything that runs; a sentence for each thing that went wrong."""
 
     def condemn() -> None:
-        for driver in stage.drivers:
+        for driver in stage.drivers.every:
             driver.look()
             driver.condemn()
 
     def reap() -> None:
-        for driver in stage.drivers:
+        for driver in stage.drivers.every:
             driver.reap()
 
     steps: tuple[Callable[[], None], ...] = (stage.pace.stop, condemn, cluster.stop, reap)

@@ -171,9 +171,9 @@ class _Drill:
             except Exception as error:  # whatever a feed or a fault raises: the report says it
                 self.failure = failure_text(error)
                 stage.say(f"given up: {self.failure}")
-            stage.warnings += end(stage, cluster)
+            stage.drivers.warnings += end(stage, cluster)
             verdict = self._verdict(stage)
-        stage.warnings += stack.failures
+        stage.drivers.warnings += stack.failures
         return self._report(stage, verdict, striker.struck)
 
     # --- before --------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class _Drill:
     def _strike_all(self, stage: LiveStage, striker: Striker) -> None:
         order = self.order
         stage.say(f"seed {order.seed}")
-        stage.start_driver()
+        stage.drivers.start()
         stage.until(
             lambda: stage.committed() >= 0 or stage.has_read_all(), "the first epoch", START_S
         )
@@ -327,9 +327,9 @@ class _Drill:
             duration_s=self.system.monotonic_s() - self.began_s,
             verdict=verdict,
             faults=struck,
-            drivers=[driver.life for driver in stage.drivers],
+            drivers=[driver.life for driver in stage.drivers.every],
             epochs=stage.pace.epochs,
-            recoveries=[r for driver in stage.drivers for r in driver.recoveries],
+            recoveries=[r for driver in stage.drivers.every for r in driver.recoveries],
             requests=[
                 RequestCount(
                     verb=verb.value,
@@ -341,6 +341,6 @@ class _Drill:
                 )
                 for (verb, group), count in sorted(counts.items())
             ],
-            warnings=stage.warnings,
+            warnings=stage.drivers.warnings,
             asked=order.names(),
         )

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress, TakenBack
+from snapshot.protocol.refusals import planned_anew
 from statebackend import system
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 
@@ -135,6 +136,25 @@ class CheckpointLocation:
             return int(json.loads(lines[1])["batchTimestampMs"])
         except (ObjectNotFoundError, ValueError, KeyError, IndexError, TypeError):
             return None  # of a form that is not known: then it says nothing
+
+    def check_planned(self, epoch: int, stamp_ms: int) -> None:
+        """Refuse a batch that Spark runs by another plan than the one that is here.
+
+        Spark reads or makes a plan, and may freeze before the start claims the job. If another
+        driver goes back meanwhile, it takes that plan away, and with asynchronous commits the log
+        does not show it. After the claim nobody can go back any more.
+
+        Args:
+            stamp_ms: of the plan that Spark goes by.
+
+        Raises:
+            CheckpointLocationError: it is not here any more, or cannot be read.
+        """
+        found_ms = self.stamp_ms(f"{OFFSETS}/{epoch}")
+        if found_ms is None and self.progress().last_offset >= epoch:
+            return  # of a form that is not known
+        if found_ms != stamp_ms:
+            raise planned_anew(epoch)
 
     def files(self, folder: str) -> list[str]:
         """Every file below a folder, by its name in the location; hidden ones are left out.

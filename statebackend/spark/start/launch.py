@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,7 +65,7 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
-from statebackend.spark.start.start_point import StartPoint, check_planned, refuse_hidden
+from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
@@ -409,7 +408,7 @@ class Launch:
             first_epoch=first_epoch,
             asynchronous=self._settings.commit == "async",
             stamps=self._around.stamps_of(self._job.store.uri),
-            check_plan=partial(check_planned, place),
+            check_plan=place.check_planned,
         )
         self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
         generation = self._start.tenure.generation

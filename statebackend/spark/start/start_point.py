@@ -37,7 +37,7 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.going_back import GoingBack
 
-__all__ = ["StartPoint", "check_go_back_to", "check_planned", "refuse_hidden"]
+__all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
 _SHOWN = 5
@@ -116,11 +116,7 @@ class StartPoint:
                 decision = self._decide(progress, manifests)
             except (CheckpointLocationError, RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
-                newest = manifests[-1].sequence if manifests else -1
-                if not isinstance(error, JobRunningError) and has_grown(
-                    newest, self._log.read, self._log.sequences
-                ):
-                    # It says that the log lacks something, which another driver was appending.
+                if not isinstance(error, JobRunningError) and self._has_grown(manifests):
                     return self.find(
                         location, location.progress(), location.taken_back(), self._log.manifests()
                     )
@@ -214,14 +210,19 @@ class StartPoint:
                 last_commit=self.first_epoch - 1,
             )
         location = dataclasses.replace(location, query_id=query_id)
-        decision = decide_start(location, self._known(manifests))
-        if decision.verdict is Verdict.REWIND:
-            raise RewindError(
-                f"Batch {decision.batch} of {location.path} must be repeated before the query can "
-                f"go on.",
-                todo="Start it with backend.start(writer), or name the location: "
-                "backend.starting(checkpoint_location=...).",
-            )
+        try:
+            decision = decide_start(location, self._known(manifests))
+            if decision.verdict is Verdict.REWIND:
+                raise RewindError(
+                    f"Batch {decision.batch} of {location.path} must be repeated before the query "
+                    f"can go on.",
+                    todo="Start it with backend.start(writer), or name the location: "
+                    "backend.starting(checkpoint_location=...).",
+                )
+        except (CheckpointLocationError, RewindError):
+            if self._has_grown(manifests):
+                return self.started_at(query_id, location, self._log.manifests())
+            raise
         return decision.batch
 
     def check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
@@ -243,7 +244,8 @@ class StartPoint:
     def check_plan_stands(self, location: CheckpointLocation, first_epoch: int) -> None:
         """Refuse to fence anybody where the first batch's plan is another than at the start.
 
-        Whether it is the one that Spark goes by is asked after the claim: see `check_planned`.
+        Whether it is the one that Spark goes by is asked after the claim: see
+        `CheckpointLocation.check_planned`.
 
         Raises:
             CheckpointLocationError: another driver has gone back meanwhile.
@@ -251,6 +253,11 @@ class StartPoint:
         found_ms = location.stamp_ms(f"{OFFSETS}/{first_epoch}")
         if self.first_stamp_ms not in (None, found_ms) and first_epoch == self.first_epoch:
             raise planned_anew(first_epoch)
+
+    def _has_grown(self, manifests: list[Manifest]) -> bool:
+        """Whether the log holds more than was read of it, which is then said to lack something."""
+        newest = manifests[-1].sequence if manifests else -1
+        return has_grown(newest, self._log.read, self._log.sequences)
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
         return max(last_epochs(manifests).values(), default=-1)
@@ -344,26 +351,6 @@ def check_go_back_to(value: object) -> None:
         f"go_back_to= is {value!r}, which is no epoch.",
         todo="Give an int from 0: the error of a start that is refused without it says which.",
     )
-
-
-def check_planned(location: CheckpointLocation, epoch: int, stamp_ms: int) -> None:
-    """Refuse a batch that Spark runs by another plan than the one in the location.
-
-    Spark reads or makes a plan, and may freeze before the start claims the job. If another driver
-    goes back meanwhile, it takes that plan away, and with asynchronous commits the log does not
-    show it. After the claim nobody can go back any more.
-
-    Args:
-        stamp_ms: of the plan that Spark goes by.
-
-    Raises:
-        CheckpointLocationError: it is not there any more, or cannot be read.
-    """
-    found_ms = location.stamp_ms(f"{OFFSETS}/{epoch}")
-    if found_ms is None and location.progress().last_offset >= epoch:
-        return  # of a form that is not known
-    if found_ms != stamp_ms:
-        raise planned_anew(epoch)
 
 
 def refuse_hidden(location: CheckpointLocation) -> None:

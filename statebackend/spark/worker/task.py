@@ -94,13 +94,13 @@ class SubtaskTask:
         if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)
             return
-        hosting = DelegatedEpochs.of_process(store_pool_of(self.spec, work))
-        with hosting.task(context.endpoint, self.spec.uid, self._as_guest):
+        delegated = DelegatedEpochs.of_process(store_pool_of(self.spec, work))
+        with delegated.task(context.endpoint, self.spec.uid, self._delegated):
             subtask, batches = peeked(batches)
             kept = None
             if subtask is not None:
                 kept = local_subtask(self.spec, subtask, work).kept_elsewhere()
-            host = hosting.host_of(
+            host = delegated.host_of(
                 kept, self.spec.uid, context, at_least_bytes=self.spec.follow_stores_bytes
             )
             if host is not None:
@@ -108,7 +108,7 @@ class SubtaskTask:
             else:
                 yield from self.epoch(context, batches, work)
 
-    def _as_guest(
+    def _delegated(
         self, request: Request, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Another worker's attempt, in this one."""

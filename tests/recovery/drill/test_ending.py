@@ -62,7 +62,7 @@ def test_everything_is_ended_though_one_thing_cannot_be() -> None:
         look=lambda: done.append("look"), condemn=fail, reap=lambda: done.append("reap")
     )
     pace = SimpleNamespace(stop=lambda: done.append("pace"), hung=True)
-    stage: Any = SimpleNamespace(pace=pace, drivers=[driver])
+    stage: Any = SimpleNamespace(pace=pace, drivers=SimpleNamespace(every=[driver]))
     cluster: Any = SimpleNamespace(stop=lambda: done.append("cluster"))
     wrong = end(stage, cluster)
     assert done == ["pace", "look", "cluster", "reap"]
@@ -97,6 +97,7 @@ class Stage:
     def __init__(self) -> None:
         self.pace = SimpleNamespace(epochs=[EpochDone(epoch=0, at_s=0.0, driver=1)])
         self.struck: list[str] = []
+        self.drivers = self
         self.clock_s = 1.0
 
     def epoch(self, number: int) -> None:

@@ -37,11 +37,12 @@ class Stage:
         self.parallelism, self.subtasks_max = 4, 9
         self.asked: list[str] = []
         self._restored = 0
+        self.drivers = self
 
-    def kill_driver(self) -> None:
+    def kill(self) -> None:
         self.asked.append("kill")
 
-    def start_driver(self, **told: Any) -> None:
+    def start(self, **told: Any) -> None:
         assert not told
         self.asked.append(f"start at {self.parallelism}")
         self._restored = 0
@@ -76,16 +77,16 @@ def test_a_rescaled_job_gets_another_parallelism_once_nobody_runs_it(seed: int) 
     stage = Stage()
     target = ALL["rescaled"].strike(stage, random.Random(seed))
     assert stage.asked == ["kill", "rescale"]
-    assert 1 <= stage.parallelism != 4
-    assert target == f"from 4 to {stage.parallelism} subtasks"
+    assert 1 <= stage.drivers.parallelism != 4
+    assert target == f"from 4 to {stage.drivers.parallelism} subtasks"
 
 
 def test_a_job_whose_subtasks_need_slots_gets_no_more_than_there_are() -> None:
     stage = Stage()
-    stage.parallelism, stage.subtasks_max = 2, 2
+    stage.drivers.parallelism, stage.subtasks_max = 2, 2
     assert ALL["rescaled"].strike(stage, random.Random(1)) == "from 2 to 1 subtasks"
     stage = Stage()
-    stage.parallelism, stage.subtasks_max = 1, 1
+    stage.drivers.parallelism, stage.subtasks_max = 1, 1
     with pytest.raises(CannotStrikeError):
         ALL["rescaled"].strike(stage, random.Random(1))
     assert stage.asked == []
@@ -98,7 +99,7 @@ def test_a_rescale_is_crashed_while_subtasks_get_their_state() -> None:
         rng = random.Random(seed)
         if random.Random(seed).choice(["subtasks", "lost", "landed"]) == "subtasks":
             struck.append(ALL["rescale-crashed"].strike(stage, rng))
-            start = f"start at {stage.parallelism}"
+            start = f"start at {stage.drivers.parallelism}"
             assert stage.asked == ["kill", "rescale", start, "kill", start]
     assert struck
 

@@ -66,7 +66,6 @@ class Stage:
     """A driver that comes to the place where it is held as soon as it is asked."""
 
     proxy = None
-    drivers = 1
 
     def __init__(
         self, folder: Path, answer: Taken | None = None, wrong: tuple[str, ...] = ()
@@ -76,15 +75,16 @@ class Stage:
         self.said: list[str] = []
         self.savepoints = Asked(self.said, answer, list(wrong))
         self.holds = ""
+        self.drivers = self
 
-    def kill_driver(self) -> None:
+    def kill(self) -> None:
         self.said.append("kill")
 
-    def start_driver(self) -> None:
+    def start(self) -> None:
         self.said.append("start")
 
-    def drivers_started(self) -> int:
-        return self.drivers
+    def started(self) -> int:
+        return 1
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         with suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ def test_a_job_that_can_have_no_savepoint_is_not_struck_in_one(tmp_path: Path) -
 def test_a_driver_that_ends_while_it_takes_one_was_not_undisturbed(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Taken(uri="file:///s", epoch=4))
     counts = iter([1, 2])
-    stage.drivers_started = lambda: next(counts)  # type: ignore[method-assign]
+    stage.drivers.started = lambda: next(counts)  # type: ignore[method-assign]
     with pytest.raises(DrillError, match="driver ended"):
         ALL["savepoint-taken"].strike(stage, random.Random(1))  # type: ignore[arg-type]
 

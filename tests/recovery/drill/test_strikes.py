@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ class Stage:
         self.store = folder / "store"
         self.shim = shim
         self._epoch = 0
+        self.drivers = SimpleNamespace()
 
     def committed(self) -> int:
         self._epoch += 1
@@ -240,8 +242,8 @@ def test_of_two_drivers_it_is_said_which_one_gave_up_and_why(
         event = b'{"kind":"failed","error":"Spark\'s error\\nand more"}\n'
         (folder / f"{loser}.events").write_bytes(event + b'{"kind":"rea')
 
-    stage.root, stage.start_rival = folder.parent, start_rival  # type: ignore[attr-defined]
-    stage.drivers_running = lambda: 1  # type: ignore[attr-defined]
+    stage.root, stage.drivers.start_another = folder.parent, start_rival
+    stage.drivers.running = lambda: 1
     assert ALL["two-drivers"].strike(stage, random.Random(1)) == said
 
 
