@@ -24,9 +24,7 @@ struct or variant is null.
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import InvalidOperation
 from typing import Any, Final
 
 from pyspark.sql import types as T
@@ -34,48 +32,12 @@ from pyspark.sql import types as T
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.schema.ddl import DEFAULT, parse_ddl_default
 from statebackend.schema.msgpack_types import to_wire
+from statebackend.schema.type_table import simple_type
 
 __all__ = ["check_defaults", "remembered", "wire_default"]
 
 _SPARKS: Final = "CURRENT_DEFAULT"
 _UNFIT: Final = (SchemaError, ValueError, TypeError, InvalidOperation)
-
-
-def _of_json(*kinds: type) -> Callable[[Any], Any]:
-    def taken(value: Any) -> Any:
-        if type(value) not in kinds:
-            raise ValueError(f"a {type(value).__name__}")
-        return value
-
-    return taken
-
-
-def _text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    def taken(value: Any) -> Any:
-        return read(_of_json(str)(value))
-
-    return taken
-
-
-def _timestamp(text: str) -> datetime.datetime:
-    moment = datetime.datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError("a timestamp without its offset from UTC")
-    return moment
-
-
-_READ: Final[Mapping[type[T.DataType], Callable[[Any], Any]]] = {
-    T.BooleanType: _of_json(bool),
-    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _of_json(int)),
-    **dict.fromkeys((T.FloatType, T.DoubleType), lambda v: float(_of_json(int, float, str)(v))),
-    T.DecimalType: lambda v: Decimal(_of_json(int, str)(v)),
-    T.StringType: _of_json(str),
-    T.BinaryType: _text(bytes.fromhex),
-    T.DateType: _text(datetime.date.fromisoformat),
-    T.TimeType: _text(datetime.time.fromisoformat),
-    T.TimestampType: _text(_timestamp),
-    T.TimestampNTZType: _text(datetime.datetime.fromisoformat),
-}
 
 
 def _given(field: T.StructField) -> Any:
@@ -94,10 +56,10 @@ def _given(field: T.StructField) -> Any:
 
 def _plain(dtype: T.DataType, given: Any) -> Any:
     """What a default is in Python."""
-    read = _READ.get(type(dtype))
-    if read is None:
+    row = simple_type(dtype)
+    if row is None or row.default is None:
         raise ValueError("its type can have none but null")
-    return read(given)
+    return row.default(given)
 
 
 def wire_default(field: T.StructField, path: str) -> Any:

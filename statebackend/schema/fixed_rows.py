@@ -30,28 +30,13 @@ from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
 from statebackend.schema.keyparts import fixed_array, valid_mask, values_of
-from statebackend.schema.scalars import Convert, Scalar, scalar_for
+from statebackend.schema.scalars import Convert, Scalar
 from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose
+from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type, conform_all
 
 __all__ = ["FixedCodec"]
 
-# The struct module's letter; numpy's format follows from it.
-_CODES: dict[type[T.DataType], str] = {
-    T.BooleanType: "?",
-    T.ByteType: "b",
-    T.ShortType: "h",
-    T.IntegerType: "i",
-    T.LongType: "q",
-    T.FloatType: "f",
-    T.DoubleType: "d",
-    T.DateType: "i",
-    T.TimestampType: "q",
-    T.TimestampNTZType: "q",
-    T.DayTimeIntervalType: "q",
-    T.TimeType: "q",
-    T.DecimalType: "q",
-}
 # Plans are made per combination of value types; nulls make for many. Past this, none is kept.
 _PLANS_MAX = 256
 # Below so many rows, numpy's calls cost more than they save.
@@ -70,7 +55,7 @@ class FixedCodec:
     def __init__(self, schema: T.StructType, version: int = 0) -> None:
         self.schema = schema
         self.version = version
-        self._codes = [_CODES[type(field.dataType)] for field in schema]
+        self._codes = [simple(field.dataType).packed for field in schema]
         self._bitmap = (len(self._codes) + 7) // 8
         formats = [np.dtype("u1" if code == "?" else f"<{code}") for code in self._codes]
         names = [f"f{index}" for index in range(len(formats))]
@@ -288,8 +273,7 @@ def _zero(value: None) -> int:
 
 
 def _packable(dtype: T.DataType) -> Scalar:
-    scalar = scalar_for(dtype)
-    assert scalar is not None, "a fixed-width type is a simple one"
+    scalar = simple(dtype).scalar
     if isinstance(dtype, T.FloatType):
         # Packing rounds to single precision by itself, and says so when out of range.
         return Scalar({**scalar.to_plain, float: None}, refused=scalar.refused)

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
 from statebackend.schema.keyparts import boolean_array
-from statebackend.schema.keys import CONTENT_BYTES
+from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type
 
 __all__ = ["decode_key_columns"]
@@ -100,7 +100,8 @@ class _Reader:
         return raw.astype(f"u{size}")
 
     def _numbers(self, dtype: T.DataType, valid: NDArray[np.bool_]) -> pa.Array:
-        size = CONTENT_BYTES[type(dtype)]
+        size = simple(dtype).width
+        assert size is not None, "a number"
         bits = self._unsigned(size)
         if isinstance(dtype, T.BooleanType):
             content: Any = np.packbits(bits == 1, bitorder="little")

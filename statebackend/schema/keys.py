@@ -40,9 +40,10 @@ from pyspark.sql import types as T
 from statebackend.errors import CorruptionError, NullKeyError, ValueMismatchError
 from statebackend.schema.keyparts import encode_columns
 from statebackend.schema.keyscalars import KeyTuple, field_decoder, field_encoder
+from statebackend.schema.type_table import simple
 from statebackend.schema.types import check_key_schema, conform_all
 
-__all__ = ["CONTENT_BYTES", "KeyCodec"]
+__all__ = ["KeyCodec"]
 
 
 class KeyCodec:
@@ -127,24 +128,6 @@ def _rebuild(schema: T.StructType, allow_all_null: bool) -> KeyCodec:
     return KeyCodec(schema, allow_all_null=allow_all_null)
 
 
-CONTENT_BYTES: dict[type[T.DataType], int] = {
-    T.BooleanType: 1,
-    T.ByteType: 1,
-    T.ShortType: 2,
-    T.IntegerType: 4,
-    T.LongType: 8,
-    T.FloatType: 4,
-    T.DoubleType: 8,
-    T.DateType: 4,
-    T.TimestampType: 8,
-    T.TimestampNTZType: 8,
-    T.DayTimeIntervalType: 8,
-    T.TimeType: 8,
-    T.DecimalType: 16,
-}
-"""Of a field's content where that has a fixed width; its tag comes on top."""
-
-
 def _width(dtype: T.DataType) -> int | None:
     """Bytes of a field with its tag; None if they vary."""
     if isinstance(dtype, T.StructType):
@@ -155,7 +138,9 @@ def _width(dtype: T.DataType) -> int | None:
                 return None
             total += size
         return total
-    content = CONTENT_BYTES.get(type(dtype))
+    if isinstance(dtype, T.ArrayType):
+        return None
+    content = 16 if isinstance(dtype, T.DecimalType) else simple(dtype).width
     return None if content is None else 1 + content
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
-from statebackend.schema.scalars import SEQUENCES, Convert, mismatch, scalar_for, typed
-from statebackend.schema.shapes import by_names, row_maker
+from statebackend.schema.scalars import SEQUENCES, Convert
+from statebackend.schema.shapes import by_names, mismatch, row_maker, typed
+from statebackend.schema.type_table import simple
 
 __all__ = ["KeyTuple", "field_decoder", "field_encoder"]
 
@@ -28,17 +29,6 @@ class _Never:
 
 
 _HEAD = struct.Struct(">BI")
-_INTEGERS: dict[type[T.DataType], str] = {
-    T.ByteType: "B",
-    T.ShortType: "H",
-    T.IntegerType: "I",
-    T.DateType: "I",
-    T.LongType: "Q",
-    T.TimestampType: "Q",
-    T.TimestampNTZType: "Q",
-    T.DayTimeIntervalType: "Q",
-    T.TimeType: "Q",
-}
 
 
 def field_encoder(dtype: T.DataType, path: str) -> Encode:
@@ -69,8 +59,7 @@ def field_encoder(dtype: T.DataType, path: str) -> Encode:
 
 def _exact(dtype: T.DataType) -> type:
     """The Python type that is its own plain form; `_Never` if there is none."""
-    scalar = scalar_for(dtype)
-    accepted = scalar.to_plain.items() if scalar else ()
+    accepted = simple(dtype).scalar.to_plain.items()
     return next((kind for kind, convert in accepted if convert is None), _Never)
 
 
@@ -86,9 +75,7 @@ def field_decoder(dtype: T.DataType) -> Decode:
         return _array_decoder(dtype)
     if isinstance(dtype, T.StringType | T.BinaryType):
         return _bytes_decoder(isinstance(dtype, T.StringType))
-    scalar = scalar_for(dtype)
-    assert scalar is not None, "checked with the schema"
-    return _content_decoder(dtype, scalar.from_plain)
+    return _content_decoder(dtype, simple(dtype).scalar.from_plain)
 
 
 # --- encoding ----------------------------------------------------------------------------------
@@ -107,8 +94,7 @@ def _content_encoder(dtype: T.DataType) -> tuple[Encode, int]:
         return encode_decimal, 16
     if isinstance(dtype, T.FloatType | T.DoubleType):
         return _float_encoder(isinstance(dtype, T.DoubleType))
-    code = _INTEGERS[type(dtype)]
-    packer = struct.Struct(f">B{code}")
+    packer = struct.Struct(f">B{simple(dtype).packed.upper()}")
     size = packer.size - 1
     bias = 1 << (8 * size - 1)
     pack = packer.pack
@@ -205,7 +191,7 @@ def _content_decoder(dtype: T.DataType, restore: Convert | None) -> Decode:
         return _boolean
     if isinstance(dtype, T.FloatType | T.DoubleType):
         return _float_decoder(isinstance(dtype, T.DoubleType))
-    unpacker = struct.Struct(f">B{_INTEGERS[type(dtype)]}")
+    unpacker = struct.Struct(f">B{simple(dtype).packed.upper()}")
     unpack, size = unpacker.unpack_from, unpacker.size
     bias = 1 << (8 * (size - 1) - 1)
 

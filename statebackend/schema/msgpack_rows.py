@@ -23,8 +23,9 @@ from statebackend.schema.msgpack_types import (
     wire_list,
     wire_type,
 )
-from statebackend.schema.scalars import Convert, Refused, mismatch, scalar_for
-from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose
+from statebackend.schema.scalars import Convert, Refused
+from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose, mismatch
+from statebackend.schema.type_table import simple_type
 from statebackend.schema.types import conform_all
 
 __all__ = ["MsgpackCodec"]
@@ -228,16 +229,14 @@ def _step(kind: type, field: T.StructField, convert: Convert) -> Convert | None:
     """What is left to do for values of exactly this type; `convert` does it for any."""
     if kind is type(None) and field.nullable:
         return None
-    scalar = scalar_for(field.dataType)
-    if scalar is None or isinstance(field.dataType, T.DecimalType):
-        return convert
-    return convert if scalar.bounds is not None else scalar.converter(kind)
+    row = simple_type(field.dataType)
+    return convert if row is None or row.scalar.bounds is not None else row.scalar.converter(kind)
 
 
 def _limits(kind: type, field: T.StructField) -> tuple[int, int] | None:
     """Lowest and highest value where the limits are all that is to be checked."""
-    scalar = scalar_for(field.dataType)
-    return scalar.bounds if kind is int and scalar and int in scalar.to_plain else None
+    row = simple_type(field.dataType) if kind is int else None
+    return row.scalar.bounds if row and int in row.scalar.to_plain else None
 
 
 def _column_step(column: Sequence[Any], field: T.StructField, convert: Convert) -> Convert | None:

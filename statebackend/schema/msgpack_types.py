@@ -24,7 +24,6 @@ null                                nil
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from types import GenericAlias
 from typing import Any
@@ -34,34 +33,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from statebackend.hashing import LONG_DIGITS
-from statebackend.schema.scalars import SEQUENCES, Convert, mismatch, scalar_for, typed
-from statebackend.schema.shapes import by_names, row_maker
-from statebackend.schema.types import arrow_type, box_of
+from statebackend.schema.scalars import SEQUENCES, Convert
+from statebackend.schema.shapes import by_names, mismatch, row_maker, typed
+from statebackend.schema.type_table import BoxedType, boxed_type, simple
+from statebackend.schema.types import arrow_type
 
 __all__ = ["arrow_from_wire", "from_wire", "to_wire", "wire_list", "wire_type"]
-
-_MAP_KEYS = (T.StringType, T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_AS_INT: dict[type[T.DataType], Callable[[], pa.DataType]] = {
-    T.DateType: pa.int32,
-    T.TimestampType: pa.int64,
-    T.TimestampNTZType: pa.int64,
-    T.DayTimeIntervalType: pa.int64,
-    T.TimeType: pa.int64,
-}
-_BOXED: dict[type[T.DataType], type] = {
-    T.VariantType: T.VariantVal,
-    T.GeometryType: T.Geometry,
-    T.GeographyType: T.Geography,
-}
-_PLAIN: dict[type[T.DataType], type] = {
-    T.BooleanType: bool,
-    T.StringType: str,
-    T.BinaryType: bytes,
-    T.FloatType: float,
-    T.DoubleType: float,
-    T.NullType: type(None),
-}
 
 
 def wire_type(dtype: T.DataType) -> Any:
@@ -75,18 +52,18 @@ def wire_type(dtype: T.DataType) -> Any:
         if _direct(dtype):
             return GenericAlias(dict, entry)
         return GenericAlias(list, GenericAlias(tuple, entry))
-    box = box_of(dtype)
+    box = boxed_type(dtype)
     if box is not None:
-        return GenericAlias(tuple, tuple(wire_type(f.dataType) for f in box))
-    return bytes if _is_big(dtype) else _PLAIN.get(type(dtype), int)
+        return GenericAlias(tuple, tuple(wire_type(f.dataType) for f in box.fields))
+    return simple(dtype).wire
 
 
 def _direct(dtype: T.MapType) -> bool:
-    return isinstance(dtype.keyType, _MAP_KEYS)
+    return isinstance(dtype.keyType, T.StringType | T.IntegralType)
 
 
 def _is_big(dtype: T.DataType) -> bool:
-    return isinstance(dtype, T.DecimalType) and dtype.precision > LONG_DIGITS
+    return isinstance(dtype, T.DecimalType) and simple(dtype).wire is bytes
 
 
 def _big_to_bytes(plain: int) -> bytes:
@@ -114,7 +91,7 @@ def to_wire(dtype: T.DataType, path: str, nullable: bool) -> Convert:
         return _array_to_wire(dtype, path, nullable)
     if isinstance(dtype, T.MapType):
         return _map_to_wire(dtype, path, nullable)
-    box = box_of(dtype)
+    box = boxed_type(dtype)
     if box is not None:
         return _boxed_to_wire(dtype, box, path, nullable)
     plain = typed(path, dtype, nullable)
@@ -175,9 +152,9 @@ def _map_to_wire(dtype: T.MapType, path: str, nullable: bool) -> Convert:
     return convert
 
 
-def _boxed_to_wire(dtype: T.DataType, box: T.StructType, path: str, nullable: bool) -> Convert:
-    kind, names = _BOXED[type(dtype)], box.names
-    fields = [to_wire(f.dataType, f"{path}.{f.name}", f.nullable) for f in box]
+def _boxed_to_wire(dtype: T.DataType, box: BoxedType, path: str, nullable: bool) -> Convert:
+    kind, names = box.kind, box.fields.names
+    fields = [to_wire(f.dataType, f"{path}.{f.name}", f.nullable) for f in box.fields]
     mixed = T.GeometryType.MIXED_SRID
     srid = getattr(dtype, "srid", mixed)
 
@@ -210,14 +187,10 @@ def from_wire(dtype: T.DataType) -> Convert | None:
         return lambda wire: [restore(v) for v in wire]
     if isinstance(dtype, T.MapType):
         return _map_from_wire(dtype)
-    if isinstance(dtype, T.VariantType):
-        return lambda wire: T.VariantVal(*wire)
-    if isinstance(dtype, T.GeometryType | T.GeographyType):
-        make = _BOXED[type(dtype)]
-        return lambda wire: make(wire[1], wire[0])
-    scalar = scalar_for(dtype)
-    assert scalar is not None, "checked with the schema"
-    plain = scalar.from_plain
+    box = boxed_type(dtype)
+    if box is not None:
+        return box.make
+    plain = simple(dtype).scalar.from_plain
     if plain is not None and _is_big(dtype):
         return lambda wire: plain(_big_from_bytes(wire))
     return plain
@@ -255,7 +228,7 @@ def _nullable(convert: Convert | None) -> Convert:
 
 def wire_list(array: pa.Array, dtype: T.DataType) -> list[Any]:
     """A column (in the type of `types.arrow_type`) as the wire forms of its values."""
-    fields_of = dtype if isinstance(dtype, T.StructType) else box_of(dtype)
+    fields_of = _fields(dtype)
     if fields_of is not None:
         fields = [wire_list(array.field(i), f.dataType) for i, f in enumerate(fields_of)]
         return _only_valid(array, list(zip(*fields, strict=True)))
@@ -266,13 +239,17 @@ def wire_list(array: pa.Array, dtype: T.DataType) -> list[Any]:
         pairs = _sliced(array, list(zip(keys, items, strict=True)))
         return [None if p is None else dict(p) for p in pairs] if _direct(dtype) else pairs
     if isinstance(dtype, T.DecimalType):
-        scalar = scalar_for(dtype)
-        assert scalar is not None, "decimals are simple"
         unscaled = to_wire(dtype, "", nullable=True)
         return [unscaled(value) for value in array.to_pylist()]
-    as_int = _AS_INT.get(type(dtype))
-    values: list[Any] = (array if as_int is None else array.view(as_int())).to_pylist()
+    integers = simple(dtype).as_integers
+    values: list[Any] = (array if integers is None else array.view(integers)).to_pylist()
     return values
+
+
+def _fields(dtype: T.DataType) -> T.StructType | None:
+    """The fields of a struct, or of what is kept as one."""
+    box = boxed_type(dtype)
+    return dtype if isinstance(dtype, T.StructType) else box.fields if box else None
 
 
 def _sliced(array: pa.Array, elements: list[Any]) -> list[Any]:
@@ -293,7 +270,7 @@ def _only_valid(array: pa.Array, values: list[Any]) -> list[Any]:
 def arrow_from_wire(values: list[Any], dtype: T.DataType) -> pa.Array:
     """Wire forms (None: null) as a column in the type of `types.arrow_type`."""
     wanted = arrow_type(dtype)
-    fields = dtype if isinstance(dtype, T.StructType) else box_of(dtype)
+    fields = _fields(dtype)
     if fields is not None or isinstance(dtype, T.ArrayType | T.MapType):
         missing = pa.array([value is None for value in values], pa.bool_())
     if fields is not None:
@@ -318,8 +295,8 @@ def arrow_from_wire(values: list[Any], dtype: T.DataType) -> pa.Array:
     if isinstance(dtype, T.DecimalType):
         restore = _nullable(from_wire(dtype))
         return pa.array([restore(value) for value in values], wanted)
-    as_int = _AS_INT.get(type(dtype))
-    return pa.array(values, wanted) if as_int is None else pa.array(values, as_int()).view(wanted)
+    integers = simple(dtype).as_integers
+    return pa.array(values, wanted) if integers is None else pa.array(values, integers).view(wanted)
 
 
 def _bounds(values: list[Any]) -> pa.Array:

@@ -26,13 +26,23 @@ from pyspark.sql import types as T
 from statebackend.errors import CorruptionError, ValueMismatchError
 
 __all__ = [
+    "BINARY",
+    "BOOLEAN",
+    "DATE",
+    "DOUBLE",
+    "FLOAT",
+    "INTERVAL",
     "SEQUENCES",
+    "STRING",
+    "TIMESTAMP",
+    "TIMESTAMP_NTZ",
+    "VOID",
     "Convert",
     "Refused",
     "Scalar",
-    "mismatch",
-    "scalar_for",
-    "typed",
+    "decimal_scalar",
+    "integer_scalar",
+    "time_scalar",
 ]
 
 Convert = Callable[[Any], Any]
@@ -83,61 +93,6 @@ class Scalar:
                     # A subclass must be stripped to its base: encoders test for exact types.
                     return base if convert is None and base is not kind else convert
         raise Refused(f"a value of type {kind.__name__}")
-
-
-def scalar_for(dtype: T.DataType) -> Scalar | None:
-    """The `Scalar` of a simple type; None for arrays, maps, structs and unsupported types."""
-    if isinstance(dtype, T.DecimalType):
-        return _decimal(dtype.precision, dtype.scale)
-    if isinstance(dtype, T.TimeType):
-        return _time(dtype.precision)
-    return _SCALARS.get(type(dtype))
-
-
-def mismatch(path: str, dtype: T.DataType, value: object, why: str = "") -> ValueMismatchError:
-    """The error for a value that does not fit its field."""
-    kind = type(value).__name__
-    shown = "null" if value is None else (why or f"a value of type {kind}")
-    todo = f"Convert the value first: the field takes {_EXPECTED[type(dtype)]}."
-    if kind in ("NaTType", "NAType"):
-        todo = "Pass None for a missing value."
-    return ValueMismatchError(
-        f"Field {path!r} is {dtype.simpleString()}"
-        + (" and not nullable" if value is None else "")
-        + f" and cannot hold {shown}"
-        + (f" (type {kind})" if why and value is not None and kind not in why else "")
-        + ".",
-        todo=todo,
-    )
-
-
-def typed(path: str, dtype: T.DataType, nullable: bool) -> Convert:
-    """One function that takes any value for a field of a simple type to its plain form.
-
-    It raises ValueMismatchError naming `path` for what does not fit, and lets None through where
-    the field is nullable.
-    """
-    scalar = scalar_for(dtype)
-    assert scalar is not None, "nested types are converted by their codec"
-    known: dict[type, Convert | None] = dict(scalar.to_plain)
-    low, high = scalar.bounds or (0, 0)
-    bounded = scalar.bounds is not None
-
-    def convert(value: Any) -> Any:
-        if value is None and nullable:
-            return None
-        kind = type(value)
-        try:
-            step = known[kind] if kind in known else scalar.converter(kind)
-            plain = value if step is None else step(value)
-            if bounded and not low <= plain <= high:
-                raise Refused(f"{value}, which is out of range")
-        except (Refused, ValueError, OverflowError, TypeError) as error:
-            why = str(error) if isinstance(error, Refused) else f"{value!r}: {error}"
-            raise mismatch(path, dtype, value, why) from None
-        return plain
-
-    return convert
 
 
 # --- conversions -------------------------------------------------------------------------------
@@ -226,7 +181,8 @@ def _checked(restore: Convert, name: str) -> Convert:
     return checked
 
 
-def _time(precision: int) -> Scalar:
+def time_scalar(precision: int) -> Scalar:
+    """Times of day of so many digits after the second."""
     step = 10 ** max(6 - precision, 0)
 
     def nanos(value: datetime.time) -> int:
@@ -251,7 +207,8 @@ def _untime(nanos: int) -> datetime.time:
     return datetime.time(minutes // 60, minutes % 60, second, below // 1000)
 
 
-def _decimal(precision: int, scale: int) -> Scalar:
+def decimal_scalar(precision: int, scale: int) -> Scalar:
+    """Decimals of so many digits, and so many after the point."""
     limit = 10**precision - 1
 
     def unscaled(value: Decimal) -> int:
@@ -274,59 +231,33 @@ def _decimal(precision: int, scale: int) -> Scalar:
     return Scalar({Decimal: unscaled}, restored, (-limit, limit))
 
 
-def _integer(bits: int) -> Scalar:
+def integer_scalar(bits: int) -> Scalar:
+    """Integers of so many bits."""
     top = 1 << (bits - 1)
     return Scalar({int: None, np.integer: int}, None, (-top, top - 1), (bool,))
 
 
 _REAL = {int: float, np.floating: float, np.integer: float}
 
-_SCALARS: dict[type[T.DataType], Scalar] = {
-    T.BooleanType: Scalar({bool: None, np.bool_: bool}),
-    T.ByteType: _integer(8),
-    T.ShortType: _integer(16),
-    T.IntegerType: _integer(32),
-    T.LongType: _integer(64),
-    T.FloatType: Scalar(dict.fromkeys((float, *_REAL), _float32), refused=(bool,)),
-    T.DoubleType: Scalar({float: None, **_REAL}, refused=(bool,)),
-    T.StringType: Scalar({str: None}),
-    T.BinaryType: Scalar({bytes: None, bytearray: bytes, memoryview: bytes}),
-    T.DateType: Scalar(
-        {datetime.date: _date, np.datetime64: _numpy_date},
-        _checked(_undate, "date"),
-        refused=(datetime.datetime,),
-    ),
-    T.TimestampType: Scalar(
-        {datetime.datetime: _timestamp, np.datetime64: _numpy_timestamp},
-        _checked(_untimestamp, "timestamp"),
-    ),
-    T.TimestampNTZType: Scalar(
-        {datetime.datetime: _ntz, np.datetime64: _numpy_ntz}, _checked(_unntz, "timestamp_ntz")
-    ),
-    T.DayTimeIntervalType: Scalar(
-        {datetime.timedelta: _interval, np.timedelta64: _numpy_interval},
-        _checked(_uninterval, "interval"),
-    ),
-    T.NullType: Scalar({type(None): None}),
-}
-
-_EXPECTED: dict[type[T.DataType], str] = {
-    T.BooleanType: "bool",
-    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), "int in range"),
-    **dict.fromkeys((T.FloatType, T.DoubleType), "float or int"),
-    T.DecimalType: "decimal.Decimal; round with quantize()",
-    T.StringType: "str",
-    T.BinaryType: "bytes",
-    T.DateType: "datetime.date",
-    T.TimestampType: "datetime.datetime",
-    T.TimestampNTZType: "datetime.datetime without a time zone",
-    T.DayTimeIntervalType: "datetime.timedelta",
-    T.TimeType: "datetime.time, of no more digits than declared",
-    T.NullType: "None",
-    T.VariantType: "pyspark.sql.types.VariantVal",
-    T.GeometryType: "pyspark.sql.types.Geometry of the declared reference system",
-    T.GeographyType: "pyspark.sql.types.Geography of the declared reference system",
-    T.ArrayType: "list or tuple",
-    T.MapType: "dict",
-    T.StructType: "tuple, list or Row with a value for each field, or dict by their names",
-}
+BOOLEAN = Scalar({bool: None, np.bool_: bool})
+FLOAT = Scalar(dict.fromkeys((float, *_REAL), _float32), refused=(bool,))
+DOUBLE = Scalar({float: None, **_REAL}, refused=(bool,))
+STRING = Scalar({str: None})
+BINARY = Scalar({bytes: None, bytearray: bytes, memoryview: bytes})
+VOID = Scalar({type(None): None})
+DATE = Scalar(
+    {datetime.date: _date, np.datetime64: _numpy_date},
+    _checked(_undate, "date"),
+    refused=(datetime.datetime,),
+)
+TIMESTAMP = Scalar(
+    {datetime.datetime: _timestamp, np.datetime64: _numpy_timestamp},
+    _checked(_untimestamp, "timestamp"),
+)
+TIMESTAMP_NTZ = Scalar(
+    {datetime.datetime: _ntz, np.datetime64: _numpy_ntz}, _checked(_unntz, "timestamp_ntz")
+)
+INTERVAL = Scalar(
+    {datetime.timedelta: _interval, np.timedelta64: _numpy_interval},
+    _checked(_uninterval, "interval"),
+)

@@ -1,4 +1,4 @@
-"""Rows and structs as wholes: what may stand for one, and how many are taken apart at once."""
+"""Checks what Python values may stand for a field, a struct or a row, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -8,9 +8,63 @@ from typing import Any
 from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
-from statebackend.schema.scalars import mismatch, scalar_for, typed
+from statebackend.schema.scalars import Convert, Refused
+from statebackend.schema.type_table import simple, simple_type, takes
 
-__all__ = ["as_row", "by_names", "columns_of_one_type", "diagnose", "row_maker"]
+__all__ = [
+    "as_row",
+    "by_names",
+    "columns_of_one_type",
+    "diagnose",
+    "mismatch",
+    "row_maker",
+    "typed",
+]
+
+
+def mismatch(path: str, dtype: T.DataType, value: object, why: str = "") -> ValueMismatchError:
+    """The error for a value that does not fit its field."""
+    kind = type(value).__name__
+    shown = "null" if value is None else (why or f"a value of type {kind}")
+    todo = f"Convert the value first: the field takes {takes(dtype)}."
+    if kind in ("NaTType", "NAType"):
+        todo = "Pass None for a missing value."
+    return ValueMismatchError(
+        f"Field {path!r} is {dtype.simpleString()}"
+        + (" and not nullable" if value is None else "")
+        + f" and cannot hold {shown}"
+        + (f" (type {kind})" if why and value is not None and kind not in why else "")
+        + ".",
+        todo=todo,
+    )
+
+
+def typed(path: str, dtype: T.DataType, nullable: bool) -> Convert:
+    """One function that takes any value for a field of a simple type to its plain form.
+
+    It raises ValueMismatchError naming `path` for what does not fit, and lets None through where
+    the field is nullable.
+    """
+    scalar = simple(dtype).scalar
+    known: dict[type, Convert | None] = dict(scalar.to_plain)
+    low, high = scalar.bounds or (0, 0)
+    bounded = scalar.bounds is not None
+
+    def convert(value: Any) -> Any:
+        if value is None and nullable:
+            return None
+        kind = type(value)
+        try:
+            step = known[kind] if kind in known else scalar.converter(kind)
+            plain = value if step is None else step(value)
+            if bounded and not low <= plain <= high:
+                raise Refused(f"{value}, which is out of range")
+        except (Refused, ValueError, OverflowError, TypeError) as error:
+            why = str(error) if isinstance(error, Refused) else f"{value!r}: {error}"
+            raise mismatch(path, dtype, value, why) from None
+        return plain
+
+    return convert
 
 
 def as_row(schema: T.StructType, values: object) -> tuple[Any, ...]:
@@ -66,7 +120,7 @@ def diagnose(schema: T.StructType, values: tuple[Any, ...], error: Exception) ->
     for field_, value in zip(schema, values, strict=True):
         if value is None and not field_.nullable:
             return mismatch(field_.name, field_.dataType, None)
-        if scalar_for(field_.dataType) is None:
+        if simple_type(field_.dataType) is None:
             continue
         try:
             typed(field_.name, field_.dataType, field_.nullable)(value)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.types as pt
 from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError, UnsupportedTypeError, ValueMismatchError
-from statebackend.hashing import LONG_DIGITS
 from statebackend.schema.ddl import parse_ddl_type
+from statebackend.schema.type_table import boxed_type, simple_type
 
 __all__ = [
     "arrow_schema",
     "arrow_type",
     "as_schema",
-    "box_of",
     "check_key_schema",
     "check_value_schema",
     "conform",
@@ -26,24 +25,6 @@ __all__ = [
     "schema_from_json",
     "schema_to_json",
 ]
-
-_LEAVES: dict[type[T.DataType], Callable[[], pa.DataType]] = {
-    T.BooleanType: pa.bool_,
-    T.ByteType: pa.int8,
-    T.ShortType: pa.int16,
-    T.IntegerType: pa.int32,
-    T.LongType: pa.int64,
-    T.FloatType: pa.float32,
-    T.DoubleType: pa.float64,
-    T.StringType: pa.string,
-    T.BinaryType: pa.binary,
-    T.DateType: pa.date32,
-    T.TimestampType: lambda: pa.timestamp("us", "UTC"),
-    T.TimestampNTZType: lambda: pa.timestamp("us"),
-    T.DayTimeIntervalType: lambda: pa.duration("us"),
-    T.TimeType: lambda: pa.time64("ns"),
-    T.NullType: pa.null,
-}
 
 _TODO = (
     "Use booleans, numbers, decimals, strings, binaries, dates, times, timestamps, day-time "
@@ -55,32 +36,6 @@ _TODO_FOR: dict[type[T.DataType], str] = {
     T.YearMonthIntervalType: "Keep the number of months as an int: Python has no such value.",
     T.CalendarIntervalType: "Keep months, days and microseconds: Python has no such value.",
 }
-_VARIABLE = (T.StringType, T.BinaryType, T.NullType)
-_BOXES: dict[type[T.DataType], T.StructType] = {
-    T.VariantType: T.StructType(
-        [
-            T.StructField("value", T.BinaryType(), nullable=False),
-            T.StructField("metadata", T.BinaryType(), nullable=False, metadata={"variant": "true"}),
-        ]
-    ),
-    **dict.fromkeys(
-        (T.GeometryType, T.GeographyType),
-        T.StructType(
-            [
-                T.StructField("srid", T.IntegerType(), nullable=False),
-                T.StructField("wkb", T.BinaryType(), nullable=False),
-            ]
-        ),
-    ),
-}
-
-
-def box_of(dtype: T.DataType) -> T.StructType | None:
-    """The fields of a type whose value is one object around a few others; None for the rest.
-
-    Variant: value and metadata. Geometry and geography: srid and wkb.
-    """
-    return _BOXES.get(type(dtype))
 
 
 def as_schema(schema: T.DataType | str, name: str = "value") -> T.StructType:
@@ -110,8 +65,9 @@ def arrow_type(dtype: T.DataType, path: str = "") -> pa.DataType:
         UnsupportedTypeError: char, varchar, year-month and calendar intervals, user-defined
             types; `path` names the field.
     """
-    if isinstance(dtype, T.DecimalType):
-        return pa.decimal128(dtype.precision, dtype.scale)
+    row = simple_type(dtype)
+    if row is not None:
+        return row.arrow
     if isinstance(dtype, T.ArrayType):
         return pa.list_(arrow_type(dtype.elementType, f"{path}[]"))
     if isinstance(dtype, T.MapType):
@@ -124,16 +80,13 @@ def arrow_type(dtype: T.DataType, path: str = "") -> pa.DataType:
         if not fields:
             raise UnsupportedTypeError(f"Field {path!r} is a struct without fields.", todo=_TODO)
         return pa.struct(fields)
-    box = box_of(dtype)
-    if box is not None:
-        # The tag tells pyspark's own converters what the struct stands for.
-        return pa.struct(
-            [pa.field(f.name, arrow_type(f.dataType), metadata=f.metadata or None) for f in box]
-        )
-    make = _LEAVES.get(type(dtype))
-    if make is None:
+    box = boxed_type(dtype)
+    if box is None:
         raise _unsupported(dtype, path)
-    return make()
+    # The tag tells pyspark's own converters what the struct stands for.
+    return pa.struct(
+        [pa.field(f.name, arrow_type(f.dataType), metadata=f.metadata or None) for f in box.fields]
+    )
 
 
 def _unsupported(dtype: T.DataType, path: str) -> UnsupportedTypeError:
@@ -164,9 +117,8 @@ def arrow_schema(schema: T.StructType) -> pa.Schema:
 
 def is_fixed_width(dtype: T.DataType) -> bool:
     """Whether values of the type take a fixed number of bytes in the fixed-width codec."""
-    if isinstance(dtype, T.DecimalType):
-        return dtype.precision <= LONG_DIGITS
-    return type(dtype) in _LEAVES and not isinstance(dtype, _VARIABLE)
+    row = simple_type(dtype)
+    return row is not None and bool(row.packed)
 
 
 def schema_to_json(schema: T.StructType) -> str:
@@ -239,7 +191,7 @@ def _check_key_type(dtype: T.DataType, path: str) -> None:
             f"Key field {path!r} has type {dtype.simpleString()}: a map cannot be part of a key.",
             todo="Use a sorted array of entries, or another column.",
         )
-    elif box_of(dtype) is not None or isinstance(dtype, T.NullType):
+    elif boxed_type(dtype) is not None or isinstance(dtype, T.NullType):
         raise UnsupportedTypeError(
             f"Key field {path!r} has type {dtype.simpleString()}: its values have no one form "
             "by which to tell them apart.",

@@ -24,27 +24,14 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import types as T
 
-from statebackend.schema.scalars import Convert, scalar_for
+from statebackend.schema.scalars import Convert
+from statebackend.schema.type_table import simple, simple_type
 
 __all__ = ["may_become", "widener"]
-
-_DIGITS: Final[dict[type[T.DataType], int]] = {
-    T.ByteType: 3,
-    T.ShortType: 5,
-    T.IntegerType: 10,
-    T.LongType: 19,
-}
-_WIDER: Final[dict[type[T.DataType], tuple[type[T.DataType], ...]]] = {
-    T.ByteType: (T.ShortType, T.IntegerType, T.LongType, T.DoubleType),
-    T.ShortType: (T.IntegerType, T.LongType, T.DoubleType),
-    T.IntegerType: (T.LongType, T.DoubleType),
-    T.FloatType: (T.DoubleType,),
-    T.DateType: (T.TimestampNTZType,),
-}
 
 
 def widener(old: T.DataType, new: T.DataType) -> tuple[bool, Convert | None]:
@@ -56,16 +43,19 @@ def widener(old: T.DataType, new: T.DataType) -> tuple[bool, Convert | None]:
         return True, None
     if isinstance(old, T.TimeType) and isinstance(new, T.TimeType):
         return old.precision <= new.precision, None
+    row = simple_type(old)
+    if row is None:
+        return False, None
     if isinstance(new, T.DecimalType):
         if isinstance(old, T.DecimalType):
             whole, scale = old.precision - old.scale, old.scale
-        elif type(old) in _DIGITS:
-            whole, scale = _DIGITS[type(old)], 0
+        elif row.digits:
+            whole, scale = row.digits, 0
         else:
             return False, None
         fits = new.scale >= scale and new.precision - new.scale >= whole
         return fits, _to_decimal(new) if fits else None
-    if type(new) not in _WIDER.get(type(old), ()):
+    if type(new) not in row.wider:
         return False, None
     if isinstance(new, T.TimestampNTZType):
         return True, _midnight
@@ -74,9 +64,12 @@ def widener(old: T.DataType, new: T.DataType) -> tuple[bool, Convert | None]:
 
 def may_become(old: T.DataType) -> str:
     """The wider types of a type, in words; "" where there is none."""
-    wider = [kind().simpleString() for kind in _WIDER.get(type(old), ())]
-    if type(old) in _DIGITS:
-        wider.append(f"decimal({_DIGITS[type(old)]},0)")
+    row = simple_type(old)
+    if row is None:
+        return ""
+    wider = [kind().simpleString() for kind in row.wider]
+    if row.digits:
+        wider.append(f"decimal({row.digits},0)")
     if isinstance(old, T.DecimalType):
         wider.append("a decimal with as many digits on both sides of the point, or more")
     if isinstance(old, T.TimeType) and old.precision < 9:
@@ -85,8 +78,7 @@ def may_become(old: T.DataType) -> str:
 
 
 def _to_decimal(new: T.DecimalType) -> Convert:
-    scalar = scalar_for(new)
-    assert scalar is not None, "decimals are simple"
+    scalar = simple(new).scalar
     unscaled, restored = scalar.to_plain[Decimal], scalar.from_plain
     assert unscaled is not None
     assert restored is not None

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 from pyspark.sql import types as T
 
 from statebackend.errors import LocalCopyError, ValueMismatchError
+from statebackend.schema.type_table import simple_type
 from statebackend.state.cursor import KeyCodecLike, KeyCursor, RowCodecLike
 from statebackend.state.table import StateTable
 from statebackend.state.unbound import OfOneEpoch
@@ -34,23 +35,11 @@ _UNLIKELY_ROWS = 1 << 16  # from there on the last one is looked for first
 _UNREAD: Final[Any] = object()
 _NO_INDEX: Final = -2  # -1 is the cursor's, where no key is current
 _NO_KEY: Final[Any] = object()  # None may be given for a key, and is refused
-# Values that nobody can change: one that was decoded may be given out again.
-_FLAT = (
-    T.NumericType,
-    T.BooleanType,
-    T.StringType,
-    T.BinaryType,
-    T.DateType,
-    T.TimeType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.DayTimeIntervalType,
-)
 
 
 def is_flat(schema: T.StructType) -> bool:
-    """Whether rows of a schema are immutable all through."""
-    return all(isinstance(field.dataType, _FLAT) for field in schema)
+    """Whether rows of a schema are immutable all through: decoded once, given out again."""
+    return all(simple_type(field.dataType) is not None for field in schema)
 
 
 class _Cell(OfOneEpoch):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -246,8 +246,11 @@ class StateTable:
     def multi_get_over(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]:
         """As :meth:`multi_get`, without the base; also the places of those that it would say."""
         sources = self._sources()
-        values: list[bytes | None] = [None] * len(keys)
-        wanted = list(range(len(keys)))
+        if sources and isinstance(sources[0], dict):
+            values, wanted = _all_of(sources[0], keys)
+            sources = sources[1:]
+        else:
+            values, wanted = [None] * len(keys), list(range(len(keys)))
         ends: tuple[bytes, bytes] | None = None
         for source in sources:
             if isinstance(source, Run):
@@ -255,24 +258,12 @@ class StateTable:
                 ends = ends or (min(keys, default=b""), max(keys, default=b""))
                 if source.touches(*ends):
                     wanted = source.get_many(keys, wanted, values, ends)
-                continue
-            if isinstance(source, RowCache):
-                some = source.get_many([keys[place] for place in wanted])
-            elif source is sources[0]:  # of which all are wanted: as quickly as it goes
-                values = list(map(source.get, keys, repeat(ABSENT)))
-                wanted = [place for place, value in enumerate(values) if value is ABSENT]
-                for place in wanted:
-                    values[place] = None
-                continue
+            elif isinstance(source, RowCache):
+                found = source.get_many([keys[place] for place in wanted])
+                wanted = _fill(values, wanted, found)
             else:
-                some = [source.get(keys[place], ABSENT) for place in wanted]
-            missing = []
-            for place, found in zip(wanted, some, strict=True):
-                if found is ABSENT:
-                    missing.append(place)
-                else:
-                    values[place] = found
-            wanted = missing
+                found = [source.get(keys[place], ABSENT) for place in wanted]
+                wanted = _fill(values, wanted, found)
         return values, wanted
 
     def _sources(self) -> list[dict[bytes, bytes | None] | RowCache | Run]:
@@ -387,6 +378,28 @@ class StateTable:
             the runs of earlier epochs, and those of this one: with :attr:`entries` they are all.
         """
         return [run for frozen in self._frozen for run in frozen.runs], list(self._overlay.runs)
+
+
+def _all_of(
+    source: dict[bytes, bytes | None], keys: Sequence[bytes]
+) -> tuple[list[bytes | None], list[int]]:
+    """The value of each key in a first source, and the places of those that it does not have."""
+    values: list[Any] = list(map(source.get, keys, repeat(ABSENT)))
+    missing = [place for place, value in enumerate(values) if value is ABSENT]
+    for place in missing:
+        values[place] = None
+    return values, missing
+
+
+def _fill(values: list[bytes | None], wanted: list[int], found: Sequence[Any]) -> list[int]:
+    """Put what was found in its places; the places that are still wanted."""
+    missing = []
+    for place, value in zip(wanted, found, strict=True):
+        if value is ABSENT:
+            missing.append(place)
+        else:
+            values[place] = value
+    return missing
 
 
 def _changes(layers: Sequence[FrozenOverlay]) -> Iterator[tuple[bytes, bytes | None]]:

@@ -27,6 +27,7 @@ from statebackend.operators.aggregate.arrow_numpy import (
     order_ranks,
     validity,
 )
+from statebackend.schema.type_table import simple_type
 
 __all__ = ["Extreme", "FirstLast", "FirstLastBy", "ordered"]
 
@@ -35,18 +36,9 @@ _LONG_RANK = np.iinfo(np.int64)
 
 def ordered(dtype: T.DataType) -> bool:
     """Whether values of the type can be compared here."""
-    return isinstance(
-        dtype,
-        T.BooleanType
-        | T.NumericType
-        | T.StringType
-        | T.BinaryType
-        | T.DateType
-        | T.TimestampType
-        | T.TimestampNTZType
-        | T.DayTimeIntervalType
-        | T.TimeType,
-    ) and (not isinstance(dtype, T.StringType) or dtype == T.StringType())
+    if isinstance(dtype, T.StringType):
+        return dtype == T.StringType()
+    return simple_type(dtype) is not None and not isinstance(dtype, T.NullType)
 
 
 class Extreme(Accumulator):

@@ -27,7 +27,6 @@ __all__ = ["parse_aggregations"]
 
 Make = Callable[[str, Sequence[T.StructField], Mapping[str, Any]], Accumulator]
 
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _HOW = 'Write {"n": "count"}, {"total": ("sum", "amount")} or {"top": top_k("page", 10)}.'
 
 
@@ -120,7 +119,7 @@ def _count(name: str, fields: Sequence[T.StructField], options: Mapping[str, Any
 
 def _sum(name: str, fields: Sequence[T.StructField], options: Mapping[str, Any]) -> Accumulator:
     (field,) = fields
-    if isinstance(field.dataType, _INTEGERS):
+    if isinstance(field.dataType, T.IntegralType):
         return LongSum(name, [field.name])
     if isinstance(field.dataType, T.FloatType | T.DoubleType):
         return DoubleSum(name, [field.name])
