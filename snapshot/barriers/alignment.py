@@ -125,7 +125,9 @@ class Alignment:
         self._capturing: dict[int, _Attempt] = {}
         self._last = 0  # the highest attempt that was settled; older ones are, too
         self._cancelled: set[int] = set()  # above it, by the coordinator's word
-        self._told: dict[int, Barrier] = {}  # by the coordinator, for when no channel is left
+        self._from_coordinator: dict[
+            int, Barrier
+        ] = {}  # by the coordinator, for when no channel is left
 
     # --- what is seen --------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Alignment:
         if not self._is_new(barrier.checkpoint):
             return []
         if self._live:
-            self._told[barrier.checkpoint] = barrier
+            self._from_coordinator[barrier.checkpoint] = barrier
             return []
         actions = self._begin(barrier, now_s)
         attempt = self._aligning.get(barrier.checkpoint)
@@ -318,8 +320,8 @@ class Alignment:
             if not attempt.missing:
                 actions += self._snapshot(attempt, now_s)
         if not self._live:
-            for _, told in sorted(self._told.items()):
-                actions += self.triggered(told, now_s)
+            for _, barrier in sorted(self._from_coordinator.items()):
+                actions += self.triggered(barrier, now_s)
         return actions
 
     def _passed(self, channel: int, number: int) -> list[Action]:
@@ -363,7 +365,9 @@ class Alignment:
         if number not in self._cancelled:
             self._last = max(self._last, number)
             self._cancelled = {n for n in self._cancelled if n > self._last}
-            self._told = {n: told for n, told in self._told.items() if n > self._last}
+            self._from_coordinator = {
+                n: one for n, one in self._from_coordinator.items() if n > self._last
+            }
 
     def _snapshot(self, attempt: _Attempt, now_s: float) -> list[Action]:
         """Every channel has brought the barrier."""

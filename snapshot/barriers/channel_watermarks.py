@@ -48,10 +48,10 @@ class Watermarks:
         return bool(self._of) and len(self._idle) == len(self._of)
 
     def take(self, channel: int, event: Watermark | Idle | EndOfInput) -> list[_Out]:
-        """A channel says something of its time; what there is to say onward.
+        """A channel says something of its time; what there is to send on.
 
         A watermark speaks for a channel that is not idle (any more). The end of a channel moves the
-        watermark, but is nothing to be said onward here: `snapshot.barriers.alignment` sees it as
+        watermark, but is nothing to be sent on here: `snapshot.barriers.alignment` sees it as
             well.
         """
         if channel not in self._of:
@@ -67,9 +67,9 @@ class Watermarks:
             case EndOfInput():
                 del self._of[channel]
                 self._idle.discard(channel)
-        return self._onward()
+        return self._to_send()
 
-    def _onward(self) -> list[_Out]:
+    def _to_send(self) -> list[_Out]:
         """Idleness last if it begins, first if it ends: a watermark says that one is not idle."""
         out: list[_Out] = []
         idle = self.is_idle

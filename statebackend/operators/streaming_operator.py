@@ -127,7 +127,7 @@ class StreamOperator(OperatorPhases):
         watermarks = times.watermark_ms, times.late_watermark_ms
         return times.epoch, times.processing_time_ms, *watermarks
 
-    def _tell_times(self) -> None:
+    def _send_times(self) -> None:
         now = self._now()
         if now != self._seen:
             self._seen = now
@@ -142,7 +142,7 @@ class StreamOperator(OperatorPhases):
 
     def initial(self, parts: Iterable[Groups]) -> Iterator[pa.RecordBatch]:
         """Take in the initial state, grouped; in the operator's first epoch, before any input."""
-        self._tell_times()
+        self._send_times()
         if self._batches is not None:
             yield from self._batches.initial(parts)
         else:
@@ -162,7 +162,7 @@ class StreamOperator(OperatorPhases):
             ProcessorError, ValueMismatchError: the user's code raised, or gave what does not fit.
             LocalCopyError, LocalDirError: the local store is damaged, or its disk full.
         """
-        self._tell_times()
+        self._send_times()
         self.counted.rows += batch.num_rows
         batch = self._on_time(batch)
         if not batch.num_rows:
@@ -202,7 +202,7 @@ class StreamOperator(OperatorPhases):
         assert schema is not None
         if not batch.num_rows:
             return
-        self._tell_times()
+        self._send_times()
         table = pa.Table.from_batches([batch])
         columns = columns_to_python(table, schema, timezone=self._plan.timezone)
         self._broadcast(iter(make_rows(columns, row_type(schema.names))))
@@ -223,7 +223,7 @@ class StreamOperator(OperatorPhases):
         if not self.timers_due:
             return
         assert self.timers is not None
-        self._tell_times()
+        self._send_times()
         if self._batches is not None:
             yield from self._batches.timers(self._now_ms, self.figures)
         else:
@@ -236,7 +236,7 @@ class StreamOperator(OperatorPhases):
 
         Looks into every key group: to be called once in a while, such as before each barrier.
         """
-        self._tell_times()
+        self._send_times()
         removed = self._clean()
         self.counted.expired_entries += removed
         return removed
@@ -260,5 +260,5 @@ class StreamOperator(OperatorPhases):
         Raises:
             ProcessorError: it raised.
         """
-        self._tell_times()
+        self._send_times()
         (self._calls if self._batches is None else self._batches).close()

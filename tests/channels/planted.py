@@ -110,7 +110,7 @@ def only_the_newest_word_counts() -> Patches:
 
     def triggered(self: Alignment, barrier: Any, now_s: float) -> Any:
         if self._live:
-            self._told.clear()
+            self._from_coordinator.clear()
         return really(self, barrier, now_s)
 
     yield Alignment, "triggered", triggered

@@ -226,8 +226,8 @@ class Task:
 
     def _event(self, channel: Channel, event: Event) -> None:
         if isinstance(event, Watermark | Idle | EndOfInput):
-            for onward in self.watermarks.take(channel.number, event):
-                self.send(onward)
+            for out in self.watermarks.take(channel.number, event):
+                self.send(out)
             self.saved.at_ms = self.watermarks.at_ms
         if isinstance(event, Barrier | Cancel | EndOfInput):
             self.do(self.alignment.event(channel.number, event, self.world.now_s))

@@ -44,7 +44,7 @@ def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) 
     with pytest.raises(RewindError) as caught:
         decide_start(purged, log)
     with pytest.raises(RewindError) as raised:
-        point._as_told(caught.value, purged, [])
+        point._as_asked(caught.value, purged, [])
     told = raised.value
     assert told.todo.count("savepoint") == 1
     assert told.todo.endswith("begin a new job with the newest savepoint: see docs/operations.md.")

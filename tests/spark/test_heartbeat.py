@@ -49,7 +49,7 @@ def test_an_offset_that_lies_ahead_still_moves() -> None:
 
 def test_the_file_lives_as_long_as_the_object_and_survives_a_cleaner() -> None:
     file = HeartbeatFile()
-    file.say(0, watermark_moves=True, processing_due_ms=None)
+    file.write(0, watermark_moves=True, processing_due_ms=None)
     path = Path(file.path)
     assert json.loads(path.read_text()) == {
         "epoch": 0,
@@ -58,7 +58,7 @@ def test_the_file_lives_as_long_as_the_object_and_survives_a_cleaner() -> None:
     }
     path.unlink()
     path.parent.rmdir()
-    file.say(1, watermark_moves=False, processing_due_ms=5)
+    file.write(1, watermark_moves=False, processing_due_ms=5)
     assert json.loads(path.read_text())["epoch"] == 1
     assert path.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
     file.remove()

@@ -428,7 +428,7 @@ def test_a_worker_of_another_user_is_no_host_and_gets_none(
         with local_sockets.socket_address(path) as address:
             connection.connect(address)
         with pytest.raises(ConnectionClosed):
-            frames.said()
+            frames.receive_flag()
     assert not away.guests
 
 

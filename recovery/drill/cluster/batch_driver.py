@@ -15,10 +15,10 @@ from recovery.drill.cluster.driver_messages import (
     REBALANCE,
     SAVEPOINT,
     SAVEPOINT_ANSWER,
+    DriverConfig,
     Event,
     Events,
     Taken,
-    Told,
     function_at,
 )
 from recovery.drill.jobs import batch_sink as sink
@@ -38,28 +38,28 @@ _DURABLE_WITHIN_S: Final = 120.0
 _SAVEPOINT_WITHIN_S: Final = 240.0
 
 
-def run(spark: SparkSession, told: Told, events: Events) -> None:
+def run(spark: SparkSession, config: DriverConfig, events: Events) -> None:
     """Until the stop file is there and all input has been read."""
     from statebackend.backend import StateBackend
 
-    root = Path(told.root)
+    root = Path(config.root)
     backend = StateBackend(
         spark,
-        uri=told.uri,
-        job=told.job,
-        local_dir=told.local_dir,
-        parallelism=told.parallelism,
-        commit=told.commit,
-        settings=told.settings,
-        savepoint=told.savepoint or None,
+        uri=config.uri,
+        job=config.job,
+        local_dir=config.local_dir,
+        parallelism=config.parallelism,
+        commit=config.commit,
+        settings=config.settings,
+        savepoint=config.savepoint or None,
     )
-    frame = function_at(told.build)(spark, backend, root)
-    write = backend.checked(sink.writer(Path(told.out)))
+    frame = function_at(config.build)(spark, backend, root)
+    write = backend.checked(sink.writer(Path(config.out)))
     stream = frame.writeStream.foreachBatch(write)
-    query = backend.start(stream.option("checkpointLocation", told.checkpoint))
+    query = backend.start(stream.option("checkpointLocation", config.checkpoint))
     events.tell(Event(kind="ready"))
     watch = _Watch(backend, query, events, root, lambda: _doubt(frame))
-    stop = Path(told.stop)
+    stop = Path(config.stop)
     while not stop.exists():
         if query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type] # fractions do
             raise RuntimeError("The query ended by itself.")

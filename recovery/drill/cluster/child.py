@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recovery.drill.cluster.driver_messages import Event, Events, Told, function_at
+from recovery.drill.cluster.driver_messages import DriverConfig, Event, Events, function_at
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
 from recovery.drill.jobs.kinds import KINDS
 
@@ -25,12 +25,12 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a driver as it is told."""
-    told = Told.read(Path(sys.argv[1]))
+    config = DriverConfig.read(Path(sys.argv[1]))
     logging.basicConfig(level=logging.INFO)
     _end_with_the_parent()
-    events = Events(Path(told.events))
+    events = Events(Path(config.events))
     try:
-        _run(told, events)
+        _run(config, events)
     except BaseException as error:
         logging.getLogger("recovery.drill").exception("the driver failed")
         text = f"{type(error).__name__}: {error}"
@@ -41,22 +41,22 @@ def main() -> None:
     events.tell(Event(kind="finished"))
 
 
-def _run(told: Told, events: Events) -> None:
-    spark = _session(told)
-    function_at(KINDS[told.kind].driver)(spark, told, events)
+def _run(config: DriverConfig, events: Events) -> None:
+    spark = _session(config)
+    function_at(KINDS[config.kind].driver)(spark, config, events)
     spark.stop()
 
 
-def _session(told: Told) -> SparkSession:
+def _session(config: DriverConfig) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    scratch = Path(told.root) / "scratch"
+    scratch = Path(config.root) / "scratch"
     scratch.mkdir(exist_ok=True)
     conf = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
-        "spark.sql.shuffle.partitions": str(told.parallelism),
+        "spark.sql.shuffle.partitions": str(config.parallelism),
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -72,9 +72,9 @@ def _session(told: Told) -> SparkSession:
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
         # A master gives a job up whose executors die one after the other. Here they do.
         "spark.deploy.maxExecutorRetries": "-1",
-        **told.conf,
+        **config.conf,
     }
-    builder = SparkSession.builder.master(told.master).appName("drill")
+    builder = SparkSession.builder.master(config.master).appName("drill")
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from recovery.decide.restarting import FailureRate
-from recovery.drill.cluster.driver_messages import Event, Events, Told, function_at
+from recovery.drill.cluster.driver_messages import DriverConfig, Event, Events, function_at
 from statebackend.continuous.job.dataflow import ContinuousStream
 from statebackend.continuous.job.flow import Flow
 from statebackend.continuous.job.graph import SourceVertex
@@ -89,26 +89,27 @@ class _Watch:
             self._events.tell(Event(kind="restarted"))
 
 
-def run(spark: SparkSession, told: Told, events: Events) -> None:
+def run(spark: SparkSession, config: DriverConfig, events: Events) -> None:
     """Until the job has ended, and the stop file is there."""
     from statebackend.backend import StateBackend
 
-    stop = Path(told.stop)
+    stop = Path(config.stop)
     backend = StateBackend(
-        spark, uri=told.uri, job=told.job, local_dir=told.local_dir, settings=told.settings
+        spark, uri=config.uri, job=config.job, local_dir=config.local_dir, settings=config.settings
     )
-    stream = function_at(told.build)(spark, backend, Path(told.root))
+    stream = function_at(config.build)(spark, backend, Path(config.root))
     if not isinstance(stream, ContinuousStream):
         raise SettingError(
-            f"{told.build} gives a {type(stream).__name__}, and the drill is of a continuous job.",
+            f"{config.build} gives a {type(stream).__name__}, and the drill is of a continuous "
+            f"job.",
             todo="Return the ContinuousStream whose rows are to be checked, or leave kind= out.",
         )
     let_end(stream.flow, stop)
-    stream.sink(FileSink(told.out), uid=_SINK)
-    options: dict[str, Any] = {**_START, **told.start}
-    query = stream.start(parallelism=told.parallelism, **options)
+    stream.sink(FileSink(config.out), uid=_SINK)
+    options: dict[str, Any] = {**_START, **config.start}
+    query = stream.start(parallelism=config.parallelism, **options)
     events.tell(Event(kind="ready"))
-    watch = _Watch(query, events, Path(told.checkpoint) / "commits")
+    watch = _Watch(query, events, Path(config.checkpoint) / "commits")
     while not query.await_termination(_LOOK_EVERY_S):
         watch.look()
     watch.look()

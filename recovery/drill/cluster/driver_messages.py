@@ -23,11 +23,11 @@ __all__ = [
     "REBALANCE",
     "SAVEPOINT",
     "SAVEPOINT_ANSWER",
+    "DriverConfig",
     "Event",
     "Events",
     "FunctionAddress",
     "Taken",
-    "Told",
     "address_of",
     "function_at",
 ]
@@ -48,7 +48,7 @@ SAVEPOINT_ANSWER: Final = "savepoint-taken"
 """What it says then: a `Taken`."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a driver's process needs to know.
 
     It may hold secrets (a store's key in `conf`), so it goes through a file that only its owner can
@@ -86,7 +86,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
             file.write(msgspec.json.encode(self))
 
     @classmethod
-    def read(cls, path: Path) -> Told:
+    def read(cls, path: Path) -> DriverConfig:
         """What was written there. Raises `OSError`, `msgspec.ValidationError`."""
         return msgspec.json.decode(path.read_bytes(), type=cls)
 

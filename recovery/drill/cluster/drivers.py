@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import Event, Told
+from recovery.drill.cluster.driver_messages import DriverConfig, Event
 from recovery.drill.cluster.processes import LiveProcesses, command_of, parent_of, until
 from recovery.drill.report.outcome import DriverLife, Recovery
 
@@ -27,7 +27,7 @@ class Driver:
 
     Args:
         number: from 1.
-        told: what it runs.
+        config: what it runs.
         environment: its variables.
         now_s: seconds since the drill began.
     """
@@ -35,7 +35,7 @@ class Driver:
     def __init__(
         self,
         number: int,
-        told: Told,
+        config: DriverConfig,
         environment: Mapping[str, str],
         *,
         now_s: Callable[[], float],
@@ -50,11 +50,11 @@ class Driver:
         self.recoveries: list[Recovery] = []
         self.restarts = self.restarts_seen = 0  # of the job, in this driver
         self._now_s = now_s
-        self._events = Path(told.events)
+        self._events = Path(config.events)
         self._read_bytes = 0
         self.log = self._events.with_suffix(".log")
         said = self._events.with_suffix(".told")
-        told.write(said)
+        config.write(said)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "recovery.drill.cluster.child", str(said)],
@@ -62,7 +62,7 @@ class Driver:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                cwd=told.root,
+                cwd=config.root,
                 start_new_session=True,  # a Ctrl-C is for the drill, which ends its drivers
             )
 

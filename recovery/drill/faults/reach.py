@@ -68,8 +68,8 @@ class Drivers(Protocol):
     def kill(self) -> None:
         """SIGKILL to the driver and its JVM, and wait until they and their executors are gone."""
 
-    def start(self, **told: Any) -> None:
-        """Start a driver if none runs; `told` are fields of `Told` that are to be otherwise."""
+    def start(self, **fields: Any) -> None:
+        """Start a driver if none runs; `fields` of its `DriverConfig` differ from the others'."""
 
     def start_another(self) -> object:
         """Start a driver on the same job, checkpoint and sink while the first runs."""

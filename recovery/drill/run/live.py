@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.drill.cluster.driver_messages import REBALANCE, Told
+from recovery.drill.cluster.driver_messages import REBALANCE, DriverConfig
 from recovery.drill.cluster.local_cluster import Cluster
 from recovery.drill.cluster.processes import until
 from recovery.drill.jobs.drill_job import DrillJob
@@ -28,7 +28,7 @@ class Setup:
     """What a stage is made of.
 
     Attributes:
-        told: what every driver is told, but for its file of events.
+        config: of every driver, but for its file of events.
         subtasks_max: what the parallelism may be raised to.
         limit_s: when the whole drill is given up.
         system: what the drill itself stands on.
@@ -36,7 +36,7 @@ class Setup:
 
     job: DrillJob
     cluster: Cluster
-    told: Told
+    config: DriverConfig
     store: Path | None
     proxy: FaultProxy | None
     shim: Path | None
@@ -55,14 +55,19 @@ class LiveStage:
         self._system = setup.system
         self._began_s = self._system.monotonic_s()
         self._saying = self._system.threads.lock()
-        told, cluster = setup.told, setup.cluster
-        self.job, self.root, self.checkpoint = setup.job, Path(told.root), Path(told.checkpoint)
-        self.store, self.uri, self.proxy, self.shim = setup.store, told.uri, setup.proxy, setup.shim
+        config, cluster = setup.config, setup.cluster
+        self.job, self.root, self.checkpoint = setup.job, Path(config.root), Path(config.checkpoint)
+        self.store, self.uri, self.proxy, self.shim = (
+            setup.store,
+            config.uri,
+            setup.proxy,
+            setup.shim,
+        )
         self.hosts, self.processes = cluster.hosts, cluster.processes
         self.subtasks_max = setup.subtasks_max
-        self.savepoints = Savepoints(told, cluster.driver_environment)
+        self.savepoints = Savepoints(config, cluster.driver_environment)
         self.drivers = Succession(
-            told, cluster, now_s=self.now_s, say=self.say, epochs=lambda: len(self.pace.epochs)
+            config, cluster, now_s=self.now_s, say=self.say, epochs=lambda: len(self.pace.epochs)
         )
         feed = setup.job.feed
         self.pace = Pace(
@@ -142,7 +147,7 @@ class LiveStage:
             DrillError: it does not come to its end.
         """
         self.until(self.pace.done.is_set, "the last input to be fed", timeout_s)
-        Path(self._setup.told.stop).touch()
+        Path(self._setup.config.stop).touch()
 
         def finished() -> bool:
             self.drivers.look()
@@ -150,14 +155,14 @@ class LiveStage:
 
         self.until(finished, "the driver's end", timeout_s)
 
-    def run_to_its_end(self, timeout_s: float, **told: Any) -> str:
-        """Run one more driver, told otherwise, beside nobody; why it failed, or empty.
+    def run_to_its_end(self, timeout_s: float, **fields: Any) -> str:
+        """Run one more driver, alone, with other `fields` of its config; why it failed, or empty.
 
         The job has come to its end: the driver reads all input there is, and ends.
 
         Raises:
             DrillError: it does not end.
         """
-        driver = self.drivers.start_another(**told)
+        driver = self.drivers.start_another(**fields)
         self.until(lambda: not driver.running, f"the end of driver {driver.number}", timeout_s)
         return "" if driver.ending == "finished" else driver.error or driver.ending

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import Told, address_of
+from recovery.drill.cluster.driver_messages import DriverConfig, address_of
 from recovery.drill.cluster.local_cluster import LOCAL_DIR, Cluster, open_cluster
 from recovery.drill.cluster.processes import TOKEN, guarded
 from recovery.drill.faults import needs, shim
@@ -202,7 +202,7 @@ class _Drill:
         setup = Setup(
             job=order.job,
             cluster=cluster,
-            told=self._told(cluster.master, store),
+            config=self._config(cluster.master, store),
             store=None if order.s3 else root / "store" / "drill",
             proxy=store.proxy,
             shim=control,
@@ -217,7 +217,7 @@ class _Drill:
         )
         return LiveStage(setup), cluster
 
-    def _told(self, master: str, store: _Store) -> Told:
+    def _config(self, master: str, store: _Store) -> DriverConfig:
         order, root = self.order, self.root
         settings: dict[str, Any] = {**order.job.settings, **store.settings}
         conf = dict(order.job.conf)
@@ -226,7 +226,7 @@ class _Drill:
                 conf |= fault.conf
                 settings |= fault.settings
         (root / "drivers").mkdir()
-        return Told(
+        return DriverConfig(
             root=str(root),
             master=master,
             uri=store.uri,

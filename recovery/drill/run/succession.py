@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import Told
+from recovery.drill.cluster.driver_messages import DriverConfig
 from recovery.drill.cluster.drivers import Driver
 from recovery.drill.cluster.local_cluster import Cluster
 from recovery.drill.cluster.processes import until
@@ -25,7 +25,7 @@ class Succession:
     """See `recovery.drill.faults.reach.Drivers`.
 
     Args:
-        told: what every driver is told, but for its file of events.
+        config: of every driver, but for its file of events.
         epochs: how many were committed so far.
 
     Attributes:
@@ -36,19 +36,19 @@ class Succession:
 
     def __init__(
         self,
-        told: Told,
+        config: DriverConfig,
         cluster: Cluster,
         *,
         now_s: Callable[[], float],
         say: Callable[[str], None],
         epochs: Callable[[], int],
     ) -> None:
-        self._told_all, self._cluster = told, cluster
+        self._config, self._cluster = config, cluster
         self._now_s, self._say, self._epochs = now_s, say, epochs
         self.every: list[Driver] = []
         self.warnings: list[str] = []
         self.struck: list[str] = []
-        self.parallelism = told.parallelism
+        self.parallelism = config.parallelism
         self._held = False  # a fault is between the end of one driver and the start of the next
         self._failures = 0
         self._epochs_at_failure = 0
@@ -101,20 +101,20 @@ class Succession:
             driver.kill(processes)
         until(lambda: not processes.executors(), "the executors' end", _EXECUTORS_GONE_S)
 
-    def start(self, **told: Any) -> None:
-        """Start a driver if none runs, told otherwise than the others in these fields of `Told`."""
+    def start(self, **fields: Any) -> None:
+        """Start a driver if none runs; `fields` of its `DriverConfig` differ from the others'."""
         self._held = False
         self.look()
         if not self.living():
-            self.start_another(**told)
+            self.start_another(**fields)
 
-    def start_another(self, **told: Any) -> Driver:
+    def start_another(self, **fields: Any) -> Driver:
         """Start a driver, whoever else runs."""
         number = len(self.every) + 1
-        events = str(Path(self._told_all.root) / "drivers" / f"{number}.events")
-        told = {"events": events, "parallelism": self.parallelism, **told}
-        given = msgspec.structs.replace(self._told_all, **told)
-        driver = Driver(number, given, self._cluster.driver_environment(), now_s=self._now_s)
+        events = str(Path(self._config.root) / "drivers" / f"{number}.events")
+        changed = {"events": events, "parallelism": self.parallelism, **fields}
+        config = msgspec.structs.replace(self._config, **changed)
+        driver = Driver(number, config, self._cluster.driver_environment(), now_s=self._now_s)
         self.every.append(driver)
         self._say(f"driver {number} started")
         return driver

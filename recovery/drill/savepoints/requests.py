@@ -14,7 +14,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import JOB, SAVEPOINT, SAVEPOINT_ANSWER, Taken, Told
+from recovery.drill.cluster.driver_messages import (
+    JOB,
+    SAVEPOINT,
+    SAVEPOINT_ANSWER,
+    DriverConfig,
+    Taken,
+)
 from recovery.savepoints.savepoint import default_folder
 from statebackend.errors import DrillError
 
@@ -29,21 +35,21 @@ class Savepoints:
     """Those of one drill.
 
     Args:
-        told: what every driver is told. environment: gives that of processes which reach the store.
+        config: of every driver. environment: of processes which reach the store.
 
     Attributes:
         taken: those that the drill's end is to look at, in their order.
     """
 
-    def __init__(self, told: Told, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, config: DriverConfig, environment: Callable[[], Mapping[str, str]]) -> None:
         self.taken: list[Taken] = []
-        self._root, self._told, self._environment = Path(told.root), told, environment
+        self._root, self._config, self._environment = Path(config.root), config, environment
         self._places = 0
 
     def place(self) -> str:
         """The URI of a folder for one, which is empty: where the job's others are listed."""
         self._places += 1
-        return default_folder(self._told.uri, JOB, f"drill-{self._places}")
+        return default_folder(self._config.uri, JOB, f"drill-{self._places}")
 
     def ask(self, to: str = "") -> None:
         """Have the running driver take one; empty: where it goes if nobody says where to."""
@@ -71,7 +77,7 @@ class Savepoints:
         Raises:
             DrillError: that could not be found out.
         """
-        settings = self._told.settings
+        settings = self._config.settings
         reached = [str(settings.get(name, "")) for name in ("s3_endpoint", "s3_region")]
         command = [
             sys.executable,
@@ -79,7 +85,7 @@ class Savepoints:
             "recovery.drill.savepoints.looking",
             what,
             uri,
-            self._told.uri,
+            self._config.uri,
         ]
         ran = subprocess.run(
             [*command, *reached],

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-TOLD_AFTER_S = 2.0  # a call that has failed for so long is worth a line in the log
+LOG_AFTER_S = 2.0  # a call that has failed for so long is worth a line in the log
 
 Result = TypeVar("Result")
 
@@ -102,7 +102,7 @@ class Trying:
         self._deadline_s = retries.deadline_s
         self._started_s = retries._clock_s()
         self._failures = 0
-        self._told = False
+        self._logged = False
         self._renewed = False
         self._client: Any = None
 
@@ -142,9 +142,9 @@ class Trying:
 
     def _tell(self, error: BaseException) -> None:
         """A line in the log, once, when it takes long: a wrong endpoint is refused for ever."""
-        if self._told or self._spent_s() < TOLD_AFTER_S or next_step(error) is not Step.RETRY:
+        if self._logged or self._spent_s() < LOG_AFTER_S or next_step(error) is not Step.RETRY:
             return
-        self._told = True
+        self._logged = True
         _log.warning(
             "no answer yet from %s to %s %r in %s (%s); trying for up to %g s",
             *(self._client.meta.endpoint_url, self._verb, self._name, self._retries.uri),

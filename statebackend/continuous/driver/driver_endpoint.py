@@ -81,7 +81,7 @@ class DriverEndpoint:
 
     # --- the loop's side -----------------------------------------------------------------------
 
-    def tell(self, slot: int | None, command: Command) -> None:
+    def send(self, slot: int | None, command: Command) -> None:
         """Say something to a slot; None: to all."""
         with self._changed:
             self._job_ended |= isinstance(command, Stop) and command.job_ended

@@ -211,7 +211,7 @@ class SplitDiscovery:
             elif not assigners[vertex].done and now_s - looked_s >= self._every_s:
                 self._looking[vertex] = now_s
                 future = self._begin(vertex, assigners[vertex])
-                future.add_done_callback(functools.partial(self._tell, vertex))
+                future.add_done_callback(functools.partial(self._report, vertex))
 
     def found(self, vertex: str, now_s: float) -> None:
         """What was found has been taken in."""
@@ -227,7 +227,7 @@ class SplitDiscovery:
             self._system.threads,
         )
 
-    def _tell(self, vertex: str, found: Future[Discovery]) -> None:
+    def _report(self, vertex: str, found: Future[Discovery]) -> None:
         try:
             self._said(Found(vertex, found.result()))
         except BaseException as error:  # whatever it is: else nobody hears of it

@@ -11,13 +11,13 @@ from snapshot.barriers.trigger import Request
 from statebackend.continuous.job.slot_messages import Acked, Command
 from statebackend.errors import StateBackendError
 
-__all__ = ["Broken", "Ended", "Out", "Publish", "Settled", "Tell", "Write", "named"]
+__all__ = ["Broken", "Ended", "Out", "Publish", "Send", "Settled", "Write", "named"]
 
 _NAMED: Final = 10
 
 
 @dataclass(frozen=True)
-class Tell:
+class Send:
     """Say something to a slot; None: to all."""
 
     slot: int | None
@@ -78,7 +78,7 @@ class Broken:
     error: StateBackendError
 
 
-Out: TypeAlias = Tell | Write | Publish | Settled | Ended | Broken
+Out: TypeAlias = Send | Write | Publish | Settled | Ended | Broken
 
 
 def named(subtasks: frozenset[Subtask]) -> str:

@@ -35,8 +35,8 @@ from statebackend.continuous.driver.run_state import (
     Out,
     Publish,
     RunState,
+    Send,
     Settled,
-    Tell,
     Write,
 )
 from statebackend.continuous.driver.slot_stage import Stage
@@ -335,8 +335,8 @@ class JobRun:
     def _do(self, outs: list[Out]) -> None:
         for out in outs:
             match out:
-                case Tell(slot=slot, command=command):
-                    self.endpoint.tell(slot, command)
+                case Send(slot=slot, command=command):
+                    self.endpoint.send(slot, command)
                 case Write():
                     what = f"The records of checkpoint {out.checkpoint}"
                     self._in_row(what, functools.partial(self._write, out))

@@ -22,8 +22,8 @@ from statebackend.continuous.driver.effects import (
     Ended,
     Out,
     Publish,
+    Send,
     Settled,
-    Tell,
     Write,
     named,
 )
@@ -50,7 +50,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 
-__all__ = ["Broken", "Ended", "Out", "Publish", "RunState", "Settled", "Tell", "Write"]
+__all__ = ["Broken", "Ended", "Out", "Publish", "RunState", "Send", "Settled", "Write"]
 
 
 @dataclass
@@ -168,7 +168,7 @@ class RunState:
             watermarks_ms=self._watermarks_ms,
         )
         return [
-            Tell(slot, msgspec.structs.replace(deploy, subtask=subtask, in_flight=in_flight))
+            Send(slot, msgspec.structs.replace(deploy, subtask=subtask, in_flight=in_flight))
             for slot, subtask in sorted(given.items())
             for in_flight in [self._in_flight.get(subtask, {})]
         ]
@@ -218,7 +218,7 @@ class RunState:
             self._granted(Subtask(subtask.vertex, index), first[index]) for index in sorted(first)
         ]
 
-    def _granted(self, subtask: Subtask, number: int) -> Tell:
+    def _granted(self, subtask: Subtask, number: int) -> Send:
         answer = None
         if self._may_read(subtask):
             answer = self._assigners[subtask.vertex].request(subtask.index, number)
@@ -242,7 +242,7 @@ class RunState:
         del self._in_vain[subtask]
         return [self._tell_grant(subtask, number, answer)]
 
-    def _tell_grant(self, subtask: Subtask, number: int, answer: Assignment | Wait | None) -> Tell:
+    def _tell_grant(self, subtask: Subtask, number: int, answer: Assignment | Wait | None) -> Send:
         grant = Grant(
             vertex=subtask.vertex,
             subtask=subtask.index,
@@ -251,7 +251,7 @@ class RunState:
             over=answer is None,
             held_back=answer is not None and self._held_back(subtask.vertex),
         )
-        return Tell(self._slot_of[subtask.index], grant)
+        return Send(self._slot_of[subtask.index], grant)
 
     def _held_back(self, vertex: str) -> bool:
         source = self._graph.sources[vertex].source
@@ -313,14 +313,14 @@ class RunState:
         self._failures.succeeded(done.checkpoint)
         self._stamp_ms = max(wall_ms, self._stamp_ms + 1)
         told = Completed(checkpoint=done.checkpoint, epoch=done.epoch, next_stamp_ms=self._stamp_ms)
-        out: list[Out] = [Tell(None, told)]
+        out: list[Out] = [Send(None, told)]
         if self._trigger is not None:
             self._trigger.ended(attempt.request, now_s)
         took_s = now_s - attempt.began_s
         out.append(Settled(done.checkpoint, done.epoch, None, took_s, attempt.request))
         if done.is_last:
             self._over = True
-            return [*out, Tell(None, Stop(job_ended=True)), Ended()]
+            return [*out, Send(None, Stop(job_ended=True)), Ended()]
         return out + next_one
 
     @property
@@ -394,7 +394,7 @@ class RunState:
         for action in actions:
             match action:
                 case cp.Inject(barrier=barrier):
-                    out.append(Tell(None, Tripped(barrier=barrier)))
+                    out.append(Send(None, Tripped(barrier=barrier)))
                 case cp.Commit(checkpoint=number, epoch=epoch, parts=parts):
                     attempt = self._attempts[number]
                     attempt.parts = parts
@@ -418,7 +418,7 @@ class RunState:
             self._trigger.ended(attempt.request, now_s)
         took_s = now_s - attempt.began_s
         out: list[Out] = [
-            Tell(None, Aborted(checkpoint=gone.checkpoint)),
+            Send(None, Aborted(checkpoint=gone.checkpoint)),
             Settled(
                 gone.checkpoint, gone.epoch, gone.reason, took_s, attempt.request, attempt.waiting
             ),

@@ -3,9 +3,9 @@
 The sender opens the stream with ``do_exchange``: as quick as ``do_put``, and pyarrow can give up
 only the former while somebody waits in it. Its descriptor is a `Hello`, its token a header. The
 receiver answers with a `Welcome`, or an `ErrorReply` and the stream's end. From then on the sender
-sends `Rows` (with a record batch), `Told` (an event) and now and then `Beat`; the receiver `Grant`,
-`Beat`, and `ErrorReply` when it hangs up. Elements are numbered from 0, so that a lost or repeated
-one is noticed.
+sends `Rows` (with a record batch), `Signal` (an event) and now and then `Beat`; the receiver
+`Grant`, `Beat`, and `ErrorReply` when it closes the stream. Elements are numbered from 0, so that a
+lost or repeated one is noticed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "Hello",
     "Identity",
     "Rows",
-    "Told",
+    "Signal",
     "Up",
     "Welcome",
     "brief",
@@ -94,7 +94,7 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag=1):
     cost: int
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Signal(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """An event."""
 
     number: int
@@ -118,7 +118,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag=5):
     freed_bytes: int
 
 
-Up = Rows | Told | Beat
+Up = Rows | Signal | Beat
 Down = Welcome | Grant | ErrorReply | Beat
 
 decode_hello: Final = Decoder[Hello](Hello, limit_bytes=BYTES_MAX)

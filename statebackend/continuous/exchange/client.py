@@ -21,7 +21,7 @@ from statebackend.continuous.exchange.channel_messages import (
     Hello,
     Identity,
     Rows,
-    Told,
+    Signal,
     Welcome,
     brief,
     decode_down,
@@ -210,7 +210,7 @@ class _End:
         if error is not None:
             channel.fail(error)
 
-    def write(self, message: Rows | Told, rows: pa.RecordBatch | None = None) -> None:
+    def write(self, message: Rows | Signal, rows: pa.RecordBatch | None = None) -> None:
         """One element; may wait for the network, until the stream is given up.
 
         Raises:
@@ -353,7 +353,7 @@ class RemoteChannel(ChannelSender):
         if isinstance(element, pa.RecordBatch):
             self._end.write(Rows(number, cost), element)
         else:
-            self._end.write(Told(number, cost, element))
+            self._end.write(Signal(number, cost, element))
 
 
 def _not_admitted(where: str) -> StaleRequestError:

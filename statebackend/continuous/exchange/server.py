@@ -17,7 +17,7 @@ from statebackend.continuous.exchange.channel_messages import (
     Hello,
     Identity,
     Rows,
-    Told,
+    Signal,
     Welcome,
     brief,
     decode_hello,
@@ -258,13 +258,13 @@ class _Lane:
         message = decode_up(chunk.app_metadata)
         if isinstance(message, Beat):
             return True
-        if not isinstance(message, Rows | Told) or message.number != self._next:
+        if not isinstance(message, Rows | Signal) or message.number != self._next:
             raise ProtocolError(
                 f"In the {self._address} element {self._next} was due, not {message}.",
                 todo="Install the same statebackend release on all executors.",
             )
         self._next += 1
-        if isinstance(message, Told):
+        if isinstance(message, Signal):
             self._inbox.put(self._channel, message.event, message.cost)
             return True
         if chunk.data is None:

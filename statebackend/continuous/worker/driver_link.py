@@ -34,7 +34,7 @@ RETRY_S: Final = 0.2
 """Between two tries."""
 SLOT: Final = "slot"
 """Stands for an operator where the slot itself has failed, outside of its subtasks."""
-_TOLD_S: Final = 1.0  # how long a second failure waits to hear what came of the first
+_REPORT_WAIT_S: Final = 1.0  # how long a second failure waits to hear what came of the first
 
 
 class DriverLink:
@@ -64,8 +64,8 @@ class DriverLink:
         self._job, self._slot, self._silence_s = job, slot, silence_s
         self._lock = threads.lock()
         self._reports = itertools.count()
-        self._telling = False
-        self._told = threads.event()  # the first failure was reported, or could not be
+        self._reporting = False
+        self._reported = threads.event()  # the first failure was reported, or could not be
         self.failure: BaseException | None = None
         self.is_known = False
         self.broke = threads.event()
@@ -128,19 +128,19 @@ class DriverLink:
             the others miss them.
         """
         with self._lock:
-            first, self._telling = not self._telling, True
+            first, self._reporting = not self._reporting, True
         if not first:
-            return self._told.wait(_TOLD_S) and self.failure is None
+            return self._reported.wait(_REPORT_WAIT_S) and self.failure is None
         over = False
         try:
             over = self._was_over(_failed(vertex, subtask, error, closing))
         except Exception:  # the slot ends whatever happens here
-            _log.exception("The failure of %s/%d was not told.", vertex, subtask)
+            _log.exception("The failure of %s/%d was not reported.", vertex, subtask)
         finally:
             if not over:  # otherwise the driver says how the run has ended
                 self.failure = error
                 self.broke.set()
-            self._told.set()
+            self._reported.set()
         return over
 
     def _was_over(self, failed: Failed) -> bool:

@@ -237,10 +237,10 @@ class KeyedSubtask(Subtask):
         told = isinstance(event, Watermark | Idle) and self._inputs[channel].timed
         if told or isinstance(event, EndOfInput):
             assert isinstance(event, Watermark | Idle | EndOfInput)
-            for onward in self._watermarks.take(channel, event):
-                if isinstance(onward, Watermark):
-                    self._advance(onward.at_ms)
-                self.output.send(onward)
+            for event_out in self._watermarks.take(channel, event):
+                if isinstance(event_out, Watermark):
+                    self._advance(event_out.at_ms)
+                self.output.send(event_out)
         if isinstance(event, Barrier | Cancel | EndOfInput):
             self._do(self._alignment.event(channel, event, self._now_s()))
         if self._alignment.ended and not self._at_end:
@@ -270,7 +270,7 @@ class KeyedSubtask(Subtask):
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def _told(self, command: Command) -> None:
+    def _on_command(self, command: Command) -> None:
         match command:
             case Trigger(barrier=barrier):
                 self._do(self._alignment.triggered(barrier, self._now_s()))

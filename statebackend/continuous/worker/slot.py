@@ -140,7 +140,7 @@ class Slot:
             silence_s=run.options.silence_s,
             system=system,
         )
-        with self._told():
+        with self._reporting_failure():
             self._listen(credentials, host)
         self._inboxes: dict[str, Inbox] = {}
         self._index = -1  # of its subtasks; the driver says it
@@ -170,7 +170,7 @@ class Slot:
         self._exchange = ExchangeClient(identity, tls=self._tls is not None, welcome_s=start_s)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting_failure(self) -> Iterator[None]:
         """Report what fails inside to the driver, as a subtask's failure is reported."""
         try:
             yield
@@ -203,7 +203,7 @@ class Slot:
             StateBackendError: what failed; the driver was told.
         """
         try:
-            with self._told():
+            with self._reporting_failure():
                 here = self._registration()
                 self._link.repeated("register", here, self._run.options.start_timeout_s)
                 self._obey()

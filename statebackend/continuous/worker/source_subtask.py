@@ -92,8 +92,8 @@ class SourceTimes:
         self._heard_s.pop(split)
         return self._advanced([last_ms, *others])
 
-    def onward(self, now_s: float) -> list[Watermark | Idle]:
-        """What there is to say."""
+    def due(self, now_s: float) -> list[Watermark | Idle]:
+        """The watermark or idleness that is due to be sent, if any."""
         if self._position is None:
             return []
         awake = [one for one in self._max_ms if not self._is_idle(one, now_s)]
@@ -187,7 +187,7 @@ class SourceSubtask(Subtask):
         self._overtaken = overtaken
         super()._put_back()
         # Said before, but a barrier may have overtaken it.
-        self._say([Watermark(at_ms=one.at_ms) for one in found if one.direction == "at"])
+        self._send_times([Watermark(at_ms=one.at_ms) for one in found if one.direction == "at"])
 
     def _close(self, error: BaseException | None, *, stopped: bool) -> None:
         for one in self._open_splits:
@@ -220,7 +220,7 @@ class SourceSubtask(Subtask):
             got |= self._read(one, now_s)
         # Who has not been told yet whether there is a split for it holds the watermark.
         if (self._open_splits or self._has_none) and not self._held_back:
-            self._say(self._times.onward(now_s))
+            self._send_times(self._times.due(now_s))
         if self._over and not self._open_splits and not self._unanswered:
             self._ended()
         elif not got and not self._stopping:
@@ -244,11 +244,11 @@ class SourceSubtask(Subtask):
             one.reader.close()
             self._open_splits.remove(one)
             ended = self._times.ended(one.id)
-            self._say(ended if not self._held_back else [])
+            self._send_times(ended if not self._held_back else [])
             self._link.report(SplitEnded(vertex=self.vertex, subtask=self.index, split=one.id))
         return batch is not None
 
-    def _say(self, times: Iterable[Watermark | Idle]) -> None:
+    def _send_times(self, times: Iterable[Watermark | Idle]) -> None:
         for one in times:
             if isinstance(one, Watermark):
                 self._said_ms = max(self._said_ms, one.at_ms)
@@ -257,7 +257,7 @@ class SourceSubtask(Subtask):
 
     # --- what the driver says ------------------------------------------------------------------
 
-    def _told(self, command: Command) -> None:
+    def _on_command(self, command: Command) -> None:
         match command:
             case Trigger(barrier=barrier):
                 self._due.append((barrier, self._system.monotonic_s()))
@@ -315,8 +315,8 @@ class SourceSubtask(Subtask):
         prepared = self.output.prepare(barrier.checkpoint)
         flight = Flight()
         if unaligned:
-            onward = msgspec.structs.replace(barrier, alignment_timeout_ms=0)
-            for lane, rows in self.output.overtake(onward):
+            sent = msgspec.structs.replace(barrier, alignment_timeout_ms=0)
+            for lane, rows in self.output.overtake(sent):
                 flight.add(lane, rows)
         else:
             self.output.forward(barrier)

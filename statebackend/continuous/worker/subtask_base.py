@@ -179,7 +179,7 @@ class Subtask(ABC):
             found, wait_s = True, 0.0
             if isinstance(command, Trigger) and command.barrier.kind == "last":
                 self._last = command.barrier.checkpoint
-            self._told(command)
+            self._on_command(command)
         return found
 
     def _ended(self) -> None:
@@ -216,7 +216,7 @@ class Subtask(ABC):
         """Do a little, or wait a little."""
 
     @abstractmethod
-    def _told(self, command: Command) -> None:
+    def _on_command(self, command: Command) -> None:
         """Do what the driver said."""
 
     @abstractmethod

@@ -102,7 +102,7 @@ class RunSession:
         self._store, self._commit_log = store, log
         self._system, threads = system, system.threads
         self._on_epoch_acked = on_epoch_acked
-        self._told: NextDue | None = None
+        self._published_due: NextDue | None = None
         self._gate_timeout_s = gate_timeout_s
         self._whole_limit_bytes = whole_limit_bytes
         self.progress = progress or ProgressBook(threads=threads)
@@ -114,7 +114,7 @@ class RunSession:
         self._tenure: Tenure | None = None
         self._state_lock = threads.lock()
         self._commit_lock = threads.lock()
-        self._tell_lock = threads.lock()
+        self._publish_lock = threads.lock()
         self._records = Records(store, threads)
         self._damaged: set[str] = set()
         self._writer = Background("statebackend-commit", threads)
@@ -154,18 +154,18 @@ class RunSession:
         self._check_plan = check_plan
         self._records.seed(self._commit_log.take_records())
         self._gate.set()
-        self._tell(coordinator)
+        self._publish_due(coordinator)
 
-    def _tell(self, coordinator: Coordinator) -> None:
+    def _publish_due(self, coordinator: Coordinator) -> None:
         """Say what is due next, if that is known and was not said already."""
         if self._on_epoch_acked is None:
             return
-        with self._tell_lock:  # not the state's: a file is written
+        with self._publish_lock:  # not the state's: a file is written
             with self._state_lock:
                 due = coordinator.run.next_due()
-            if due is None or due == self._told:
+            if due is None or due == self._published_due:
                 return
-            self._told = due
+            self._published_due = due
             try:
                 self._on_epoch_acked(due)
             except Exception:
@@ -291,7 +291,7 @@ class RunSession:
             before = coordinator.run.epoch
             admitted = coordinator.begin(request)
             if coordinator.run.epoch != before:
-                self._told = None  # what was due before may have fired in it
+                self._published_due = None  # what was due before may have fired in it
             operator = coordinator.run.operators[request.operator].lineage
             last = operator.epochs.get(admitted.durable_epoch)
             lineage = operator.subtasks[request.subtask]
@@ -367,7 +367,7 @@ class RunSession:
                     work = coordinator.records.take_due(request.operator, request.epoch)
                 if work is not None:
                     self._commit(coordinator, tenure, work)
-        self._tell(coordinator)
+        self._publish_due(coordinator)
         return AckReply(durable=not coordinator.run.asynchronous)
 
     def _commit_behind(

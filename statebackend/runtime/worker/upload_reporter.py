@@ -23,13 +23,13 @@ class UploadReporter:
 
     def renew(self) -> None:
         """The upload goes on."""
-        self._say(given_up=False)
+        self._report(given_up=False)
 
     def give_up(self, why: str, *, harmless: bool) -> None:
         """There will be no base under this grant."""
-        self._say(given_up=True, why=why, harmless=harmless)
+        self._report(given_up=True, why=why, harmless=harmless)
 
-    def _say(self, *, given_up: bool, why: str = "", harmless: bool = False) -> None:
+    def _report(self, *, given_up: bool, why: str = "", harmless: bool = False) -> None:
         request = BaseRenewal(
             protocol=PROTOCOL,
             job=self._who.job,

@@ -98,7 +98,7 @@ class HeartbeatFile:
         self._folder = system.temporary_folder(self)
         self.path = os.path.join(self._folder, "heartbeat.json")
 
-    def say(self, epoch: int, *, watermark_moves: bool, processing_due_ms: int | None) -> None:
+    def write(self, epoch: int, *, watermark_moves: bool, processing_due_ms: int | None) -> None:
         """``epoch`` is over; a moved watermark, or a timer's time, wants one more.
 
         Raises:

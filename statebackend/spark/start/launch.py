@@ -242,7 +242,7 @@ class Launch:
         if self._heartbeat is not None and self._runs_without_data:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
             # A timer that a handler sets in the past waits: it would make batches without end.
-            self._heartbeat.say(
+            self._heartbeat.write(
                 due.epoch,
                 watermark_moves=due.watermark_moves,
                 processing_due_ms=due.processing_due_ms,

@@ -122,13 +122,13 @@ class StartPoint:
                     )
                 if isinstance(error, CheckpointLocationError):
                     raise
-                told = self._as_told(error, progress, manifests)
+                told = self._as_asked(error, progress, manifests)
                 self._check(manifests, told.batch)
             else:
                 self._check(manifests, decision.batch)
         if decision is None or decision.verdict is not Verdict.START:
-            as_told = decision is None and not hidden
-            decision, manifests = self._go_back(location, as_told=as_told)
+            as_asked = decision is None and not hidden
+            decision, manifests = self._go_back(location, as_asked=as_asked)
         if self._go_back_to is not None and self._given_up is None:
             _log.warning(
                 "go_back_to=%d is ignored: %s goes on with batch %d",
@@ -142,15 +142,15 @@ class StartPoint:
         return manifests
 
     def _go_back(
-        self, location: CheckpointLocation, *, as_told: bool
+        self, location: CheckpointLocation, *, as_asked: bool
     ) -> tuple[StartDecision, list[Manifest]]:
         """Put back what others took, then take back what must be repeated.
 
         Args:
-            as_told: it is known already that this goes back to the epoch that the user named.
+            as_asked: it is known already that this goes back to the epoch that the user named.
         """
         # Whoever runs the job now is fenced before anything is taken from under it.
-        told = {_WENT_BACK: str(self._go_back_to)} if as_told else {}
+        told = {_WENT_BACK: str(self._go_back_to)} if as_asked else {}
         tenure = self._log.claim(run=self._run, settings=told)
 
         def look() -> list[Manifest]:
@@ -163,9 +163,9 @@ class StartPoint:
         # The location first here, too; and who was fenced himself takes nothing back.
         progress, manifests = location.progress(), look()
         decision = self._decide_or_give_up(progress, manifests)
-        if self._given_up is not None and not as_told:
+        if self._given_up is not None and not as_asked:
             # What was put back shows it only now. The log says so before anything is taken.
-            return self._go_back(location, as_told=True)
+            return self._go_back(location, as_asked=True)
         self._check(manifests, decision.batch)
         if decision.verdict is not Verdict.START:
             self._require(manifests, decision.batch - 1)
@@ -179,10 +179,10 @@ class StartPoint:
         try:
             return self._decide(progress, manifests)
         except (RewindError, JobRunningError) as error:
-            decision = self._as_told(error, progress, manifests)
+            decision = self._as_asked(error, progress, manifests)
             self._given_up = self._last_epoch(manifests)
             _log.warning(
-                "job %s goes back to epoch %d, as it was told to: what came after it is given up "
+                "job %s goes back to epoch %d, as it was asked to: what came after it is given up "
                 "(epochs up to %d, batches up to %d); %s",
                 self._job.name,
                 self._go_back_to,
@@ -292,7 +292,7 @@ class StartPoint:
 
     # --- going back further, where the user says so ----------------------------------------------
 
-    def _as_told(
+    def _as_asked(
         self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
     ) -> StartDecision:
         """Decide to go back to the epoch that the user named; nothing is changed.

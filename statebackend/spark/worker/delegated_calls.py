@@ -97,11 +97,11 @@ class Frames:
         """The other side's bytes."""
         return bytes(self._take(_TEXT))
 
-    def say(self, yes: bool) -> None:
+    def send_flag(self, yes: bool) -> None:
         """Yes or no."""
         self._send(_YES if yes else _NO)
 
-    def said(self) -> bool:
+    def receive_flag(self) -> bool:
         """What the other side says."""
         kind, _ = self._receive()
         if kind not in (_YES, _NO):

@@ -243,10 +243,10 @@ class DelegatedEpochs:
             request = _request(frames.text())
             run = self._admitted(request, frames)
             if run is None:
-                frames.say(False)
+                frames.send_flag(False)
                 return
             try:
-                frames.say(True)
+                frames.send_flag(True)
                 frames.timeout_s = _SILENCE_S
                 self._context.run(_accompany, run, request, frames)
             finally:
@@ -308,7 +308,7 @@ def _call_host(address_of_pool: str, request: Request) -> Frames | None:
     try:
         frames.connect(Path(address_of_pool).with_name(_SOCKET))
         frames.send_text(encode(request))
-        if frames.said():
+        if frames.receive_flag():
             frames.timeout_s = _SILENCE_S
             return frames
     except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
@@ -334,7 +334,7 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
                 frames.end()
             while (batch := frames.batch()) is not None:
                 yield batch
-                frames.say(True)
+                frames.send_flag(True)
         except ConnectionClosed as error:
             raise PeerLostError(
                 "This task ran in another worker, which has the store open. That worker has "
@@ -352,7 +352,7 @@ def _accompany(run: Run, request: Request, frames: Frames) -> None:
         with contextlib.closing(run(request, frames.batches())) as output:  # type: ignore[type-var]
             for batch in output:
                 frames.send_batch(batch)
-                frames.said()
+                frames.receive_flag()
         frames.end()
     except ConnectionClosed:
         raise

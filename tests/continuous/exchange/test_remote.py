@@ -23,7 +23,7 @@ from statebackend.continuous.exchange.channel_messages import (
     Hello,
     Identity,
     Rows,
-    Told,
+    Signal,
 )
 from statebackend.continuous.exchange.client import ExchangeClient
 from statebackend.continuous.exchange.closing_connections import sever
@@ -262,8 +262,8 @@ def test_what_breaks_the_rules_fails_the_reader_and_not_the_process(
     server: ExchangeServer,
 ) -> None:
     unasked = encode(Rows(0, 100))
-    skipped = encode(Told(1, 0, Barrier(checkpoint=1, stamp_ms=0)))
-    overdrawn = encode(Told(0, 1 << 40, Barrier(checkpoint=1, stamp_ms=0)))
+    skipped = encode(Signal(1, 0, Barrier(checkpoint=1, stamp_ms=0)))
+    overdrawn = encode(Signal(0, 1 << 40, Barrier(checkpoint=1, stamp_ms=0)))
     options = flight.FlightCallOptions(headers=[(TOKEN_HEADER.encode(), ME.token.encode())])
     for number, bad in enumerate([unasked, skipped, overdrawn, b"\xc1", b"", b"x" * 100_000]):
         inbox = Inbox(1, capacity_bytes=8192)

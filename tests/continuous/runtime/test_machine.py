@@ -13,8 +13,8 @@ from statebackend.continuous.driver.run_state import (
     Out,
     Publish,
     RunState,
+    Send,
     Settled,
-    Tell,
     Write,
 )
 from statebackend.continuous.job.graph import Edge, Graph, KeyedVertex, SinkNode, SourceVertex
@@ -93,7 +93,7 @@ def copy(operator: str, first: int, last: int, epoch: int) -> Copy:
 
 
 def told(outs: list[Out]) -> list[Any]:
-    return [out.command for out in outs if isinstance(out, Tell)]
+    return [out.command for out in outs if isinstance(out, Send)]
 
 
 def test_a_run_is_deployed_once_every_slot_is_there() -> None:
@@ -102,7 +102,7 @@ def test_a_run_is_deployed_once_every_slot_is_there() -> None:
     assert driver.machine.registered(1, "b", 0.0) == []  # asked again
     outs = driver.machine.registered(0, "a", 0.0)
     assert outs == [
-        Tell(i, Deploy(subtask=i, peers=["a", "b"], epoch=5, stamp_ms=1000)) for i in range(P)
+        Send(i, Deploy(subtask=i, peers=["a", "b"], epoch=5, stamp_ms=1000)) for i in range(P)
     ]
 
 

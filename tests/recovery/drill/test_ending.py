@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.cluster.driver_messages import Told
+from recovery.drill.cluster.driver_messages import DriverConfig
 from recovery.drill.faults.needs import Given
 from recovery.drill.faults.reach import CannotStrikeError
 from recovery.drill.faults.striking import NOTHING_LEFT, Striker
@@ -73,7 +73,7 @@ def test_everything_is_ended_though_one_thing_cannot_be() -> None:
 
 
 def test_a_driver_is_told_by_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:
-    told = Told(
+    config = DriverConfig(
         **dict.fromkeys(
             ("root", "master", "uri", "local_dir", "checkpoint", "out", "events", "stop", "build"),
             "x",
@@ -83,9 +83,9 @@ def test_a_driver_is_told_by_a_file_that_only_its_owner_can_read(tmp_path: Path)
         conf={"spark.hadoop.fs.s3a.secret.key": "s3cret"},
     )
     path = tmp_path / "1.told"
-    told.write(path)
+    config.write(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Told.read(path) == told
+    assert DriverConfig.read(path) == config
 
 
 # --- faults that were made, and those that were not -----------------------------------------------

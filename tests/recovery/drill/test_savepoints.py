@@ -20,7 +20,7 @@ import pytest
 from recovery.drill.catalogue import ALL
 from recovery.drill.catalogue.savepoints import HoldBelow
 from recovery.drill.cluster.batch_driver import _Watch
-from recovery.drill.cluster.driver_messages import JOB, Taken, Told
+from recovery.drill.cluster.driver_messages import JOB, DriverConfig, Taken
 from recovery.drill.faults.reach import CannotStrikeError
 from recovery.drill.faults.shim import Shim
 from recovery.drill.faults.store_faults import Facts, Kind
@@ -183,10 +183,10 @@ def test_on_s3_copies_are_held_below_the_savepoint_alone() -> None:
 # --- asking and answering ------------------------------------------------------------------------
 
 
-def told(root: Path) -> Told:
+def told(root: Path) -> DriverConfig:
     places = {"root": str(root), "uri": (root / "store").as_uri()}
     names = ("master", "local_dir", "checkpoint", "out", "events", "stop", "build", "commit")
-    return Told(**places, **dict.fromkeys(names, ""), parallelism=1)  # type: ignore[arg-type]
+    return DriverConfig(**places, **dict.fromkeys(names, ""), parallelism=1)  # type: ignore[arg-type]
 
 
 def environment() -> dict[str, str]:
