@@ -202,7 +202,7 @@ def _ours(prepared: _Prepared, folder: Path) -> dict[str, float]:
         usable_s = time.perf_counter()
     assert opened.store.marker() == prepared.marker(1, prepared.chain)
     before_close_s = time.perf_counter()
-    opened.incarnation.release()
+    opened.directory.release()
     closed_s = time.perf_counter()
     found = {name: point.own_wall / 1e6 for name, point in tracer.points.items()}
     found["usable"] = (usable_s - start_s) * 1000

@@ -103,7 +103,7 @@ class Ancestors:
         assert store is not None
         return store
 
-    def incarnation(self, groups: tuple[int, int]) -> StoreDirectory:
+    def directory(self, groups: tuple[int, int]) -> StoreDirectory:
         """Where its local deltas lie: they may be read after :meth:`release` too."""
         return self._last[groups]
 

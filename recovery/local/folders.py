@@ -211,7 +211,7 @@ def own_file_text(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Nobody sweeps a folder of an incarnation's ``work`` meanwhile; OSError if it is in use."""
+    """Nobody sweeps a folder of a store directory's ``work`` meanwhile; OSError if it is in use."""
     lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,7 +229,7 @@ def sweep_work(work: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """A folder, with those above it but the incarnation's own: that is never made twice."""
+    """A folder, with those above it but the store directory's own: that is never made twice."""
     path.parent.mkdir(exist_ok=True)
     path.mkdir(exist_ok=True)
     return path

@@ -1,18 +1,18 @@
 """Task-local copies: where they lie on a host, and who may touch them.
 
 ``<local_dir>/<job>/<operator>/<first key group>-<last key group>/``, for one user alone
-    ``current``              the name of the incarnation that counts (a pointer, swapped atomically)
-    ``<incarnation>/lease``  locked (flock) by the process that has the store open
-    ``<incarnation>/db/``    RocksDB: confirmed epochs only
-    ``<incarnation>/deltas/<epoch>-<digest>``  deltas that were acked here, confirmed or not
-    ``<incarnation>/holder`` the hand-over socket of the process that keeps it open (see
+    ``current``              the store directory that counts (a pointer, swapped atomically)
+    ``<store directory>/lease``  locked (flock) by the process that has the store open
+    ``<store directory>/db/``    RocksDB: confirmed epochs only
+    ``<store directory>/deltas/<epoch>-<digest>``  deltas that were acked here, confirmed or not
+    ``<store directory>/holder`` the hand-over socket of the process that keeps it open (see
     recovery.local.store_pool)
-    ``<incarnation>/reached``  the epoch up to which deltas were forgotten: the store holds them
-    ``<incarnation>/uploaded``  index of the base whose files this store shares
-    ``<incarnation>/work/``  what an epoch or an upload needs for a while; swept at open
-    ``<incarnation>/BAD``    the reason why this copy must not be used again
+    ``<store directory>/reached``  the epoch up to which deltas were forgotten: the store holds them
+    ``<store directory>/uploaded``  index of the base whose files this store shares
+    ``<store directory>/work/``  what an epoch or an upload needs for a while; swept at open
+    ``<store directory>/BAD``    the reason why this copy must not be used again
 
-An incarnation's path is never made twice. A process that froze while it held a store and thaws
+A store directory's path is never made twice. A process that froze while it held a store and thaws
 after its successor has taken over writes into its own grave: RocksDB was seen to rewrite CURRENT in
 the successor's directory when a path was re-used.
 
@@ -43,7 +43,7 @@ __all__ = ["LocalSubtask", "RecentDelta", "StoreDirectory", "copies_seen"]
 
 _log = logging.getLogger("statebackend.recovery")
 _POLL_S: Final = 0.01
-_POINTER: Final = ".current."  # and an incarnation's name: a pointer that is being written
+_POINTER: Final = ".current."  # and a store directory's name: a pointer that is being written
 _MARKED_BAD: Final = "the local copy was marked bad"
 _NAME: Final = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 
@@ -58,8 +58,8 @@ class LocalSubtask:
         local_dir: the host's directory for copies.
         job: a name that no other job of this host has; what a store holds is said by its marker.
         key_groups: the subtask's.
-        new_id: unique names for incarnations.
-        ask: asks the holder of an incarnation, in so many seconds, to let it go.
+        new_id: unique names for store directories.
+        ask: asks the holder of a store directory, in so many seconds, to let it go.
         opener: opens a database that a store consists of.
 
     Attributes:
@@ -95,10 +95,10 @@ class LocalSubtask:
         self._store_pool, self._store_pool_settings = store_pool, store_pool_settings
 
     def acquire(self, timeout_s: float) -> tuple[StoreDirectory, str]:
-        """The current incarnation, or a new one where it is bad, absent or held too long.
+        """The current store directory, or a new one where it is bad, absent or held too long.
 
         Returns:
-            the incarnation, leased; and why it is a new one ("" if it is not).
+            the store directory, leased; and why it is a new one ("" if it is not).
         """
         held, reason = self._take(self.path, timeout_s)
         self.gone_bad = reason.startswith(_MARKED_BAD)
@@ -107,7 +107,7 @@ class LocalSubtask:
     def acquire_other(
         self, key_groups: KeyGroupRange, timeout_s: float
     ) -> tuple[StoreDirectory | None, str]:
-        """The current incarnation of a subtask of another parallelism; or None, and why not.
+        """The current store directory of a subtask of another parallelism; or None, and why not.
 
         Where there is nothing at all, there is no reason either.
 
@@ -147,7 +147,7 @@ class LocalSubtask:
             return held, ""
 
     def kept_elsewhere(self) -> tuple[Path, str] | None:
-        """The current incarnation and the hand-over socket of the process that keeps it open.
+        """The current store directory and the hand-over socket of the process that keeps it open.
 
         None where that is this process, or nobody says so.
         """
@@ -165,7 +165,7 @@ class LocalSubtask:
             self._store_pool.keep(held, self._store_pool_settings)
 
     def create(self) -> StoreDirectory:
-        """A new, empty incarnation, made the current one."""
+        """A new, empty store directory, made the current one."""
         try:
             while True:
                 name = self._new_id()
@@ -191,11 +191,11 @@ class LocalSubtask:
             raise unusable(str(self.path), error) from error
 
     def sweep(self, keep: StoreDirectory) -> None:
-        """Remove the incarnations that nobody holds and the pointer does not name."""
+        """Remove the store directories that nobody holds and the pointer does not name."""
         if _current(self.path) != keep.path.name:
             return  # another has taken over: what is left behind is its business
         for path in list(self.path.iterdir()):
-            name = path.name.removeprefix(_POINTER)  # made after its incarnation
+            name = path.name.removeprefix(_POINTER)  # made after its directory
             if name != path.name and not (self.path / name).exists():
                 remove(path)
             if path != keep.path and path.name != _current(self.path) and path.is_dir():
@@ -240,7 +240,7 @@ class LocalSubtask:
         return not folder.exists()
 
     def _remove_free(self, path: Path) -> bool:
-        """Remove an incarnation, unless somebody holds it; whether it is gone."""
+        """Remove a store directory, unless somebody holds it; whether it is gone."""
         try:
             held = self._lease(path)
         except FileNotFoundError:
@@ -253,7 +253,7 @@ class LocalSubtask:
         return True
 
     def _lease(self, path: Path) -> StoreDirectory | None:
-        """Lock an incarnation without waiting; None where another process has it.
+        """Lock a store directory without waiting; None where another process has it.
 
         Its directory is never made here: a path that was removed stays removed.
         """
@@ -315,7 +315,7 @@ def _folder(key_groups: KeyGroupRange) -> str:
 
 
 def _current(subtask: Path) -> str | None:
-    """The incarnation that a subtask's pointer names."""
+    """The store directory that a subtask's pointer names."""
     try:
         found = (subtask / "current").read_bytes().strip()
     except FileNotFoundError:

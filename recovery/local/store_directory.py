@@ -115,7 +115,7 @@ class StoreDirectory:
         return self.store
 
     def adopt_store(self, store: Store) -> Store:
-        """Take a store that was made in this incarnation's place for one."""
+        """Take a store that was made in this store directory's place for one."""
         self.store = store
         return store
 

@@ -2,9 +2,9 @@
 
 Opening a store for each task costs a flush at its end and starves compaction. So a worker keeps its
 stores open, leased, and any worker of the host may ask for one at the holder's *hand-over socket*,
-a local socket whose path lies in the incarnation's directory. A store that is not in use is closed
+a local socket whose path lies in the store directory. A store that is not in use is closed
 and let go at once; one that is in use is not. A holder that does not answer (frozen, or a twin that
-is still working) is not waited for beyond a bounded time: the asker makes an incarnation of its
+is still working) is not waited for beyond a bounded time: the asker makes a store directory of its
 own. Only processes of one user talk to each other there. The hand-over thread also closes what
 nobody used for a while, and flushes what has many epochs in memory only: their local deltas are
 needed until then.
@@ -134,10 +134,10 @@ class StorePool:
             return known[1]
 
     def take(self, subtask: Path, name: str) -> StoreDirectory | None:
-        """The open store of a subtask, if it is the current incarnation; one of another is let go.
+        """The open store of a subtask, if its directory is the current one; another is let go.
 
         Args:
-            subtask: the subtask's folder. name: the incarnation that counts.
+            subtask: the subtask's folder. name: the store directory that counts.
         """
         with self._lock:
             kept = self._kept.pop(subtask, None)
@@ -149,7 +149,7 @@ class StorePool:
         return None
 
     def keeps(self, path: Path, at_least_bytes: int = 0) -> bool:
-        """Whether an incarnation is open here, good, not in use, and about so large on disk."""
+        """Whether a store directory is open here, good, not in use, and about so large on disk."""
         with self._lock:  # so that it is not closed meanwhile
             kept = self._kept.get(path.parent)
             if kept is None or kept.held.path != path or kept.held.bad is not None:
@@ -288,7 +288,7 @@ def _let_go(held: StoreDirectory) -> None:
 
 
 def ask_for(path: Path, timeout_s: float) -> bool:
-    """Ask the holder of an incarnation to let it go; True if it did.
+    """Ask the holder of a store directory to let it go; True if it did.
 
     False where there is nobody to ask, it is in use, or no answer came in time.
     """

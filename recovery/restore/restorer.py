@@ -70,7 +70,7 @@ class OpenSubtask:
     ``layers``: epochs after that, up to ``reply.base_epoch``, to be laid over it.
     """
 
-    incarnation: StoreDirectory
+    directory: StoreDirectory
     store: Store
     reply: BeginReply
     layers: list[tuple[int, Iterator[DeltaRows]]]
@@ -271,7 +271,7 @@ class Restorer:
         steps: list[RestoreStep],
         bodies: Iterator[bytes],
     ) -> None:
-        """Make a store of parts of others' states, in an incarnation that has none yet.
+        """Make a store of parts of others' states, in a store directory that has none yet.
 
         Until the marker of the subtask's own lineage is set, it is good for nothing.
         """
@@ -350,7 +350,7 @@ class Restorer:
     def _restore_files(
         self, held: StoreDirectory, step: RestoreStep, bodies: Iterator[bytes]
     ) -> None:
-        """Fetch RocksDB's own files into an incarnation that has no store yet."""
+        """Fetch RocksDB's own files into a store directory that has no store yet."""
         data = self._reader.fetch_files(held, step, bodies, held.path / "db")
         _check_marker(held.open_store(self._settings), step)
         held.remember_uploaded(data)

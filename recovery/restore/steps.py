@@ -143,4 +143,4 @@ class StepReader:
 
     def _place(self, held: StoreDirectory, step: RestoreStep) -> StoreDirectory:
         """Beside which store a step's local delta lies."""
-        return held if step.found_at is None else self._ancestors.incarnation(step.found_at)
+        return held if step.found_at is None else self._ancestors.directory(step.found_at)

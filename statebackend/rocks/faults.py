@@ -22,7 +22,7 @@ def classify(error: Exception, path: str) -> StateBackendError:
     if "lock hold" in text or "While lock file" in text:
         return StoreBusyError(
             f"The local store {path} is open in another process ({text}).",
-            todo="It is not waited for: a new incarnation is made beside it.",
+            todo="It is not waited for: a new store directory is made beside it.",
         )
     if any(said in text for said in _NO_ROOM):
         return LocalDirError(

@@ -90,11 +90,11 @@ def step_of(kind: str, path: str) -> str:
         folder = parts[1] if len(parts) > 1 else ""
         names = {"log": "record", "data": "large slice", "base": "base upload"}
         return names.get(folder, "temporary file of the store")
-    inside = parts[5:]  # <host>/<job>/<operator>/<subtask>/<incarnation>
+    inside = parts[5:]  # <host>/<job>/<operator>/<subtask>/<store directory>
     if kind in ("unlink", "rmdir") and inside[:1] != ["work"]:
         return "local sweep"
     if not inside or inside[0] == "lease":
-        return "incarnation and pointer"
+        return "directory and pointer"
     names = {"deltas": "local delta", "work": "base checkpoint", "uploaded": "base checkpoint"}
     if inside[0] == "db":
         return "RocksDB" if kind == "foreign" else "download of a base"
@@ -163,7 +163,7 @@ class _Living:
                 return
             except StateBackendError as error:
                 self.life.refused.append(error)
-                job.opened.incarnation.release() if hasattr(job, "opened") else None
+                job.opened.directory.release() if hasattr(job, "opened") else None
                 if isinstance(error, (CommitUnknownError, FencedError)) or (
                     job.started.session.failure is not None
                 ):
@@ -260,7 +260,7 @@ def reopened(image: Image, root: Path, kind: Kind, committed: int) -> None:
     job.truth = dict(TRUTHS)
     job.restart(min(committed, last) + 1)
     for host in ("h", "g", "elsewhere"):
-        job.open(host).incarnation.release()  # compares marker and content
+        job.open(host).directory.release()  # compares marker and content
     for host in ("h", "g"):
         job.run(changes_of(job.epoch), host=host)
         check_copies(root, host)

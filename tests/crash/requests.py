@@ -83,12 +83,12 @@ def lived_on_requests(job: Job, plan: Plan) -> None:
             try:
                 job.run(changes_of(job.epoch))
             except StateBackendError:
-                job.opened.incarnation.release()
+                job.opened.directory.release()
                 if job.started.session.failure is not None:
                     job.started.session.drain(LONG_S)
                     job.restart(min(job.epoch, last_epoch(job.store) + 1))
             job.started.session.drain(LONG_S)
-    job.opened.incarnation.release()
+    job.opened.directory.release()
 
 
 def step_of(verb: str, name: str) -> str:
@@ -138,13 +138,13 @@ def _cut(kind: Kind, root: Path, plan: Plan) -> None:
     again.truth, again.attempts = dict(TRUTHS), job.attempts
     again.restart(job.epoch)
     for host in ("h", "elsewhere"):
-        again.open(host).incarnation.release()  # compares marker and content
+        again.open(host).directory.release()  # compares marker and content
     for _ in range(2):
         again.run(changes_of(again.epoch))
         again.started.session.drain(LONG_S)
-    again.opened.incarnation.release()
+    again.opened.directory.release()
     named(inner)
     again.restart()
     check_store(inner)
-    again.open("third").incarnation.release()
+    again.open("third").directory.release()
     assert again.truth == TRUTHS

@@ -21,7 +21,7 @@ STEPS = {
     "large slice",
     "base upload",
     "clean-up",
-    "incarnation and pointer",
+    "directory and pointer",
     "RocksDB",
     "local delta",
     "local sweep",

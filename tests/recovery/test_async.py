@@ -423,7 +423,7 @@ def test_state_is_that_of_the_epoch_before_while_its_record_is_on_its_way(
     for host in ("h", "elsewhere", "h"):
         opened = job.open(host)  # compares store and layer
         assert [epoch for epoch, _ in opened.layers] == [2]
-        opened.incarnation.release()
+        opened.directory.release()
 
 
 @pytest.mark.parametrize("budget", [0, 1 << 20])
@@ -438,7 +438,7 @@ def test_an_epoch_without_changes_that_is_on_its_way_is_no_layer(
     for host in ("elsewhere", "h", "elsewhere"):
         opened = job.open(host)
         assert (opened.reply.durable_epoch, opened.layers) == (0, [])
-        opened.incarnation.release()
+        opened.directory.release()
     store.gate.set()
     drained(job.started)
     job.run({K: b"2"})
@@ -453,12 +453,12 @@ def test_for_a_damaged_local_layer_the_ack_s_is_taken(
     drained(job.started)
     store.gate.clear()
     job.run({K: b"1"})
-    (path,) = (job.incarnation("h") / "deltas").glob("1-*")
+    (path,) = (job.directory("h") / "deltas").glob("1-*")
     path.write_bytes(b"torn")
     opened = job.open("h")
     assert [copy.deltas for copy in job.asked][-1] == []
     assert len(job.asked) == 2
-    opened.incarnation.release()
+    opened.directory.release()
 
 
 def test_a_store_that_stands_too_far_is_not_used_while_a_record_is_on_its_way(
@@ -467,13 +467,13 @@ def test_a_store_that_stands_too_far_is_not_used_while_a_record_is_on_its_way(
     job = Job(tmp_path, store=store, asynchronous=True)
     job.run({K: b"0"}, {K: b"1"})
     drained(job.started)
-    job.open("h").incarnation.release()  # stands at 1
+    job.open("h").directory.release()  # stands at 1
     job.restart(1)  # the log holds 1; Spark repeats it
     store.gate.clear()
     opened = job.open("h")
     assert opened.reply.reason == "the local copy stands at epoch 1, after epoch 0"
     assert opened.reply.fresh
-    opened.incarnation.release()
+    opened.directory.release()
 
 
 # --- each batch is checked -----------------------------------------------------------------------

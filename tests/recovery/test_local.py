@@ -63,25 +63,25 @@ def marker(epoch: int, chain: str = "aa") -> Marker:
 
 
 def filled(local: LocalSubtask, value: bytes = b"1", epoch: int = 0) -> str:
-    """Make an incarnation that holds something and let it go; its name."""
+    """Make a store directory that holds something and let it go; its name."""
     held = local.create()
     held.open_store(SMALL).apply([b"\0\0k"], [value], marker(epoch))
     held.release()
     return held.path.name
 
 
-def incarnations(local: LocalSubtask) -> set[str]:
+def directories(local: LocalSubtask) -> set[str]:
     return {path.name for path in local.path.iterdir() if path.is_dir()}
 
 
 # --- one holder ----------------------------------------------------------------------------------
 
 
-def test_without_a_copy_a_new_incarnation_is_made(tmp_path: Path) -> None:
+def test_without_a_copy_a_new_store_directory_is_made(tmp_path: Path) -> None:
     local = subtask(tmp_path)
     held, reason = local.acquire(1)
     assert reason == "there is no local copy on this host"
-    assert incarnations(local) == {held.path.name}
+    assert directories(local) == {held.path.name}
     assert held.open_store(SMALL).marker() is None
     held.release()
 
@@ -249,7 +249,7 @@ def test_a_frozen_holder_is_not_waited_for_and_thaws_into_its_own_grave(tmp_path
         assert again.describe().deltas == [(8, "ours")]
         assert again.describe().epoch == 7
         local.sweep(again)
-        assert incarnations(local) == {again.path.name}
+        assert directories(local) == {again.path.name}
         again.release()
 
 
@@ -285,7 +285,7 @@ def test_a_pointer_to_a_deleted_directory_is_no_copy_and_nothing_is_made_there(
     shutil.rmtree(local.path / name)
     held, reason = local.acquire(0)
     assert reason == "the local copy was deleted"
-    assert incarnations(local) == {held.path.name}
+    assert directories(local) == {held.path.name}
     assert held.path.name != name
     held.release()
 
@@ -322,11 +322,11 @@ def test_a_sweep_removes_what_nobody_holds_and_nothing_else(tmp_path: Path) -> N
     held_by_another = local.create()
     ours = local.create()
     local.sweep(ours)
-    assert incarnations(local) == {held_by_another.path.name, ours.path.name}
-    assert not {*left} & incarnations(local)
+    assert directories(local) == {held_by_another.path.name, ours.path.name}
+    assert not {*left} & directories(local)
     held_by_another.release()
     local.sweep(ours)
-    assert incarnations(local) == {ours.path.name}
+    assert directories(local) == {ours.path.name}
     ours.release()
 
 
@@ -336,14 +336,14 @@ def test_a_sweep_by_one_that_was_superseded_removes_nothing_that_counts(tmp_path
     superseded = local.create()
     current = filled(local)  # made while the other was frozen, and let go
     local.sweep(superseded)
-    assert incarnations(local) == {left, superseded.path.name, current}
+    assert directories(local) == {left, superseded.path.name, current}
     held, reason = local.acquire(0)
     assert (held.path.name, reason) == (current, "")
     held.release()
     superseded.release()
 
 
-def test_files_that_are_no_incarnations_are_left_alone_by_a_sweep(tmp_path: Path) -> None:
+def test_files_that_are_no_store_directories_are_left_alone_by_a_sweep(tmp_path: Path) -> None:
     local = subtask(tmp_path)
     (local.path / "note").write_text("mine")
     ours = local.create()
@@ -353,7 +353,7 @@ def test_files_that_are_no_incarnations_are_left_alone_by_a_sweep(tmp_path: Path
     ours.release()
 
 
-def test_an_incarnation_that_is_swept_while_it_is_made_is_made_anew(
+def test_a_store_directory_that_is_swept_while_it_is_made_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
@@ -450,8 +450,8 @@ def test_a_file_in_local_dirs_place_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["current", "lease"])
 def test_a_directory_in_a_files_place_is_an_unusable_directory(tmp_path: Path, name: str) -> None:
     local = subtask(tmp_path)
-    incarnation = local.path / filled(local)
-    place = {"lease": incarnation, "current": local.path}[name] / name
+    directory = local.path / filled(local)
+    place = {"lease": directory, "current": local.path}[name] / name
     place.unlink()
     place.mkdir()
     with pytest.raises(LocalDirError, match="local_dir="):
@@ -459,7 +459,7 @@ def test_a_directory_in_a_files_place_is_an_unusable_directory(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", ["current", ".current.one"])
-def test_a_pointer_that_cannot_be_written_leaves_no_lease_and_no_incarnation(
+def test_a_pointer_that_cannot_be_written_leaves_no_lease_and_no_store_directory(
     tmp_path: Path, name: str
 ) -> None:
     clock = FakeClock()

@@ -174,11 +174,11 @@ class World:
         delta = part_of(dict(zip(keys, values, strict=True)))
         if reply.grant is not None:
             self.upload(opened, reply.grant, subtask)
-        opened.incarnation.write_delta(self.epoch, delta.digest, delta.data)
+        opened.directory.write_delta(self.epoch, delta.digest, delta.data)
         base, after = None, dict(table.snapshot())
         if reply.base_due and not self.large and after:
             base = base_of(after)
-        local.give_back(opened.incarnation)
+        local.give_back(opened.directory)
         ack = ack_of(
             reply.chain,
             self.part(delta),
@@ -199,7 +199,7 @@ class World:
 
     def upload(self, opened: OpenSubtask, grant: BaseGrant, subtask: int) -> None:
         BaseUpload(
-            opened.incarnation,
+            opened.directory,
             grant,
             store=self.durable,
             generation=opened.reply.generation,
@@ -354,10 +354,10 @@ def test_a_subtask_whose_key_groups_stay_goes_on_with_its_own_store(tmp_path: Pa
         path.name for path in (tmp_path / "a" / "clicks" / "op").iterdir()
     }
     assert names == {"0-2", "3-5", "6-7"}
-    incarnation = (tmp_path / "a/clicks/op/6-7/current").read_text()
+    directory = (tmp_path / "a/clicks/op/6-7/current").read_text()
     world.start(4)  # 0-1, 2-3, 4-5, 6-7
     on_one_host(world, {})
-    assert (tmp_path / "a/clicks/op/6-7/current").read_text() == incarnation
+    assert (tmp_path / "a/clicks/op/6-7/current").read_text() == directory
 
 
 def test_what_the_others_left_is_removed_once_all_have_their_state(world: World) -> None:

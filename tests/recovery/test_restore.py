@@ -150,7 +150,7 @@ class Job:
             opener=self.opener,
         )
 
-    def incarnation(self, host: str) -> Path:
+    def directory(self, host: str) -> Path:
         path = self.local(host).path
         return path / (path / "current").read_text()
 
@@ -204,7 +204,7 @@ class Job:
             table.put(key, value)
         keys, values = table.freeze(self.epoch).sorted()
         delta = part_of(dict(zip(keys, values, strict=True)))
-        opened.incarnation.write_delta(self.epoch, delta.digest, delta.data)
+        opened.directory.write_delta(self.epoch, delta.digest, delta.data)
         after = dict(table.snapshot())
         base, large_bytes = None, 0
         if opened.reply.base_due:
@@ -215,7 +215,7 @@ class Job:
                 base = self._part(base)
         if opened.reply.grant is not None:
             self.upload(opened, opened.reply.grant)
-        self.local(host).give_back(opened.incarnation)
+        self.local(host).give_back(opened.directory)
         ack = ack_of(
             opened.reply.chain,
             self._part(delta),
@@ -232,7 +232,7 @@ class Job:
     def upload(self, opened: OpenSubtask, grant: BaseGrant) -> None:
         """Done within the epoch, in this thread."""
         BaseUpload(
-            opened.incarnation,
+            opened.directory,
             grant,
             store=self.durable,
             generation=opened.reply.generation,
@@ -250,7 +250,7 @@ class Job:
         """Open the running epoch as the first attempt after a restart; its report."""
         self.restart()
         opened = self.open(host)
-        opened.incarnation.release()
+        opened.directory.release()
         assert opened.report is not None
         return opened.report
 
@@ -285,7 +285,7 @@ def test_a_running_subtask_reports_nothing_while_all_is_ordinary(job: Job) -> No
     opened = job.open()
     assert opened.report is None
     assert opened.reply.steps[0].source == "local"
-    opened.incarnation.release()
+    opened.directory.release()
 
 
 def test_after_a_restart_the_local_store_and_its_delta_are_enough(job: Job) -> None:
@@ -308,7 +308,7 @@ def test_the_report_says_how_long_it_took_by_the_clock_it_was_given(job: Job) ->
 
 
 def test_no_opening_waits_for_a_merge_however_often_it_was_called_off(job: Job) -> None:
-    path = str(job.incarnation("h") / "db")
+    path = str(job.directory("h") / "db")
     store = RocksStore.open(path, SMALL, compacting=False)
     at, rows = store.marker(), dict(store.scan())
     for _ in range(16):
@@ -324,14 +324,14 @@ def test_no_opening_waits_for_a_merge_however_often_it_was_called_off(job: Job) 
             opened = job.open()
             assert opened.store.level0_files() >= 16
             assert dict(opened.store.scan()) == job.truth[opened.reply.durable_epoch]
-            opened.incarnation.release()
+            opened.directory.release()
     job.opener = open_database
     job.restart()
     opened = job.open()
     tick = threading.Event()  # it is merged beside the rows, once there is time
     assert any(opened.store.level0_files() < 8 or tick.wait(0.02) for _ in range(1500))
     assert dict(opened.store.scan()) == job.truth[opened.reply.durable_epoch]
-    opened.incarnation.release()
+    opened.directory.release()
     assert job.reopened().source == "local"
 
 
@@ -388,14 +388,14 @@ def test_a_copy_of_long_ago_is_brought_up_with_durable_deltas(job: Job) -> None:
 
 def test_a_repeated_epoch_starts_from_the_state_before_it(job: Job) -> None:
     # Begun, applied up to epoch 2, crashed; Spark repeats the batch.
-    job.open().incarnation.release()
+    job.open().directory.release()
     job.restart()
     job.run({K: b"again"})
     assert job.truth[3][K] == b"again"
 
 
 def test_a_store_that_is_ahead_is_not_used(job: Job) -> None:
-    job.open().incarnation.release()  # stands at epoch 2 now
+    job.open().directory.release()  # stands at epoch 2 now
     job.restart(2)
     report = job.reopened()
     assert report.source == "durable"
@@ -415,7 +415,7 @@ def test_what_an_attempt_left_that_did_not_win_is_not_used(job: Job) -> None:
 def test_a_store_with_what_did_not_win_in_it_is_not_used(job: Job) -> None:
     job.attempt({K: b"first"}, "h")
     job.epoch += 1
-    job.open("h").incarnation.release()  # applied it
+    job.open("h").directory.release()  # applied it
     job.restart(3)
     job.run({K: b"second"}, host="other")
     report = job.reopened("h")
@@ -494,7 +494,7 @@ def test_a_base_that_was_cut_half_way_is_started_over(
 
 
 def _delta_file(job: Job) -> Path:
-    (path,) = (job.incarnation("h") / "deltas").glob("2-*")
+    (path,) = (job.directory("h") / "deltas").glob("2-*")
     return path
 
 
@@ -523,13 +523,13 @@ def test_for_a_damaged_local_delta_the_durable_one_is_taken(job: Job, how: str) 
     path = _delta_file(job)
     DAMAGE[how](path)
     job.restart()
-    where = job.incarnation("h")
+    where = job.directory("h")
     report = job.reopened()
     assert report.source == "mixed"
     assert report.durable_reads == 1
     assert report.durable_bytes == part_of({L: None, M: b"2"}).size_bytes
     assert "damaged" in report.reason or "digest" in report.reason
-    assert job.incarnation("h") == where  # the store beside it was good
+    assert job.directory("h") == where  # the store beside it was good
     assert not path.exists()
     assert len(job.asked) == 2
     assert [copy.epoch for copy in job.asked] == [1, 1]
@@ -562,13 +562,13 @@ def test_many_damaged_local_deltas_never_leave_a_store_at_another_epoch(
     """However many are damaged: the right state, or a typed error and the right state next time."""
     job = Job(tmp_path)
     job.run({K: b"old"})
-    job.open().incarnation.release()  # the store stands at epoch 0
+    job.open().directory.release()  # the store stands at epoch 0
     kept = tmp_path / "kept"
     shutil.copytree(job.root / "h", kept)
     job.run(*({K: b"%d" % n, bytes([0, n]): b"x"} for n in range(behind)))
     shutil.rmtree(job.root / "h")
     shutil.copytree(kept, job.root / "h")
-    folder = job.incarnation("h") / "deltas"
+    folder = job.directory("h") / "deltas"
     for step in job.started.coordinator.run.operators["op"].lineage.subtasks[0].deltas.values():
         if step.entry.epoch > 0:
             (folder / f"{step.entry.epoch}-{step.entry.digest}").write_bytes(b"torn")
@@ -585,11 +585,11 @@ def test_many_damaged_local_deltas_never_leave_a_store_at_another_epoch(
 
 
 def _tables(job: Job) -> list[Path]:
-    return sorted((job.incarnation("h") / "db").glob("*.sst"))
+    return sorted((job.directory("h") / "db").glob("*.sst"))
 
 
 def _no_marker_json(job: Job) -> None:
-    store = RocksStore.open(str(job.incarnation("h") / "db"), SMALL)
+    store = RocksStore.open(str(job.directory("h") / "db"), SMALL)
     store._db[rocks._MARKER_KEY] = b"{"
     store.close()
 
@@ -597,7 +597,7 @@ def _no_marker_json(job: Job) -> None:
 STORE_DAMAGE: dict[str, Any] = {
     "a table file is missing": lambda job: _tables(job)[0].unlink(),
     "a table file is cut": lambda job: os.truncate(_tables(job)[0], 100),
-    "CURRENT is foreign": lambda job: (job.incarnation("h") / "db" / "CURRENT").write_text("x\n"),
+    "CURRENT is foreign": lambda job: (job.directory("h") / "db" / "CURRENT").write_text("x\n"),
     "a block is rotten": lambda job: [_flipped(path) for path in _tables(job)],
     "the marker is torn": _no_marker_json,
 }
@@ -605,13 +605,13 @@ STORE_DAMAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("how", STORE_DAMAGE)
 def test_a_damaged_store_is_replaced_by_a_new_one_from_the_durable_copy(job: Job, how: str) -> None:
-    bad = job.incarnation("h")
+    bad = job.directory("h")
     STORE_DAMAGE[how](job)
     report = job.reopened()
     assert report.source == "durable"
     assert report.durable_reads == 3
     assert str(bad) in report.reason
-    assert job.incarnation("h") != bad
+    assert job.directory("h") != bad
     assert not bad.exists()  # nobody held it any more
     assert job.asked[-1] == LocalCopy()
     # From here on it is ordinary again.
@@ -620,7 +620,7 @@ def test_a_damaged_store_is_replaced_by_a_new_one_from_the_durable_copy(job: Job
 
 
 def test_a_damaged_store_is_marked_before_anything_else_can_fail(job: Job) -> None:
-    bad = job.incarnation("h")
+    bad = job.directory("h")
     STORE_DAMAGE["a table file is missing"](job)
     job.restart()
 
@@ -638,7 +638,7 @@ def test_a_damaged_store_is_marked_before_anything_else_can_fail(job: Job) -> No
 def test_a_damaged_store_that_cannot_even_be_closed_is_replaced_too(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, close = str(job.incarnation("h") / "db"), RocksStore.close
+    bad, close = str(job.directory("h") / "db"), RocksStore.close
     apply = RocksStore.apply_batches
 
     def rotten(self: RocksStore, *args: Any) -> None:
@@ -676,7 +676,7 @@ def test_a_disk_that_cannot_be_written_is_not_tried_again(
     def full(self: RocksStore, *args: Any) -> None:
         raise LocalDirError("There is no room.")
 
-    where = job.incarnation("h")
+    where = job.directory("h")
     job.restart()
     with monkeypatch.context() as patched:
         patched.setattr(RocksStore, "apply_batches", full)
@@ -684,7 +684,7 @@ def test_a_disk_that_cannot_be_written_is_not_tried_again(
             job.open()
     assert len(job.asked) == 1
     assert job.reopened().source == "local"  # nothing was wrong with the copy, and it was let go
-    assert job.incarnation("h") == where
+    assert job.directory("h") == where
 
 
 # --- holders -------------------------------------------------------------------------------------
@@ -703,7 +703,7 @@ def test_a_holder_that_does_not_answer_is_left_alone_and_the_state_comes_from_af
 
 def test_a_store_whose_lock_is_held_is_left_alone_too(job: Job) -> None:
     # Its lease is free (as after an unmounted or copied directory), RocksDB's own lock is not.
-    frozen = RocksStore.open(str(job.incarnation("h") / "db"), SMALL)
+    frozen = RocksStore.open(str(job.directory("h") / "db"), SMALL)
     report = job.reopened()
     assert report.source == "durable"
     assert "open in another process" in report.reason
@@ -714,7 +714,7 @@ def test_a_store_whose_lock_is_held_is_left_alone_too(job: Job) -> None:
 def test_whatever_the_coordinator_answers_the_lease_is_let_go(
     job: Job, error: BaseException
 ) -> None:
-    real, where = job.ask, job.incarnation("h")
+    real, where = job.ask, job.directory("h")
 
     def ask(
         copy: LocalCopy, ancestors: list[AncestorCopy] | None
@@ -727,26 +727,26 @@ def test_whatever_the_coordinator_answers_the_lease_is_let_go(
         job.open()
     job.ask = real  # type: ignore[method-assign]
     assert job.reopened().source == "local"
-    assert job.incarnation("h") == where
+    assert job.directory("h") == where
 
 
 def test_what_is_opened_stays_leased_until_it_is_released(job: Job) -> None:
     opened = job.open()
-    lease = os.open(opened.incarnation.path / "lease", os.O_RDWR)
+    lease = os.open(opened.directory.path / "lease", os.O_RDWR)
     with pytest.raises(BlockingIOError):
         fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    opened.incarnation.release()
+    opened.directory.release()
     fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(lease)
 
 
-def test_incarnations_of_before_are_swept(job: Job) -> None:
+def test_store_directories_of_before_are_swept(job: Job) -> None:
     job.restart(2)
     job.reopened()
     job.restart(1)
     job.reopened()
     assert [p.name for p in job.local("h").path.iterdir() if p.is_dir()] == [
-        job.incarnation("h").name
+        job.directory("h").name
     ]
 
 

@@ -92,7 +92,7 @@ def on_disk(held: StoreDirectory, scratch: Path) -> int:
 
 
 def told(held: StoreDirectory, method: str) -> threading.Event:
-    """Set once a method of this incarnation has been called, by whomever."""
+    """Set once a method of this object has been called, by whomever."""
     event, real = threading.Event(), getattr(held, method)
 
     def call(*args: Any) -> None:

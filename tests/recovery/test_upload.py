@@ -222,7 +222,7 @@ def _torn(held: StoreDirectory, store: ObjectStore, tmp_path: Path) -> bytes:
 NOT_OURS: dict[str, Callable[[StoreDirectory, ObjectStore, Path], bytes]] = {
     "none": lambda held, store, tmp_path: b"",
     "torn on its way": lambda held, store, tmp_path: b"torn",
-    "of another incarnation, with equal names": _another_s,
+    "of another directory, with equal names": _another_s,
     "of this one, which does not remember": _forgotten,
     "of this one, which remembers half": _torn,
 }
@@ -650,8 +650,8 @@ def test_after_a_restore_from_files_the_next_base_names_what_was_inherited(tmp_p
         opened, voice = job.open("elsewhere"), Voice()
         reply = opened.reply
         grant = grant_of(reply.durable_epoch, index=given, chain=reply.durable_chain)
-        upload(opened.incarnation, grant, job.store, voice).run()
-        opened.incarnation.release()
+        upload(opened.directory, grant, job.store, voice).run()
+        opened.directory.release()
     inherited, index = tables(decode_index(given)), decode_index(voice.told[0].part.data)
     assert inherited.items() < tables(index).items()
     assert voice.told[0].uploaded_bytes < index.size_bytes
@@ -706,7 +706,7 @@ def test_a_base_under_a_lapsed_grant_is_refused_and_never_named(tmp_path: Path) 
     job.upload = too_late  # type: ignore[method-assign]
     job.run_to(30)
     assert job.base() is None
-    assert not list(job.incarnation("h").glob("work/*"))
+    assert not list(job.directory("h").glob("work/*"))
 
 
 # --- a process that is killed half way -----------------------------------------------------------

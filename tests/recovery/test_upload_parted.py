@@ -33,7 +33,7 @@ from tests.recovery.test_upload import Voice, grant_of, left_over, upload
 
 
 def opened(path: Path) -> StoreDirectory:
-    """An incarnation whose store has two parts: key groups 0 to 3, and from 4 on."""
+    """A store directory whose store has two parts: key groups 0 to 3, and from 4 on."""
     held = subtask_of(path).create()
     folder = held.path / "db"
     folder.mkdir()

@@ -356,7 +356,7 @@ class SimIncarnation(StoreDirectory):
 
 
 class SimSubtask(LocalSubtask):
-    """Makes incarnations of the simulation's."""
+    """Makes store directories of the simulation's."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request,
 from tests.recovery.test_local import SMALL, marker
 from tests.recovery.test_store_pool import REAL, subtask
 
-GUEST = "statebackend-guest"
+DELEGATED = "statebackend-delegated"
 USE = Use(stage=12, partition=3, execution=4)
 ENDPOINT = Endpoint(location="grpc://127.0.0.1:1", session="session", token="secret")
 TIMEOUT_S = 30.0
@@ -72,7 +72,7 @@ class Worker:
     def run(self, request: Request, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The operator: multiplies by ten."""
         self.guests.append(request)
-        assert threading.current_thread().name == GUEST
+        assert threading.current_thread().name == DELEGATED
         try:
             for batch in list(batches):
                 yield rows(*[10 * n for n in batch.column("n").to_pylist()])
@@ -239,7 +239,7 @@ def test_a_worker_takes_one_guest_at_a_time(away: Worker, asker: Worker) -> None
     assert asker.task(1) == [10, 20]
 
 
-def test_a_task_ends_after_its_guest(away: Worker, asker: Worker) -> None:
+def test_a_task_ends_after_the_epoch_that_it_runs_for_another(away: Worker, asker: Worker) -> None:
     """Spark would end a worker that is idle for a minute, and the guest in it."""
     knows(away)
     ended = threading.Event()
@@ -321,7 +321,7 @@ def until_host(asker: Worker) -> Any:
 
 def until_free(worker: Worker) -> None:
     deadline_s = system.monotonic_s() + TIMEOUT_S
-    while worker.hosting._guest is not None:
+    while worker.hosting._delegated is not None:
         assert system.monotonic_s() < deadline_s
         system.sleep_s(0.005)
 

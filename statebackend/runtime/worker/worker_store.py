@@ -89,7 +89,7 @@ class SubtaskStore:
     def held(self) -> StoreDirectory:
         """The directory of the open store."""
         assert self.opened is not None
-        return self.opened.incarnation
+        return self.opened.directory
 
     @property
     def store(self) -> Store:

@@ -200,7 +200,7 @@ class FrameBuilder:
             local_dir=self.local_dir,
             # A worker that ends with its task would take what is not flushed along.
             keep_stores=self._conf("spark.python.worker.reuse", "true") != "false",
-            # Of two attempts one is killed with its worker, and with the guest in it.
+            # Of two attempts one is killed with its worker, and with the delegated epoch in it.
             may_follow=self._conf("spark.speculation", "false") != "true",
             packed=packed,
             stays_open=False,

@@ -3,20 +3,22 @@
 Spark hands its idle Python workers to tasks in any order: in about every second batch two tasks of
 an executor find each other's store with the other. To hand the stores over costs a flush each, a
 small file that every read has to look into, and in the end a merge of the whole store. So the rows
-go to the store instead, if that is not small: the worker that was given the task (the *asker*)
-passes its input on to the one that has the store open (the *host*), which runs the epoch in a
-thread, as the asker's attempt, and sends the output back.
+go to the store instead, if that is not small: the worker that was given the task (the *caller*)
+passes its input on to the one that has the store open (the *callee*), which runs the epoch in a
+thread, as the caller's attempt, and sends the output back. That is a *delegated epoch*.
 
-A worker takes a guest only while its own task is with another host, its own task ends after the
-guest has, and one that is not taken in waits for the guest: so one process computes one epoch at a
-time, and Spark does not end a worker as idle that has a guest. In all other cases the store is
-handed over (see :mod:`recovery.local.store_pool`). That is a matter of speed alone: leases, fencing
-and acks are those of any attempt. The guest goes on after a batch of output only when the asker's
-Spark has taken it, as a task at home does, and it ends when the asker hangs up. Asker and host tell
-each other every few seconds that they run. A host that is frozen is given up by its asker; a frozen
-asker is given up by its host, whose own task could not end before. In both cases the asker's task
-fails and is tried again. Nobody waits in a circle: a guest needs its asker's input and hands, which
-the asker's main thread gives until the guest ends.
+A worker takes a delegated epoch only while its own task is delegated too, and its own task ends
+after that epoch has. A worker whose own task was not taken waits for the epoch that it runs for
+another. So one process computes one epoch at a time, and Spark does not end a worker as idle that
+runs one. In all other cases the store is handed over (see :mod:`recovery.local.store_pool`). That
+is a matter of speed alone: leases, fencing and acks are those of any attempt.
+
+A delegated epoch goes on after a batch of output only when the caller's Spark has taken it, as a
+task of the process's own does, and it ends when the caller closes the connection. Caller and callee
+tell each other every few seconds that they run. A frozen callee is given up by its caller, and a
+frozen caller by its callee, whose own task could not end before. In both cases the caller's task
+fails and is tried again. Nobody waits in a circle: a delegated epoch needs its caller's input and
+hands, which the caller's main thread gives until the epoch ends.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ _log = logging.getLogger("statebackend.task")
 _SOCKET: Final = "guests"  # beside the hand-over socket
 _TICK_S: Final = 0.5
 _ANSWER_S: Final = 0.5  # for the answer to a request
-# What a host takes of that, until its own task begins, and until that has read who it is.
+# What a callee takes of that, until its own task begins, and until that has read who it is.
 _BEGIN_S: Final = 0.01
 _MEET_S: Final = 0.1
 _KNOWN_RUNS: Final = 16
 _LEAVE_S: Final = 5.0
-# Asker and host say every few seconds that they run, also while they compute. Who is silent for
+# Caller and callee say every few seconds that they run, also while they compute. Who is silent for
 # `_SILENCE_S` is taken for frozen, even if a library only keeps the interpreter from other threads
 # for so long.
 _ALIVE_S: Final = 5.0
@@ -68,17 +70,17 @@ _TURN_S: Final = 0.0001
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that looks for a host. Nothing secret is in it: the host has its credentials.
+    """An attempt that looks for a callee. Nothing secret is in it: the callee has its credentials.
 
     ``endpoint``: as its local property. ``daemon``: the process that makes this executor's workers.
-    ``incarnation``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
+    ``store_path``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
     """
 
     endpoint: str
     daemon: int
     uid: str
     executor: str
-    incarnation: str
+    store_path: str
     at_least_bytes: int
     epoch: int
     query_id: str
@@ -86,14 +88,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     use: Use = Use()
 
     @classmethod
-    def of(cls, uid: str, incarnation: Path, context: EpochContext, at_least_bytes: int) -> Request:
+    def of(cls, uid: str, store_path: Path, context: EpochContext, at_least_bytes: int) -> Request:
         """Of an attempt in this process."""
         return cls(
             endpoint=context.endpoint.to_property(),
             daemon=os.getppid(),
             uid=uid,
             executor=system.executor_name(),
-            incarnation=str(incarnation),
+            store_path=str(store_path),
             at_least_bytes=at_least_bytes,
             epoch=context.epoch,
             query_id=context.query_id,
@@ -115,7 +117,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 _request: Final = Decoder[Request](Request)
 
 Run = Callable[[Request, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What a host does: an epoch, from its input to its output. The input is read to its end first."""
+"""Runs an epoch, from its input to its output. The input is read to its end first."""
 
 
 class _Own(Enum):
@@ -139,11 +141,11 @@ class DelegatedEpochs:
         self._changed = threading.Condition()
         self._own = _Own.NONE
         self._context = contextvars.copy_context()
-        self._guest: tuple[threading.Thread, Frames] | None = None
-        self._host: Frames | None = None  # of this process's task
+        self._delegated: tuple[threading.Thread, Frames] | None = None
+        self._callee: Frames | None = None  # of this process's task
         self._closed = threading.Event()
         path = Path(store_pool.address).with_name(_SOCKET)
-        self._listener = Listener(path, "looked for a host", tick_s=_TICK_S, closed=self._closed)
+        self._listener = Listener(path, "looked for a callee", tick_s=_TICK_S, closed=self._closed)
         self._thread = threading.Thread(
             target=self._serve, name="statebackend-hosting", daemon=True
         )
@@ -156,7 +158,7 @@ class DelegatedEpochs:
             known = cls._instance
             if known is None or known[0] != os.getpid() or known[1]._store_pool is not store_pool:
                 known = cls._instance = (os.getpid(), cls(store_pool))
-                # Before the store pool lets its stores go: a guest has one of its own open.
+                # Before the store pool lets its stores go: a delegated epoch has one open.
                 atexit.register(_at_exit, *known)
             return known[1]
 
@@ -165,7 +167,7 @@ class DelegatedEpochs:
         """While this process has a task of its own.
 
         Args:
-            run: how a guest of the same operator in the same session is run here, from now on.
+            run: runs delegated epochs of the same operator and session here, from now on.
         """
         key = (endpoint.to_property(), uid)
         with self._changed:
@@ -176,39 +178,39 @@ class DelegatedEpochs:
             self._runs.move_to_end(key)
             while len(self._runs) > _KNOWN_RUNS:
                 self._runs.popitem(last=False)
-            # What the user's modules have set for decimals, and the like, holds for guests, too.
+            # What the user's modules have set for decimals holds for delegated epochs, too.
             self._context = contextvars.copy_context()
         self._goes(_Own.LOOKING)
         try:
             yield
         finally:
-            self._host = None
+            self._callee = None
             self._goes(_Own.NONE)
-            self._wait_for_guest()
+            self._wait_for_delegated()
 
     def _goes(self, where: _Own) -> None:
         with self._changed:
             self._own = where
             self._changed.notify_all()
 
-    def _wait_for_guest(self) -> None:
-        """Wait until there is no guest."""
+    def _wait_for_delegated(self) -> None:
+        """Wait until this process runs no delegated epoch."""
         with self._changed:
-            self._changed.wait_for(lambda: self._guest is None)
+            self._changed.wait_for(lambda: self._delegated is None)
 
     def close(self) -> None:
-        """Take nobody in any more, and send a guest away."""
+        """Take no delegated epoch any more, and end the one that runs."""
         self._closed.set()
         with self._changed:
-            guest = self._guest
-        if guest is not None:
-            guest[1].hang_up()
-            guest[0].join(_LEAVE_S)
+            delegated = self._delegated
+        if delegated is not None:
+            delegated[1].hang_up()
+            delegated[0].join(_LEAVE_S)
         self._listener.wake()
         self._thread.join(10 * _TICK_S)
         self._listener.close()
 
-    # --- the host's side -------------------------------------------------------------------------
+    # --- the callee's side -----------------------------------------------------------------------
 
     def _serve(self) -> None:
         said_s = system.monotonic_s()
@@ -216,23 +218,23 @@ class DelegatedEpochs:
             if (now_s := system.monotonic_s()) - said_s >= _ALIVE_S:
                 said_s = now_s
                 self.say_alive()
-            asker = self._listener.accept()
-            if asker is None:
+            caller = self._listener.accept()
+            if caller is None:
                 continue
-            frames = Frames(asker)
-            guest = threading.Thread(
-                target=self._receive, args=(frames,), name="statebackend-guest", daemon=True
+            frames = Frames(caller)
+            delegated = threading.Thread(
+                target=self._receive, args=(frames,), name="statebackend-delegated", daemon=True
             )
             try:
-                guest.start()
+                delegated.start()
             except RuntimeError as error:  # no more threads
-                _log.warning("a worker that looked for a host was missed (%s)", error)
+                _log.warning("a worker that looked for a callee was missed (%s)", error)
                 frames.hang_up()
 
     def say_alive(self) -> None:
-        """Tell a guest's asker, and the host of this process's task, that this process runs."""
+        """Send a sign of life to the caller and to the callee that this process has."""
         with self._changed:
-            others = (self._guest[1] if self._guest else None), self._host
+            others = (self._delegated[1] if self._delegated else None), self._callee
         for other in others:
             if other is not None:
                 other.alive()
@@ -251,13 +253,13 @@ class DelegatedEpochs:
                 self._context.run(_accompany, run, request, frames)
             finally:
                 with self._changed:
-                    self._guest = None
+                    self._delegated = None
                     self._changed.notify_all()
 
     def _admitted(self, request: Request, frames: Frames) -> Run | None:
         if (request.executor, request.daemon) != (system.executor_name(), os.getppid()):
             return None  # another executor's memory, and another one's account
-        path = Path(request.incarnation)
+        path = Path(request.store_path)
         if not self._store_pool.keeps(path, request.at_least_bytes):
             return None  # at once: nothing that follows would change it
         with self._changed:
@@ -268,14 +270,14 @@ class DelegatedEpochs:
             run = self._runs.get((request.endpoint, request.uid))
             if self._own is not _Own.AWAY or run is None:
                 return None
-            if self._guest is not None or self._closed.is_set():
+            if self._delegated is not None or self._closed.is_set():
                 return None
             if not self._store_pool.keeps(path):  # it may have been let go meanwhile
                 return None
-            self._guest = (threading.current_thread(), frames)
+            self._delegated = (threading.current_thread(), frames)
         return run
 
-    # --- the asker's side ------------------------------------------------------------------------
+    # --- the caller's side -----------------------------------------------------------------------
 
     def host_of(
         self,
@@ -293,17 +295,17 @@ class DelegatedEpochs:
         """
         if kept is not None:
             self._goes(_Own.AWAY)
-            host = _call_host(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
-            if host is not None:
-                self._host = host
-                return host
+            callee = _call(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
+            if callee is not None:
+                self._callee = callee
+                return callee
         self._goes(_Own.HERE)
-        self._wait_for_guest()  # one was let in while this one asked
+        self._wait_for_delegated()  # one was let in while this one asked
         return None
 
 
-def _call_host(address_of_pool: str, request: Request) -> Frames | None:
-    """Ask the process at a hand-over socket to be the host; None: it does not, or is silent."""
+def _call(address_of_pool: str, request: Request) -> Frames | None:
+    """Ask the process at a hand-over socket to run it; None: it does not, or is silent."""
     frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
     try:
         frames.connect(Path(address_of_pool).with_name(_SOCKET))
@@ -318,14 +320,14 @@ def _call_host(address_of_pool: str, request: Request) -> Frames | None:
 
 
 def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
-    """An asker's part: its input to the host, the host's output to Spark.
+    """A caller's part: its input to the callee, the callee's output to Spark.
 
     Raises:
-        PeerLostError: the host ended, or is frozen.
+        PeerLostError: the callee ended, or is frozen.
         StateBackendError: what the epoch raised there; the traceback is a note of it.
     """
-    # A guest that computes may have this process's interpreter, and here it is taken some ten times
-    # for a batch: at 1 ms each that was 50 ms for an epoch's input.
+    # A delegated epoch that computes holds this process's interpreter, which is taken here some ten
+    # times for a batch: at 1 ms each that was 50 ms for an epoch's input.
     with frames, system.quick_turns(_TURN_S):
         try:
             with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
@@ -347,7 +349,7 @@ def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.Re
 
 
 def _accompany(run: Run, request: Request, frames: Frames) -> None:
-    """A guest's epoch, from the asker's input to the asker's Spark."""
+    """A delegated epoch, from the caller's input to the caller's Spark."""
     try:
         with contextlib.closing(run(request, frames.batches())) as output:  # type: ignore[type-var]
             for batch in output:
@@ -356,7 +358,7 @@ def _accompany(run: Run, request: Request, frames: Frames) -> None:
         frames.end()
     except ConnectionClosed:
         raise
-    except BaseException as error:  # whatever it is, it is the asker's attempt that fails
+    except BaseException as error:  # whatever it is, it is the caller's attempt that fails
         frames.fail(error)
 
 
