@@ -244,37 +244,8 @@ class ContinuousQuery:
             del running[uri]
 
     def _go(self) -> None:
-        restarts = Restarts(self._options.restart)
-        before = 0
         try:
-            while True:
-                try:
-                    before = self._run_once(before)
-                    return
-                except Stopped:
-                    return
-                except _Final as final:
-                    self._error = final.error
-                    return
-                except Exception as caught:
-                    known = failure_of(caught, f"The driver of job {self.job!r} failed")
-                    # A mistake in the code is not one of the moment.
-                    mistake = not isinstance(caught, StateBackendError | OSError)
-                    has_run = self._run is not None and self._run.has_run
-                    if is_final(caught, has_run=has_run) or (mistake and not self._begun):
-                        self._error = known
-                        return
-                    restarts, delay_s = restarts.failed(
-                        self._system.monotonic_s(), self._system.draw()
-                    )
-                    if delay_s is None or self._stop.is_set():
-                        self._error = None if self._stop.is_set() else known
-                        return
-                    _log.warning("job %s starts again in %g s: %s", self.job, delay_s, known)
-                    self._restarts += 1
-                    before = max(before, self._run.number if self._run else 0)
-                    if self._stop.wait(delay_s):
-                        return
+            self._error = self._run_to_the_end()
         except BaseException as error:
             self._error = StateBackendError(
                 f"The driver of job {self.job!r} failed: {type(error).__name__}: {error}.",
@@ -287,12 +258,45 @@ class ContinuousQuery:
             self._checkpoints.job_ended()
             self._savings.job_ended(self._error)
 
+    def _run_to_the_end(self) -> StateBackendError | None:
+        """Run the job, and again each time it fails, until it ends; why it has failed for good."""
+        restarts, before = Restarts(self._options.restart), 0
+        while True:
+            try:
+                self._run_once(before)
+                return None
+            except Stopped:
+                return None
+            except _Final as final:
+                return final.error
+            except Exception as caught:
+                error = failure_of(caught, f"The driver of job {self.job!r} failed")
+                if self._is_final(caught):
+                    return error
+            restarts, delay_s = restarts.failed(self._system.monotonic_s(), self._system.draw())
+            if self._stop.is_set():
+                return None
+            if delay_s is None:
+                return error
+            _log.warning("job %s starts again in %g s: %s", self.job, delay_s, error)
+            self._restarts += 1
+            before = max(before, self._run.number if self._run else 0)
+            if self._stop.wait(delay_s):
+                return None
+
+    def _is_final(self, caught: Exception) -> bool:
+        """Whether a run failed so that another one would fail, too."""
+        has_run = self._run is not None and self._run.has_run
+        # A mistake in the code is not one of the moment.
+        mistake = not isinstance(caught, StateBackendError | OSError)
+        return is_final(caught, has_run=has_run) or (mistake and not self._begun)
+
     @property
     def job(self) -> str:
         """The job's name."""
         return self._setup.job.name
 
-    def _run_once(self, before: int) -> int:
+    def _run_once(self, before: int) -> None:
         setup, job = self._setup, self._setup.job
         name, token = self._named(), self._system.new_secret()
         try:
@@ -344,7 +348,6 @@ class ContinuousQuery:
                 self._closed(run)
             finally:
                 run.close()
-            return run.number
         finally:
             server.remove(name)
             self._session, self._restores = None, self._restores + taken.session.restores

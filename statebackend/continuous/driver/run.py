@@ -284,11 +284,11 @@ class JobRun:
         assert machine is not None
         match said:
             case Poll(slot=slot):
-                machine.heard(slot, now_s)
+                machine.slots.heard(slot, now_s)
             case Register(slot=slot, peer=peer, copies=copies):
                 return machine.registered(slot, peer, now_s, copies)
             case Report(slot=slot, events=events):
-                machine.heard(slot, now_s)
+                machine.slots.heard(slot, now_s)
                 return [out for event in events for out in self._event(machine, event, now_s)]
             case _Written(checkpoint=checkpoint):
                 return machine.written(checkpoint, now_s)
@@ -317,9 +317,9 @@ class JobRun:
             case Running(vertex=vertex, subtask=index):
                 return machine.started(Subtask(vertex, index), now_s)
             case SplitAsked(vertex=vertex, subtask=index, number=number):
-                return machine.split_asked(Subtask(vertex, index), number)
+                return [*machine.splits.asked(Subtask(vertex, index), number)]
             case SplitEnded(vertex=vertex, subtask=index, split=split):
-                machine.split_ended(Subtask(vertex, index), split)
+                machine.splits.ended(Subtask(vertex, index), split)
             case Acked():
                 return machine.acked(event, now_s)
             case Declined(checkpoint=number, why=why):

@@ -16,7 +16,6 @@ import msgspec
 from snapshot.barriers import checkpoints as cp
 from snapshot.barriers.checkpoints import Checkpoints, Reason, Subtask
 from snapshot.barriers.trigger import Failures, Kind, Request, Trigger
-from statebackend.continuous.driver.assignment import placed
 from statebackend.continuous.driver.effects import (
     Broken,
     Ended,
@@ -27,7 +26,9 @@ from statebackend.continuous.driver.effects import (
     Write,
     named,
 )
-from statebackend.continuous.job.graph import Graph, reads_together
+from statebackend.continuous.driver.run_slots import RunSlots
+from statebackend.continuous.driver.split_grants import SplitGrants
+from statebackend.continuous.job.graph import Graph
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import (
     Aborted,
@@ -36,17 +37,14 @@ from statebackend.continuous.job.slot_messages import (
     Copy,
     Declined,
     Deploy,
-    Grant,
     Peer,
     Stop,
 )
 from statebackend.continuous.job.slot_messages import Trigger as Tripped
-from statebackend.continuous.sources.assigner import SplitAssigner, Wait
-from statebackend.continuous.sources.source import Assignment, Discovery
+from statebackend.continuous.sources.assigner import SplitAssigner
+from statebackend.continuous.sources.source import Discovery
 from statebackend.errors import (
     CheckpointsFailedError,
-    PeerLostError,
-    ProtocolError,
     StateBackendError,
 )
 
@@ -64,6 +62,9 @@ class _Attempt:
 
 class RunState:
     """See the module.
+
+    Attributes:
+        slots: told who is heard of. splits: asked for splits, and told of their ends.
 
     Args:
         graph: the job. options: of its start.
@@ -89,7 +90,8 @@ class RunState:
         in_flight: Mapping[int, dict[str, list[bytes]]] | None = None,
     ) -> None:
         self._graph, self._options = graph, options
-        self._assigners, self._single = assigners, graph.single
+        self.slots = RunSlots(graph, options, now_s)
+        self.splits = SplitGrants(graph, assigners, self.slots)
         self._stamp_ms = stamp_ms
         self._watermarks_ms = dict(watermarks_ms or {})
         self._in_flight = in_flight or {}
@@ -98,18 +100,9 @@ class RunState:
         )
         self._trigger: Trigger | None = None
         self._failures = Failures(options.tolerable_failures)
-        self._peers: dict[int, Peer] = {}  # by slot, as the next two
-        self._copies: dict[int, Sequence[Copy]] = {}
-        self._heard_s: dict[int, float] = {}
-        self._slot_of: dict[int, int] = {}  # by subtask
-        self._starting = set(graph.subtasks)
-        self._started_s = now_s
         self._attempts: dict[int, _Attempt] = {}
         self._publishing = False
         self._unwritten: list[Out] = []  # the attempt after the one whose output is committed
-        self._in_vain: dict[Subtask, int] = {}  # the newest requests that got no split yet
-        # By source: who has asked for a first split, by which number; gone once all have.
-        self._first: dict[str, dict[int, int]] = {vertex: {} for vertex in assigners}
         self._asked: list[Kind] = []  # by users, before the run was up
         self._over = False
 
@@ -135,52 +128,35 @@ class RunState:
         """Whether every subtask has had its state, also after the run is over."""
         return self._trigger is not None
 
-    # --- slots ---------------------------------------------------------------------------------
+    # --- slots and splits ----------------------------------------------------------------------
 
     def registered(
         self, slot: int, peer: Peer, now_s: float, copies: Sequence[Copy] = ()
     ) -> list[Out]:
-        """A slot is there. A second process for one slot is another attempt of Spark's."""
-        if slot in self._peers and self._peers[slot] != peer:
-            return self._break(
-                PeerLostError(f"Slot {slot} was started again by Spark, within its run.")
-            )
-        if not 0 <= slot < self._graph.parallelism:
-            return self._break(ProtocolError(f"There is no slot {slot}."))
-        new = slot not in self._peers
-        self._peers[slot] = peer
-        self._copies[slot] = copies
-        self._heard_s[slot] = now_s
-        if not new or len(self._peers) < self._graph.parallelism:
+        """A slot is there; with the last one each is told which subtasks it has."""
+        try:
+            complete = self.slots.registered(slot, peer, now_s, copies)
+        except StateBackendError as error:
+            return self._break(error)
+        if not complete:
             return []
-        return self._deployed()
-
-    def _deployed(self) -> list[Out]:
-        """Every slot is there: each is told which subtasks it has."""
-        graph = self._graph
-        given = placed(self._copies, graph.parallelism, graph.max_parallelism)
-        self._slot_of = {subtask: slot for slot, subtask in given.items()}
         deploy = Deploy(
             subtask=-1,
-            peers=[self._peers[self._slot_of[i]] for i in range(graph.parallelism)],
+            peers=self.slots.peers,
             epoch=self._checkpoints.epoch + 1,
             stamp_ms=self._stamp_ms,
             watermarks_ms=self._watermarks_ms,
         )
+        given = sorted((slot, subtask) for subtask, slot in self.slots.slot_of.items())
         return [
             Send(slot, msgspec.structs.replace(deploy, subtask=subtask, in_flight=in_flight))
-            for slot, subtask in sorted(given.items())
+            for slot, subtask in given
             for in_flight in [self._in_flight.get(subtask, {})]
         ]
 
-    def heard(self, slot: int, now_s: float) -> None:
-        """A slot has said something."""
-        self._heard_s[slot] = now_s
-
     def started(self, subtask: Subtask, now_s: float) -> list[Out]:
         """A subtask has its state and its channels."""
-        self._starting.discard(subtask)
-        if self._starting or self._trigger is not None or self._over:
+        if not self.slots.started(subtask) or self._trigger is not None or self._over:
             return []
         self._trigger = Trigger(self._options.policy, now_s)
         for kind in self._asked:
@@ -191,78 +167,13 @@ class RunState:
         """A subtask, a slot or something of the driver's has failed."""
         return self._break(error)
 
-    # --- splits --------------------------------------------------------------------------------
-
     def discovered(self, vertex: str, found: Discovery) -> list[Out]:
         """A source has looked for splits."""
         try:
-            self._assigners[vertex].add(found)
+            self.splits.assigners[vertex].add(found)
         except StateBackendError as error:
             return self._break(error)
         return []
-
-    def split_asked(self, subtask: Subtask, number: int) -> list[Out]:
-        """A source's subtask wants a split.
-
-        The first ones are handed out when every subtask has asked: each gets its share, and a
-        watermark does not run ahead of a subtask that is only slow to start.
-        """
-        first = self._first.get(subtask.vertex)
-        if first is None:
-            return [self._granted(subtask, number)]
-        first[subtask.index] = number
-        if len(first) < self._graph.parallelism:
-            return []
-        del self._first[subtask.vertex]
-        return [
-            self._granted(Subtask(subtask.vertex, index), first[index]) for index in sorted(first)
-        ]
-
-    def _granted(self, subtask: Subtask, number: int) -> Send:
-        answer = None
-        if self._may_read(subtask):
-            answer = self._assigners[subtask.vertex].request(subtask.index, number)
-        if isinstance(answer, Assignment) or answer is None:
-            self._in_vain.pop(subtask, None)
-        else:
-            self._in_vain[subtask] = number
-        return self._tell_grant(subtask, number, answer)
-
-    def _granted_late(self, subtask: Subtask) -> list[Out]:
-        """A split for who asked while its barrier was on its way, before the next one is.
-
-        Else nobody gets any more where checkpoint follows on checkpoint.
-        """
-        number = self._in_vain.get(subtask)
-        if number is None:
-            return []
-        answer = self._assigners[subtask.vertex].request(subtask.index, number)
-        if not isinstance(answer, Assignment):
-            return []
-        del self._in_vain[subtask]
-        return [self._tell_grant(subtask, number, answer)]
-
-    def _tell_grant(self, subtask: Subtask, number: int, answer: Assignment | Wait | None) -> Send:
-        grant = Grant(
-            vertex=subtask.vertex,
-            subtask=subtask.index,
-            number=number,
-            assignment=answer if isinstance(answer, Assignment) else None,
-            over=answer is None,
-            held_back=answer is not None and self._held_back(subtask.vertex),
-        )
-        return Send(self._slot_of[subtask.index], grant)
-
-    def _held_back(self, vertex: str) -> bool:
-        source = self._graph.sources[vertex].source
-        return reads_together(source) and bool(self._assigners[vertex].pending)
-
-    def _may_read(self, subtask: Subtask) -> bool:
-        return not subtask.index or subtask.vertex not in self._single
-
-    def split_ended(self, subtask: Subtask, split: str) -> None:
-        """A source's subtask has read a split to its end."""
-        self._assigners[subtask.vertex].finished(subtask.index, split)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -282,10 +193,8 @@ class RunState:
 
     def acked(self, acked: Acked, now_s: float) -> list[Out]:
         """A subtask's part is safe."""
-        subtask, out = Subtask(acked.vertex, acked.subtask), list[Out]()
-        if acked.vertex in self._assigners and self._may_read(subtask):
-            self._assigners[acked.vertex].passed(acked.subtask, acked.checkpoint)
-            out = self._granted_late(subtask)
+        subtask = Subtask(acked.vertex, acked.subtask)
+        out: list[Out] = [*self.splits.passed(subtask, acked.checkpoint)]
         done = self._checkpoints.ack(subtask, acked.checkpoint, acked, ended=acked.ended)
         return out + self._follow(done, now_s)
 
@@ -308,7 +217,7 @@ class RunState:
         """The output of a checkpoint is committed."""
         attempt = self._attempts.pop(done.checkpoint)
         self._publishing, next_one, self._unwritten = False, self._unwritten, []
-        for assigner in self._assigners.values():
+        for assigner in self.splits.assigners.values():
             assigner.complete(done.checkpoint)
         self._failures.succeeded(done.checkpoint)
         self._stamp_ms = max(wall_ms, self._stamp_ms + 1)
@@ -332,7 +241,7 @@ class RunState:
         """Time has passed: whoever is silent is lost, and checkpoints begin or expire."""
         if self._over:
             return []
-        lost = self._lost(now_s)
+        lost = self.slots.lost(now_s)
         if lost is not None:
             return self._break(lost)
         if self._trigger is None:
@@ -349,34 +258,17 @@ class RunState:
 
     # --- how -----------------------------------------------------------------------------------
 
-    def _lost(self, now_s: float) -> PeerLostError | None:
-        if self._starting and now_s - self._started_s > self._options.start_timeout_s:
-            missing = sorted(set(range(self._graph.parallelism)) - set(self._peers))
-            what = f"slots {missing} are not there" if missing else "subtasks have not got ready"
-            return PeerLostError(
-                f"After {self._options.start_timeout_s:g} s {what}.",
-                todo="A barrier stage needs as many free task slots as the job's parallelism: "
-                "lower it, or give the cluster more cores.",
-            )
-        for slot, heard_s in self._heard_s.items():
-            if now_s - heard_s > self._options.silence_s:
-                return PeerLostError(f"Slot {slot} was not heard of for {now_s - heard_s:.1f} s.")
-        return None
-
     def _none_may_begin(self) -> bool:
         """Whether run or job end; or a subtask waits for a split until a barrier is through.
 
         With one barrier always on its way it would never get one.
         """
-        if self._over or self._checkpoints.is_ending:
-            return True
-        waits = (self._assigners[one.vertex].waits_for_barrier(one.index) for one in self._in_vain)
-        return any(waits)
+        return self._over or self._checkpoints.is_ending or self.splits.wait_for_barrier()
 
     def _begin(self, request: Request, now_s: float, wall_ms: int) -> list[Out]:
         # Before any barrier goes out: what is cut here nobody has.
         number = self._checkpoints.number + 1
-        cuts = {vertex: one.cut(number) for vertex, one in self._assigners.items()}
+        cuts = {vertex: one.cut(number) for vertex, one in self.splits.assigners.items()}
         self._attempts[number] = _Attempt(request, now_s, cuts)
         timeout_ms = self._options.alignment_timeout_ms
         began = self._checkpoints.begin(
@@ -412,7 +304,7 @@ class RunState:
 
     def _aborted(self, gone: cp.Aborted, now_s: float) -> list[Out]:
         attempt = self._attempts.pop(gone.checkpoint)
-        for assigner in self._assigners.values():
+        for assigner in self.splits.assigners.values():
             assigner.abort(gone.checkpoint)
         if self._trigger is not None:
             self._trigger.ended(attempt.request, now_s)

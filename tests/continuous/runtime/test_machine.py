@@ -75,7 +75,7 @@ class Driver:
     def at(self, now_s: float) -> list[Out]:
         self.now_s = now_s
         for slot in range(P):
-            self.machine.heard(slot, now_s)
+            self.machine.slots.heard(slot, now_s)
         return self.machine.tick(now_s, int(now_s * 1000) + 2000)
 
     def ack(self, subtask: Subtask, number: int, *, ended: bool = False) -> list[Out]:
@@ -113,8 +113,8 @@ def test_subtasks_go_where_their_copies_are_and_so_do_their_splits() -> None:
     outs = driver.machine.registered(1, "b", 0.0, sees[1])
     assert [(out.slot, out.command.subtask) for out in outs] == [(0, 1), (1, 0)]  # type: ignore[union-attr]
     assert [out.command.peers for out in outs] == [["b", "a"]] * 2  # type: ignore[union-attr]
-    driver.machine.split_asked(SOURCES[0], 1)
-    grants = driver.machine.split_asked(SOURCES[1], 1)
+    driver.machine.splits.asked(SOURCES[0], 1)
+    grants = driver.machine.splits.asked(SOURCES[1], 1)
     assert [(out.slot, out.command.subtask) for out in grants] == [(1, 0), (0, 1)]  # type: ignore[union-attr]
 
 
@@ -138,7 +138,7 @@ def test_slots_that_do_not_come_end_the_run_and_the_error_says_what_to_do() -> N
 def test_a_silent_slot_is_lost() -> None:
     driver = Driver(silence_s=5.0)
     driver.up()
-    driver.machine.heard(0, 4.0)
+    driver.machine.slots.heard(0, 4.0)
     [broken] = driver.machine.tick(6.0, 8000)
     assert isinstance(broken, Broken)
     assert isinstance(broken.error, PeerLostError)
@@ -200,29 +200,29 @@ def test_more_failures_in_a_row_than_are_tolerable_end_the_run() -> None:
 def test_splits_are_handed_out_when_every_subtask_has_asked() -> None:
     driver = Driver(splits=3)
     driver.up()
-    assert driver.machine.split_asked(SOURCES[1], 1) == []
-    outs = driver.machine.split_asked(SOURCES[0], 1)
+    assert driver.machine.splits.asked(SOURCES[1], 1) == []
+    outs = driver.machine.splits.asked(SOURCES[0], 1)
     grants = [(out.slot, out.command.assignment.split.id) for out in outs]  # type: ignore[union-attr]
     assert grants == [(0, "00000"), (1, "00001")]
-    [third] = told(driver.machine.split_asked(SOURCES[0], 2))
+    [third] = told(driver.machine.splits.asked(SOURCES[0], 2))
     assert third.assignment.split.id == "00002"
-    [over] = told(driver.machine.split_asked(SOURCES[0], 3))
+    [over] = told(driver.machine.splits.asked(SOURCES[0], 3))
     assert (over.assignment, over.over) == (None, True)
 
 
 def test_while_nobody_reads_a_split_no_watermark_may_run_ahead_of_it() -> None:
     driver = Driver(splits=3)
     driver.up()
-    driver.machine.split_asked(SOURCES[0], 1)
-    first = told(driver.machine.split_asked(SOURCES[1], 1))
+    driver.machine.splits.asked(SOURCES[0], 1)
+    first = told(driver.machine.splits.asked(SOURCES[1], 1))
     assert [grant.held_back for grant in first] == [True, True]
     driver.at(10.0)
-    [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
+    [wait] = told(driver.machine.splits.asked(SOURCES[0], 2))
     assert (wait.assignment, wait.held_back) == (None, True)
     [third] = told(driver.ack(SOURCES[0], 21))
     assert third.assignment.split.id == "00002"
     assert not third.held_back
-    [over] = told(driver.machine.split_asked(SOURCES[1], 2))
+    [over] = told(driver.machine.splits.asked(SOURCES[1], 2))
     assert (over.over, over.held_back) == (True, False)
 
 
@@ -236,10 +236,10 @@ def test_barriers_have_the_alignment_timeout_of_the_job() -> None:
 def test_a_split_waits_for_the_barrier_of_the_subtask_that_asks() -> None:
     driver = Driver(splits=3)
     driver.up()
-    driver.machine.split_asked(SOURCES[0], 1)
-    driver.machine.split_asked(SOURCES[1], 1)
+    driver.machine.splits.asked(SOURCES[0], 1)
+    driver.machine.splits.asked(SOURCES[1], 1)
     driver.at(10.0)
-    [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
+    [wait] = told(driver.machine.splits.asked(SOURCES[0], 2))
     assert isinstance(wait, Grant)
     assert (wait.assignment, wait.over) == (None, False)
     # Once it is through, and before another is on its way: else it would never get one.
@@ -248,7 +248,7 @@ def test_a_split_waits_for_the_barrier_of_the_subtask_that_asks() -> None:
     assert (given.subtask, given.number) == (0, 2)
     assert given.assignment is not None
     assert given.assignment.split.id == "00002"
-    [more] = told(driver.machine.split_asked(SOURCES[0], 3))
+    [more] = told(driver.machine.splits.asked(SOURCES[0], 3))
     assert more.assignment is None
 
 

@@ -63,7 +63,7 @@ def test_they_are_written_in_their_order_each_when_the_one_before_is_committed()
     publish = the(Publish, driver.machine.written(21, 31.0))
     # A savepoint is a cut of the log at that moment: nothing of the next one may be in it.
     outs = driver.machine.published(publish, 32.0, 40_000)
-    assert [type(one).__name__ for one in outs] == ["Tell", "Settled", "Write"]
+    assert [type(one).__name__ for one in outs] == ["Send", "Settled", "Write"]
     assert outs[0].command == Completed(checkpoint=21, epoch=5, next_stamp_ms=40_000)  # type: ignore[union-attr]
     assert (outs[2].checkpoint, outs[2].epoch) == (22, 6)  # type: ignore[union-attr]
     publish = the(Publish, driver.machine.written(22, 33.0))
@@ -168,26 +168,26 @@ def test_the_job_ends_with_its_last_checkpoint_though_one_was_under_way() -> Non
 def test_none_begins_while_a_subtask_waits_for_a_split_until_a_barrier_is_through() -> None:
     """With another one always on its way it would wait for ever."""
     driver = up(splits=3)
-    driver.machine.split_asked(SOURCES[0], 1)
-    driver.machine.split_asked(SOURCES[1], 1)
+    driver.machine.splits.asked(SOURCES[0], 1)
+    driver.machine.splits.asked(SOURCES[1], 1)
     driver.at(10.0)
-    [wait] = told(driver.machine.split_asked(SOURCES[0], 2))
+    [wait] = told(driver.machine.splits.asked(SOURCES[0], 2))
     assert wait.assignment is None
     assert numbers(driver.at(20.0)) == []
     [given] = told(driver.ack(SOURCES[0], 21))
     assert given.assignment.split.id == "00002"
     assert numbers(driver.at(20.1)) == [22]
-    [none] = told(driver.machine.split_asked(SOURCES[0], 3))
+    [none] = told(driver.machine.splits.asked(SOURCES[0], 3))
     assert (none.over, none.assignment) == (True, None)
     assert numbers(driver.at(30.0)) == [23], "there is none that anybody could wait for"
 
 
 def test_one_that_is_given_up_holds_no_split_back() -> None:
     driver = up(splits=3, timeout_s=15.0, tolerable_failures=9)
-    driver.machine.split_asked(SOURCES[0], 1)
-    driver.machine.split_asked(SOURCES[1], 1)
+    driver.machine.splits.asked(SOURCES[0], 1)
+    driver.machine.splits.asked(SOURCES[1], 1)
     driver.at(10.0)
-    driver.machine.split_asked(SOURCES[0], 2)
+    driver.machine.splits.asked(SOURCES[0], 2)
     assert numbers(driver.at(20.0)) == []
     outs = driver.at(25.0)
     assert numbers(outs) == [22]
@@ -337,9 +337,9 @@ class Play:
         elif isinstance(said, Declined):
             self.do(machine.declined(said, now_s))
         elif isinstance(said, int):
-            self.do(machine.split_asked(of, said))
+            self.do(machine.splits.asked(of, said))
         else:
-            machine.split_ended(of, said)
+            machine.splits.ended(of, said)
 
     # --- the subtasks
 
