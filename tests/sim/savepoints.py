@@ -79,6 +79,7 @@ def _take_in_driver(world: World, app: App, launch: Launch, random: Random) -> N
             with world.freezer.watch("savepoint"):
                 take(location, app.job, launch, to, timeout_s)
             sched.note("savepoint taken by the driver", prefix)
+            world.saves.taken.add(prefix)
         except StateBackendError as error:
             sched.note(f"savepoint by the driver failed: {error.code}")
             world.saves.not_made(prefix, error)
@@ -125,6 +126,7 @@ def _take_outside(world: World, random: Random) -> None:
             with world.freezer.watch("savepoint"):
                 made = create_savepoint(making)
             sched.note("savepoint taken by a stranger", made.id)
+            world.saves.taken.add(f"{SAVEPOINTS}{made.id}/")
         except StateBackendError as error:
             sched.note(f"savepoint by a stranger failed: {error.code}")
             world.saves.not_made(process.name, error)

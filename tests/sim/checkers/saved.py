@@ -36,6 +36,7 @@ class Saves(Checker):
 
     Attributes:
         made_by: who makes what is in a folder. deleting, used: by somebody, at present.
+        taken: whoever wanted one was told that it is there.
         launches: of drivers that make one. holding: what is made with a cleaner held, and whose.
     """
 
@@ -44,6 +45,7 @@ class Saves(Checker):
     def __init__(self, world: object) -> None:
         super().__init__(world)
         self.made_by: dict[str, Process] = {}
+        self.taken: set[str] = set()
         self.deleting: set[str] = set()
         self.used: list[str] = []
         self.launches: dict[str, Launch] = {}
@@ -143,13 +145,10 @@ class Saves(Checker):
         """Somebody says that it is deleted."""
         if self.is_complete(prefix):
             self.violated(f"{prefix} was begun again, and is complete")
-        if prefix not in self.deleting and prefix in self._settled():
+        # A maker that cannot say it to be complete takes it back, which may land when it is dead.
+        if prefix not in self.deleting and prefix in self.taken:
             self.violated(f"{prefix} was deleted by nobody who was told to")
         self._whole.pop(prefix, None)
-
-    def _settled(self) -> list[str]:
-        """Those whose maker is gone: it takes back what it cannot say to be complete."""
-        return [one for one in self._whole if self.made_by[one].dead]
 
     def not_made(self, what: str, error: StateBackendError) -> None:
         """What it finds is never damaged: at most it is gone."""
