@@ -71,7 +71,7 @@ class StateBackend(FrameMaker):
             with it goes on as it is.
         allow_dropped_state: start although the checkpoint holds operators or states that the query
             no longer has; their state is dropped.
-        settings: further settings by name (see docs/settings.md); an argument beats a
+        settings: further settings by name (see docs/reference/settings.md); an argument beats a
             ``spark.statebackend.*`` key, a key beats the default.
 
     Nothing is opened or written before the first frame is made.
@@ -167,7 +167,7 @@ class StateBackend(FrameMaker):
             writer: ``frame.writeStream...``, not started.
             go_back_to: only if the query cannot be started otherwise: give up what came after this
             epoch, and go on with the next batch. The error of a plain start names the epochs that
-            can be given. Read "When the location and the log do not fit" in docs/operations.md
+            can be given. Read "When the location and the log do not fit" in docs/howto/repair.md
             first. If the query can go on, this is ignored, with a warning.
 
         Raises:
@@ -267,7 +267,7 @@ class StateBackend(FrameMaker):
         return checked_function  # type: ignore[return-value]
 
     def continuous(self, source: Source, *, name: str) -> ContinuousStream:
-        """The rows of a source, for a job that runs without micro-batches (docs/continuous.md).
+        """The rows of a source, for a continuous job (docs/concepts/two-modes.md).
 
         Args:
             source: a ``statebackend`` source, such as ``FileSource``.

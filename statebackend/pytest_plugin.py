@@ -6,7 +6,7 @@
 
 pytest loads this module in every run where the package is installed, so before a drill is run it
 imports nothing but pytest: not Spark or numpy, and nothing of `recovery`, a name that a project may
-have for a package of its own. docs/drills.md has the whole story.
+have for a package of its own. docs/quality/drills.md has the whole story.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
             f"its plans end with {location.last_offset}: Spark would repeat that batch.",
             todo="Put the missing files of `offsets` back from a copy of the location. If there is "
             "none, an earlier epoch or a savepoint is the way out: see go_back_to= in "
-            "docs/operations.md.",
+            "docs/howto/repair.md.",
         )
     batch = location.last_commit + 1
     # An operator that is not in the log is new; it starts from the batch that is next.
@@ -135,7 +135,7 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
                 f"Spark has planned batches up to {location.last_offset} of {location.path}, and "
                 f"committed them up to {location.last_commit}: no query leaves that behind.",
                 todo="If the location was restored from a copy, restore all of it, of one moment. "
-                "Else see go_back_to= in docs/operations.md.",
+                "Else see go_back_to= in docs/howto/repair.md.",
             )
         surplus = location.last_offset == batch + 1
         decision = StartDecision(Verdict.TRIM if surplus else Verdict.START, batch)
@@ -150,7 +150,7 @@ def decide_start(location: LocationProgress, log: LogProgress) -> StartDecision:
             f"{location.last_commit - oldest} batches would have to be repeated, and only one can "
             f"be, exactly.",
             todo="If the log was restored from an older copy, restore the checkpoint location of "
-            "the same moment too. Else see go_back_to= in docs/operations.md.",
+            "the same moment too. Else see go_back_to= in docs/howto/repair.md.",
         )
     decision = StartDecision(Verdict.REWIND, location.last_commit)
     _require_files(location, decision)

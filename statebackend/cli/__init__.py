@@ -1,8 +1,8 @@
 """The command line: what an operator types. But for drills it starts no Spark and claims no job.
 
-`statebackend list | describe | verify | gc | doctor`; docs/operations.md has the pages and the
-shapes of `--json`. `statebackend drill list | run`: docs/drills.md. It needs the extra `cli`,
-drills the extra `drill`.
+`statebackend list | describe | verify | gc | doctor`; docs/reference/cli.md has the pages and the
+shapes of `--json`. `statebackend drill list | run`: docs/quality/drills.md. It needs the extra
+`cli`, drills the extra `drill`.
 """
 
 from __future__ import annotations

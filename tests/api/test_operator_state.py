@@ -226,7 +226,7 @@ def test_a_union_list_is_given_whole_to_each() -> None:
 
 
 class Highest(KeyedProcessor):
-    """As docs/operator-state.md tells to use a union."""
+    """As docs/howto/operator-state.md tells to use a union."""
 
     def open(self, ctx: Any) -> None:
         self.highest = ctx.operator_list("highest", "sensor string, celsius double", mode="union")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-processor.md"
 
 
 def test_the_pages_processors_pass_the_pages_test() -> None:

@@ -13,7 +13,7 @@ import pytest
 from statebackend import ArrowContext, ArrowProcessor, ProcessorTester
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "vectorised.md").read_text()
+TEXT = (ROOT / "docs" / "howto" / "columns.md").read_text()
 SECTION = TEXT.partition("## Mistakes")[2].partition("\n## ")[0]
 MISTAKES = re.findall(
     r"^\| `([^`]+)`(?: \(returned\))? \| (?:`(SB\d{4})` )?([^|]+) \|", SECTION, re.M
@@ -25,7 +25,7 @@ def test_the_pages_processors_pass_the_pages_tests() -> None:
     # The frames need a session; what they are made of does not.
     code = re.sub(r"^frame = backend\..*?^\)\n", "", "\n".join(blocks), flags=re.DOTALL | re.M)
     page: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, "vectorised.md", "exec"), page)
+    exec(compile(code, "columns.md", "exec"), page)
     tests = [name for name in page if name.startswith("test_")]
     assert len(tests) == 2
     for name in tests:
@@ -65,7 +65,7 @@ def test_all_mistakes_were_found_on_the_page() -> None:
 
 
 def test_the_examples_on_the_page_are_there_and_tested() -> None:
-    names = re.findall(r"^\| \[(\w+)\]\(\.\./examples/\1\.py\)", TEXT, re.M)
+    names = re.findall(r"^\| `examples/(\w+)\.py` \|", TEXT, re.M)
     files = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__", "local"}
     assert set(names) == files
     for name in names:

@@ -47,7 +47,9 @@ def test_a_start_without_a_way_back_names_the_savepoint_once(point: StartPoint) 
         point._as_asked(caught.value, purged, [])
     told = raised.value
     assert told.todo.count("savepoint") == 1
-    assert told.todo.endswith("begin a new job with the newest savepoint: see docs/operations.md.")
+    assert told.todo.endswith(
+        "begin a new job with the newest savepoint: see docs/howto/repair.md."
+    )
 
 
 class _Location:

@@ -62,7 +62,7 @@ def test_an_error_without_a_way_out_changes_nothing() -> None:
 
 def test_the_newest_epoch_that_is_offered_is_taken_once() -> None:
     world = _world(kept=10)
-    offered = "go_back_to= can give up what came after epoch 7, 6: see docs/operations.md."
+    offered = "go_back_to= can give up what came after epoch 7, 6: see docs/howto/repair.md."
     take_way_out(world, RewindError("Far behind.", todo=offered))
     assert world.shared.go_back_to == 7
     again = "The job was told to go back to epoch 7 before, and has gone on since."

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATOR: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))
 GENERATED: dict[str, str] = GENERATOR["pages"]()
+PAGES = sorted(DOCS.rglob("*.md")) + sorted(ROOT.glob("*.md"))
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -20,6 +21,12 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 def test_a_generated_page_is_what_the_generator_gives(name: str) -> None:
     committed = (DOCS / name).read_text(encoding="utf-8")
     assert committed == GENERATED[name], "run `python docs/generate.py`"
+
+
+def test_every_setting_stands_on_one_of_the_pages() -> None:
+    groups = {**GENERATOR["USER_SETTINGS"], **GENERATOR["EXPERT_SETTINGS"]}
+    named = [name for names in groups.values() for name in names]
+    assert sorted(named) == sorted(GENERATOR["SETTINGS"])
 
 
 def test_every_error_has_a_code_of_its_own_and_a_meaning() -> None:
@@ -30,7 +37,7 @@ def test_every_error_has_a_code_of_its_own_and_a_meaning() -> None:
     assert all(kind.__doc__ for kind in kinds)
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

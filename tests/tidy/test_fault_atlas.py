@@ -13,7 +13,7 @@ import pytest
 from recovery.drill.catalogue import ALL
 
 ROOT = Path(__file__).parents[2]
-ATLAS = (ROOT / "docs" / "fault-atlas.md").read_text(encoding="utf-8")
+ATLAS = (ROOT / "docs" / "quality" / "fault-atlas.md").read_text(encoding="utf-8")
 # A path, then a test or a class of tests, then perhaps a test of that class.
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py::[\w:]+)`", ATLAS)))
 

@@ -191,7 +191,7 @@ class FrameMaker:
 
         An aggregation that is added (or renamed) later begins with nothing, for keys and open
         windows that are there too: only rows from then on count. One name keeps one meaning;
-        windows of another length or kind need a new ``uid``. docs/vectorised.md has the list.
+        windows of another length or kind need a new ``uid``. docs/howto/columns.md has the list.
 
         Returns:
             the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.

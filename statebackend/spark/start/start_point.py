@@ -399,7 +399,7 @@ def _ways_out(possible: list[int]) -> str:
             "There is no epoch that go_back_to= could go back to; without a copy, begin a new job "
             "with the newest savepoint"
         )
-    return f"{more}: see docs/operations.md."
+    return f"{more}: see docs/howto/repair.md."
 
 
 def _refuse_again(manifests: list[Manifest], epoch: int, possible: list[int]) -> None:

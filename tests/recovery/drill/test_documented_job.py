@@ -1,4 +1,4 @@
-"""The job of your own that docs/drills.md shows: it is what it says, and it can be drilled."""
+"""The job that docs/quality/drills.md shows is what it says, and can be drilled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recovery.drill.run.naming import load
 from statebackend.testing.tester import ProcessorTester
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "drills.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "quality" / "drills.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 
 
@@ -44,7 +44,7 @@ def module(file: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_page_has_the_job_a_script_and_a_test() -> None:
     assert len(BLOCKS) == 4
     for block in BLOCKS:
-        compile(block, "docs/drills.md", "exec")
+        compile(block, "docs/quality/drills.md", "exec")
 
 
 def test_the_job_s_functions_are_found_by_another_process(module: ModuleType, file: Path) -> None:

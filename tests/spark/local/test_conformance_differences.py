@@ -1,4 +1,4 @@
-"""Where we differ from Spark's own engine, and docs/compatibility.md says so: both sides of it.
+"""Where we differ from Spark's own engine, and docs/reference/compatibility.md says so.
 
 If one of these fails because Spark does otherwise by now, the table's row is out of date.
 """

@@ -1,6 +1,6 @@
 """What a processor sees and gives is what Spark's own engine shows it and takes.
 
-Where we differ on purpose, docs/compatibility.md says so; such things are not asked for here.
+Where we differ on purpose, docs/reference/compatibility.md says so: not asked for here.
 """
 
 from __future__ import annotations
