@@ -67,7 +67,7 @@ def check_listed(newest: int, claim: int) -> None:
             f"A listing of the commit log ends with record {newest}, and record {claim} had been "
             f"written before it: what else was committed is not known.",
             todo="Start again. If it comes back, the store's listings lag behind its writes, and "
-            "it cannot keep a log: see Stores in docs/reference/support.md.",
+            "it cannot keep a log: see Stores in docs/reference/compatibility.md.",
         )
 
 
