@@ -11,20 +11,15 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
 from statebackend.spark.start.checkpoint_location import FILE_MANAGER
 
 __all__ = [
-    "appends",
     "check_batches_kept",
     "few_rows_at_once",
-    "format_of",
     "frame_limits",
     "keeps_avro",
-    "only_our_python",
-    "options_of",
     "retried_whole",
     "runs_without_data",
     "set_for_a_start",
@@ -62,44 +57,6 @@ _WITHOUT_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_MAX: Final = 10_000
-_OURS: Final = "MapInArrow"
-_PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
-
-
-def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
-    """Whether no Python function of the user's runs in a query, whose rows might be wide.
-
-    Args:
-        ours: how many nodes of the plan are ours.
-    """
-    frame: Any = writer._df
-    try:
-        field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
-        field.setAccessible(True)
-        if field.get(writer._jwrite) is not None:
-            return False  # what it does with its frame is not known
-        patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-        function = patterns.PYTHON_UDF()
-        found, nodes = 0, [frame._jdf.queryExecution().analyzed()]
-        while nodes:
-            node: Any = nodes.pop()
-            name = str(node.getClass().getSimpleName())
-            if name == _OURS:
-                found += 1
-            elif any(word in name for word in _PYTHONS) or any(
-                one.containsPattern(function) for one in _items(node.expressions())
-            ):
-                return False
-            nodes.extend(_items(node.children()))
-    except Py4JError as error:  # another release of Spark: then it is not known
-        _log.debug("the plan cannot be looked through (%s)", error)
-        return False
-    return found == ours
-
-
-def _items(sequence: Any) -> Iterator[Any]:
-    """A Scala sequence's."""
-    return (sequence.apply(i) for i in range(sequence.length()))
 
 
 def frame_limits(session: SparkSession) -> tuple[int, int]:
@@ -236,34 +193,3 @@ def _set_back(session: SparkSession, name: str, said: str | None) -> None:
             session.conf.set(name, said)
     except Exception as error:  # the query's own error is the one to be seen
         _log.warning("%s could not be set back (%s)", name, error)
-
-
-def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
-    """A writer's options, keys in lower case; PySpark keeps them in the JVM only."""
-    if writer is None:
-        return {}
-    jwriter: Any = writer._jwrite
-    field = jwriter.getClass().getDeclaredField("extraOptions")
-    field.setAccessible(True)
-    found: dict[str, str] = {}
-    pairs = field.get(jwriter).iterator()
-    while pairs.hasNext():
-        pair = pairs.next()
-        found[str(pair._1()).lower()] = str(pair._2())
-    return found
-
-
-def appends(writer: DataStreamWriter) -> bool:
-    """Whether a query's output mode is append, which is the default."""
-    jwriter: Any = writer._jwrite
-    field = jwriter.getClass().getDeclaredField("outputMode")
-    field.setAccessible(True)
-    return str(field.get(jwriter)).lower() == "append"
-
-
-def format_of(writer: DataStreamWriter) -> str:
-    """What a writer was told with ``format()``, or Spark's default."""
-    jwriter: Any = writer._jwrite
-    field = jwriter.getClass().getDeclaredField("source")
-    field.setAccessible(True)
-    return str(field.get(jwriter))

@@ -40,18 +40,14 @@ from statebackend.runtime.driver.attempt_timeouts import Attempts
 from statebackend.runtime.driver.job import Job, live_lineages
 from statebackend.runtime.driver.job_start import JobStart
 from statebackend.runtime.driver.operator_specs import Operator
-from statebackend.runtime.operator_time import check_event_time
 from statebackend.settings import Settings
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
 from statebackend.spark.frames.initial_state import write_initial
 from statebackend.spark.frames.physical_plan import check_plan
 from statebackend.spark.frames.replayable import sources_in
 from statebackend.spark.session_settings import (
-    appends,
     check_batches_kept,
     few_rows_at_once,
-    only_our_python,
-    options_of,
     retried_whole,
     runs_without_data,
     set_for_a_start,
@@ -66,6 +62,12 @@ from statebackend.spark.start.query_from_savepoint import (
 )
 from statebackend.spark.start.sink_log import sink_log
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
+from statebackend.spark.start.stream_writer import (
+    appends,
+    check_event_time,
+    only_our_python,
+    options_of,
+)
 from statebackend.spark.start.surroundings import Surroundings
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 from statebackend.errors import CheckpointLocationError
-from statebackend.spark.session_settings import format_of
+from statebackend.spark.start.stream_writer import format_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

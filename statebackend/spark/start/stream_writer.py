@@ -1,0 +1,134 @@
+"""What a query's writer and its plan say before the start, read in Spark's JVM."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from statebackend.errors import UnsupportedQueryError
+from statebackend.runtime.operator_time import TimePlan
+
+__all__ = ["appends", "check_event_time", "format_of", "only_our_python", "options_of"]
+
+_log = logging.getLogger("statebackend.spark")
+_OURS: Final = "MapInArrow"
+_PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
+_MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
+_WATERMARK_NODE: Final = "EventTimeWatermark"
+# Spark passes no watermark on through these: one may be defined behind them.
+_WITHOUT_WATERMARK: Final = ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState")
+
+
+def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
+    """A writer's options, keys in lower case; PySpark keeps them in the JVM only."""
+    if writer is None:
+        return {}
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("extraOptions")
+    field.setAccessible(True)
+    found: dict[str, str] = {}
+    pairs = field.get(jwriter).iterator()
+    while pairs.hasNext():
+        pair = pairs.next()
+        found[str(pair._1()).lower()] = str(pair._2())
+    return found
+
+
+def appends(writer: DataStreamWriter) -> bool:
+    """Whether a query's output mode is append, which is the default."""
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("outputMode")
+    field.setAccessible(True)
+    return str(field.get(jwriter)).lower() == "append"
+
+
+def format_of(writer: DataStreamWriter) -> str:
+    """What a writer was told with ``format()``, or Spark's default."""
+    jwriter: Any = writer._jwrite
+    field = jwriter.getClass().getDeclaredField("source")
+    field.setAccessible(True)
+    return str(field.get(jwriter))
+
+
+def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
+    """Whether no Python function of the user's runs in a query, whose rows might be wide.
+
+    Args:
+        ours: how many nodes of the plan are ours.
+    """
+    frame: Any = writer._df
+    try:
+        field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
+        field.setAccessible(True)
+        if field.get(writer._jwrite) is not None:
+            return False  # what it does with its frame is not known
+        patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        function = patterns.PYTHON_UDF()
+        found, nodes = 0, [frame._jdf.queryExecution().analyzed()]
+        while nodes:
+            node: Any = nodes.pop()
+            name = str(node.getClass().getSimpleName())
+            if name == _OURS:
+                found += 1
+            elif any(word in name for word in _PYTHONS) or any(
+                one.containsPattern(function) for one in _items(node.expressions())
+            ):
+                return False
+            nodes.extend(_items(node.children()))
+    except Py4JError as error:  # another release of Spark: then it is not known
+        _log.debug("the plan cannot be looked through (%s)", error)
+        return False
+    return found == ours
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """A Scala sequence's."""
+    return (sequence.apply(i) for i in range(sequence.length()))
+
+
+def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], append: bool) -> None:
+    """Refuse at the start what Spark would refuse in a batch, or only in plans of its own.
+
+    Args:
+        append: whether that is the query's output mode.
+
+    Raises:
+        UnsupportedQueryError: with the way out.
+    """
+    if not append and any(one.output_position is not None for one in operators):
+        raise UnsupportedQueryError(
+            "The query's output mode is not append, and eventTimeColumnName= was given.",
+            todo="As in Spark, event time goes on behind an operator in outputMode('append') only.",
+        )
+    frame: Any = writer._df
+    if frame.sparkSession.conf.get(_MULTIPLE, "true") != "false" and _is_marked_twice(
+        frame._jdf.queryExecution().analyzed()
+    ):
+        raise UnsupportedQueryError(
+            "withWatermark() was called on a frame whose input has a watermark already, which "
+            "Spark refuses as soon as its watermark moves.",
+            todo="Behind transform_with_state(), process() and transform_arrow() leave it out, and "
+            "give them eventTimeColumnName= with the timestamp column of the output. Behind "
+            "aggregate(), connect() and connect_broadcast() keep it, and give them event_time= and "
+            "watermark_delay= instead of calling withWatermark() before them.",
+        )
+
+
+def _is_marked_twice(plan: Any) -> bool:
+    if str(plan.toString()).count(_WATERMARK_NODE) < 2:
+        return False
+    nodes = [(plan, False)]
+    while nodes:
+        node, below = nodes.pop()
+        name = str(node.getClass().getSimpleName())
+        here = name == _WATERMARK_NODE
+        if here and below:
+            return True
+        below = (below or here) and name not in _WITHOUT_WATERMARK
+        children = node.children()
+        nodes += [(children.apply(i), below) for i in range(children.length())]
+    return False
