@@ -63,13 +63,13 @@ def test_the_heartbeat_is_not_told_of_epochs_that_were_given_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int | None]] = []
-    say = HeartbeatFile.say
+    say = HeartbeatFile.write
 
     def heard(file: HeartbeatFile, epoch: int, **due: Any) -> None:
         told.append((epoch, due["processing_due_ms"]))
         say(file, epoch, **due)
 
-    monkeypatch.setattr(HeartbeatFile, "say", heard)
+    monkeypatch.setattr(HeartbeatFile, "write", heard)
     for start in range(2):
         backend = world.backend()
         frame = backend.transform_with_state(
@@ -100,13 +100,13 @@ def test_a_watermark_of_an_epoch_that_was_given_up_is_none_of_this_run_s(
 ) -> None:
     """A repeated epoch keeps its watermark although a delay was changed: this is no such epoch."""
     told: list[tuple[int, bool]] = []
-    say = HeartbeatFile.say
+    say = HeartbeatFile.write
 
     def heard(file: HeartbeatFile, epoch: int, **due: Any) -> None:
         told.append((epoch, due["watermark_moves"]))
         say(file, epoch, **due)
 
-    monkeypatch.setattr(HeartbeatFile, "say", heard)
+    monkeypatch.setattr(HeartbeatFile, "write", heard)
     for start, delay in enumerate(["0 seconds", "1 hour"]):
         backend = world.backend()
         frame = backend.transform_with_state(
