@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.sources.source import Split as Split
     from statebackend.continuous.sources.source import SplitReader as SplitReader
     from statebackend.errors import StateBackendError as StateBackendError
+    from statebackend.installation import install as install
+    from statebackend.installation import uninstall as uninstall
     from statebackend.operators.aggregate.functions import (
         approx_count_distinct as approx_count_distinct,
     )
@@ -107,12 +109,14 @@ _EXPORTS: dict[str, str] = {
     "approx_count_distinct": "statebackend.operators.aggregate.functions",
     "count_distinct": "statebackend.operators.aggregate.functions",
     "first": "statebackend.operators.aggregate.functions",
+    "install": "statebackend.installation",
     "last": "statebackend.operators.aggregate.functions",
     "run_drill": "recovery.drill.run.runner",
     "session": "statebackend.operators.aggregate.functions",
     "sliding": "statebackend.operators.aggregate.functions",
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.functions",
+    "uninstall": "statebackend.installation",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -29,41 +27,47 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
-from statebackend.runtime.driver.attempt_timeouts import watch_attempts
 from statebackend.runtime.driver.environment import warn_of_other_python
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job, store_options
 from statebackend.runtime.driver.job_savepoints import listed as listed_savepoints
 from statebackend.runtime.driver.job_savepoints import saved_lineages
+from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
-from statebackend.spark.frames.frame_builder import FrameBuilder
-from statebackend.spark.frames.rebalancing import Rebalancer
+from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
-from statebackend.spark.java_errors import ShortJavaError
+from statebackend.spark.start.checked_batches import CheckedBatches
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.launch import Launch
+from statebackend.spark.start.query_identity import find_job
 from statebackend.spark.start.query_savepoints import take as take_savepoint
+from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
 from statebackend.spark.start.start_point import check_go_back_to
+from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
 from statebackend.system import SYSTEM, default_local_dir
 
 __all__ = ["StateBackend"]
 
-_log = logging.getLogger("statebackend.spark")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StateBackend(FrameMaker):
-    """Keyed state for one streaming query (one *job*), in RocksDB inside the executors.
+    """Keyed state for streaming queries, in RocksDB inside the executors.
+
+    What a query keeps is a *job*: it has a name, and a folder under ``uri``.
 
     Args:
         spark: a classic session (not Spark Connect).
         uri: where durable copies go: ``s3://bucket/prefix``, or ``file:///path`` or an absolute
-            path on a file system that driver and executors share.
-        job: a name under it; one job is one streaming query.
+            path on a file system that driver and executors share. Without one (and without
+            ``spark.statebackend.uri``) the state lies in the query's checkpoint location.
+        job: a name under it, if there is to be one query only. Without it a query's job follows
+            from its checkpoint location, and the backend may have several queries.
         local_dir: directory for task-local copies on each executor's host; may name environment
             variables of the executor (``$TMPDIR/state``).
-        parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
-        max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
+        parallelism: subtasks per operator; default: ``spark.sql.shuffle.partitions`` if that is
+            set, else as many as Spark has cores.
+        max_parallelism: key groups, fixed for the job's life; default: by Flink's formula, or 1,024
+            without ``job``.
         commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: the
             record of a batch is written while the next one runs; after a crash of the driver the
             query may go back by one batch, so its sources must be able to repeat one.
@@ -84,7 +88,7 @@ class StateBackend(FrameMaker):
         self,
         spark: SparkSession,
         *,
-        uri: str,
+        uri: str | None = None,
         job: str | None = None,
         local_dir: str | None = None,
         parallelism: int | None = None,
@@ -105,40 +109,60 @@ class StateBackend(FrameMaker):
             "commit": commit,
             **(settings or {}),
         }
+        self._savepoint = savepoint
         self._settings = Settings.resolve(given, functools.partial(_configured, spark))
         driver_tls(self._settings)  # what it lacks is said here
-        self._job = Job(
+        self._uri, self._job = uri or self._settings.uri, None
+        if job is not None:
+            if not self._uri:
+                raise SettingError(
+                    "No uri was given.",
+                    todo="Give uri= (or set spark.statebackend.uri) a file:/// or s3:// URI.",
+                )
+            self._job = self._open_job(self._uri, job)
+        elif self._uri:
+            self._open_job(self._uri, "a")  # what is wrong with the uri is said here
+        self._allow_dropped_state = allow_dropped_state
+        if not self._settings.local_dir:
+            _warn_of_default_local_dir()
+        self._builder = FrameBuilder(spark, self._job, self._settings)
+        self._newest: QueryStart | None = None
+        self._checked: list[CheckedBatches] = []
+        self.writer_calls: Final = WriterCalls(self._begin)
+        self._flow: Flow | None = None
+
+    def _open_job(self, uri: str, name: str) -> Job:
+        job = Job(
             uri,
-            job or "default",
+            name,
             options=store_options(self._settings),
             patience=StorePatience(
                 self._settings.commit_timeout_s, now_s=SYSTEM.monotonic_s, sleep_s=SYSTEM.sleep_s
             ),
             system=SYSTEM,
         )
-        self._allow_dropped_state = allow_dropped_state
-        self._savepoint = savepoint
-        if savepoint is not None:
-            self._job.begins = lambda: saved_lineages(savepoint, self._job)
-        if not self._settings.local_dir:
-            _warn_of_default_local_dir()
-        self._builder = FrameBuilder(spark, self._job, self._settings, self._settings.local_dir)
-        self._rebalancer = Rebalancer(
-            self._builder.places,
-            job=self._job.name,
-            automatic=self._settings.rebalance == "auto",
-            settle_s=self._settings.rebalance_settle_s,
-        )
-        self._launch: Launch | None = None
-        self._checked = False
-        found = self._settings
-        setup = JobSetup(self._job, found, found.local_dir, savepoint, allow_dropped_state, spark)
-        self._continuous = Flow(setup)
+        if (savepoint := self._savepoint) is not None:
+            job.begins = lambda: saved_lineages(savepoint, job)
+        return job
 
     @property
     def job(self) -> str:
-        """The job's name."""
-        return self._job.name
+        """The job's name: as given, else of the query that was started last.
+
+        Raises:
+            SettingError: none was given, and no query has been started.
+        """
+        return self._known_job().name
+
+    def _known_job(self) -> Job:
+        job = self._newest.job if self._newest is not None else self._job
+        if job is None:
+            raise SettingError(
+                "Which job this is follows from the checkpoint location, and no query has been "
+                "started.",
+                todo="Start the query first, or give StateBackend(...) job=.",
+            )
+        return job
 
     @property
     def spark(self) -> SparkSession:
@@ -157,6 +181,27 @@ class StateBackend(FrameMaker):
 
     # --- starting ------------------------------------------------------------------------------
 
+    def write_stream(self, frame: DataFrame) -> DataStreamWriter:
+        """Spark's ``frame.writeStream``, for a frame of this backend.
+
+        Its ``start``, ``toTable`` and ``foreachBatch`` take Spark's arguments, check what
+        :meth:`start` checks, and raise what it raises.
+
+        Raises:
+            SettingError: it is no streaming frame.
+        """
+        if not isinstance(frame, DataFrame) or not frame.isStreaming:
+            raise SettingError(
+                f"write_stream() was given a {type(frame).__name__} that is no streaming frame.",
+                todo="Give it what transform_with_state() or another of the backend's methods "
+                "returned, or a frame that was made of that.",
+            )
+        return StatefulStreamWriter(frame, self.writer_calls)
+
+    def has_made(self, names: Iterable[str]) -> bool:
+        """Whether one of the functions of a query, by `functions_in`, is of a frame of its own."""
+        return bool(self._builder.named(names))
+
     def start(self, writer: DataStreamWriter, *, go_back_to: int | None = None) -> StreamingQuery:
         """Start a query over frames of this backend.
 
@@ -174,15 +219,39 @@ class StateBackend(FrameMaker):
             CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
             UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
             driver fenced.
-            SettingError: there is no frame yet, or ``go_back_to`` is no epoch.
+            SettingError: the query has no frame of this backend, ``writer`` is none, or
+            ``go_back_to`` is no epoch.
         """
-        launch = self._new_launch(go_back_to)
-        launch.prepare(writer)
-        self._launch = launch
-        with launch.armed(self._builder.credentials().value.token):
-            query = writer.start()
-        launch.bind(query)
-        self._look_after(query, launch)
+        if not isinstance(writer, DataStreamWriter):
+            raise SettingError(
+                f"start() was given a {type(writer).__name__}.",
+                todo="Give it frame.writeStream..., which is not started yet.",
+            )
+        return self._begin(
+            writer, lambda: WriterCalls.spark_start(writer), self._checked, go_back_to
+        )
+
+    def _begin(
+        self,
+        writer: DataStreamWriter,
+        start: Callable[[], StreamingQuery],
+        checked: Sequence[CheckedBatches],
+        go_back_to: int | None = None,
+    ) -> StreamingQuery:
+        check_go_back_to(go_back_to)
+        frames = frames_of(self._builder, writer)
+        job, found = self._job, None
+        if job is None:
+            found = find_job(self._spark, writer, self._uri, SYSTEM)
+            job = self._open_job(found.identity.uri, found.identity.job)
+        query_start = self._query_start(job, frames, checked, go_back_to)
+        query_start.launch.prepare(writer)
+        if found is not None:
+            found.keep()
+        self._newest = query_start
+        query = query_start.run(start, self._builder.credentials().value.token)
+        if found is not None:
+            found.remove_after(query, job)
         return query
 
     @contextlib.contextmanager
@@ -192,7 +261,7 @@ class StateBackend(FrameMaker):
         """For the other ways to start: ``with backend.starting(): query = writer.toTable("t")``.
 
         Exactly one query must be started inside, and the block be left at once: its tasks wait for
-        the checks that are made then.
+        the checks that are made then. :meth:`write_stream` is the shorter way.
 
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
@@ -202,46 +271,38 @@ class StateBackend(FrameMaker):
         Raises:
             as :meth:`start`; the query is stopped then.
         """
-        launch = self._new_launch(go_back_to)
-        launch.prepare(None, checkpoint_location)
-        self._launch = launch
-        before = {query.id for query in self._active()}
-        with launch.armed(self._builder.credentials().value.token):
-            yield
-        started = [q for q in self._active() if q.id not in before]
-        launch.bind_one(started)
-        if started:
-            self._look_after(started[0], launch)
-
-    def _look_after(self, query: StreamingQuery, launch: Launch) -> None:
-        session = launch.session
-        self._rebalancer.watch(lambda: query.isActive, session.progress, lambda: session.epoch)
-        if session.attempts is not None:
-            watch_attempts(self._spark, session.attempts, lambda: query.isActive)
-
-    def _active(self) -> list[StreamingQuery]:
-        return [query for session in self._builder.sessions for query in session.streams.active]
-
-    def _new_launch(self, go_back_to: int | None) -> Launch:
         check_go_back_to(go_back_to)
-        if not self._builder.operators:
+        frames = self._builder.newest()
+        if not frames:
             raise SettingError(
-                f"Job {self._job.name!r} has no operator yet.",
+                "This backend has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
             )
-        return Launch(
-            self._spark,
-            self._job,
-            sessions=self._builder.sessions,
-            operators=self._builder.operators,
-            heartbeat=self._builder.heartbeat,
-            local_dir=self._builder.local_dir,
-            settings=self._settings,
-            allow_dropped_state=self._allow_dropped_state,
-            checked=lambda: self._checked,
-            savepoint=self._savepoint,
-            go_back_to=go_back_to,
+        query_start = self._query_start(self._known_job(), frames, self._checked, go_back_to)
+        query_start.launch.prepare(None, checkpoint_location)
+        self._newest = query_start
+        before = {query.id for query in query_start.active()}
+        with query_start.launch.armed(self._builder.credentials().value.token):
+            yield
+        started = [q for q in query_start.active() if q.id not in before]
+        query_start.launch.bind_one(started)
+        if started:
+            query_start.look_after(started[0])
+
+    def _query_start(
+        self,
+        job: Job,
+        frames: Sequence[StatefulFrame],
+        checked: Sequence[CheckedBatches],
+        go_back_to: int | None,
+    ) -> QueryStart:
+        options = StartOptions(
+            self._savepoint, self._allow_dropped_state, go_back_to, lambda: bool(checked)
         )
+        made = QueryStart(self._spark, job, self._settings, frames, options)
+        for one in checked:
+            one.session = made.launch.session
+        return made
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
@@ -251,20 +312,13 @@ class StateBackend(FrameMaker):
         that skips a batch which it has seen before must evaluate the frame all the same (for
         instance into a ``noop`` writer), since the state of that batch may have to be made again.
         A query that was given another function than this returns is refused in its second batch.
+        The ``foreachBatch`` of :meth:`write_stream` does this by itself.
         """
-        self._checked = True
-
-        @functools.wraps(function)
-        def checked_function(frame: DataFrame, batch_id: int, *rest: Any) -> Any:
-            try:
-                result = function(frame, batch_id, *rest)
-            except Py4JJavaError as error:
-                raise ShortJavaError(error).with_traceback(error.__traceback__) from None
-            if self._launch is not None:
-                self._launch.session.check_finished(batch_id)
-            return result
-
-        return checked_function  # type: ignore[return-value]
+        one = CheckedBatches(function)
+        if self._newest is not None:
+            one.session = self._newest.launch.session
+        self._checked.append(one)
+        return one  # type: ignore[return-value]
 
     def continuous(self, source: Source, *, name: str) -> ContinuousStream:
         """The rows of a source, for a continuous job (docs/concepts/two-modes.md).
@@ -277,37 +331,58 @@ class StateBackend(FrameMaker):
             a ``ContinuousStream``, to be built on and started.
 
         Raises:
-            SettingError, DuplicateUidError: no source, or the name.
+            SettingError, DuplicateUidError: no source, or the name; the backend has no ``job=``.
         """
-        return continuous(self._continuous, source, name=name)
+        if self._job is None:
+            raise SettingError(
+                "A continuous job has no checkpoint location, so its name must be given.",
+                todo="Give StateBackend(...) job=.",
+            )
+        if self._flow is None:
+            found = self._settings
+            self._flow = Flow(
+                JobSetup(
+                    self._job,
+                    found,
+                    found.local_dir,
+                    self._savepoint,
+                    self._allow_dropped_state,
+                    self._spark,
+                )
+            )
+        return continuous(self._flow, source, name=name)
 
-    # --- what is going on ----------------------------------------------------------------------
+    # --- what is going on: of the query that was started last -----------------------------------
+
+    @property
+    def _session(self) -> RunSession | None:
+        return self._newest.launch.session if self._newest is not None else None
 
     def restores(self) -> list[RestoreReport]:
         """How each subtask got its state back since the query was started last."""
-        return list(self._launch.session.restores) if self._launch else []
+        return list(self._session.restores) if self._session else []
 
     def progress(self) -> CheckpointProgress:
         """What the newest epochs cost, by operator and subtask: sizes, durations, requests.
 
         The same events go to the logger ``statebackend.progress``, one JSON object each.
         """
-        book = self._launch.session.progress if self._launch else ProgressBook(self._job.name)
+        book = self._session.progress if self._session else ProgressBook(self._known_job().name)
         return book.summary(self.epoch)
 
     @property
     def epoch(self) -> int | None:
         """The epoch that is running; None before the first."""
-        return self._launch.session.epoch if self._launch else None
+        return self._session.epoch if self._session else None
 
     @property
     def failure(self) -> StateBackendError | None:
         """The typed error that made the coordinator stop, for example after being fenced."""
-        return self._launch.session.failure if self._launch else None
+        return self._session.failure if self._session else None
 
     def lineages(self) -> dict[str, OperatorLineage]:
         """What the job's log holds now, by operator uid."""
-        return self._job.lineages()
+        return self._known_job().lineages()
 
     def rebalance(self) -> None:
         """Spread subtasks over the executors that are there now; a running query follows.
@@ -315,8 +390,8 @@ class StateBackend(FrameMaker):
         Only as many move as must for each executor to have its share. A running query does this by
         itself when executors have joined it, unless ``spark.statebackend.rebalance`` is ``off``.
         """
-        book = self._launch.session.progress if self._launch else None
-        self._rebalancer.by_hand(book, self.epoch)
+        if self._newest is not None:
+            self._newest.rebalancer.by_hand(self._newest.launch.session.progress, self.epoch)
 
     def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
         """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
@@ -335,18 +410,19 @@ class StateBackend(FrameMaker):
             UnsupportedQueryError: operators of Spark's own keep state in the checkpoint location.
             StoreUnreachableError: it took too long, or a store cannot be reached.
         """
-        if self._continuous.query is not None:
-            made: Savepoint = self._continuous.query.savepoint(to, timeout_s=timeout_s)
+        if self._flow is not None and self._flow.query is not None:
+            made: Savepoint = self._flow.query.savepoint(to, timeout_s=timeout_s)
             return made
 
         def open_location(path: str) -> CheckpointLocation:
             return CheckpointLocation(self._spark, path)
 
-        return take_savepoint(open_location, self._job, self._launch, to, timeout_s)
+        launch = self._newest.launch if self._newest is not None else None
+        return take_savepoint(open_location, self._known_job(), launch, to, timeout_s)
 
     def savepoints(self) -> list[SavepointInfo]:
         """The job's savepoints under ``<uri>/.savepoints/``, the newest last."""
-        return listed_savepoints(self._job)
+        return listed_savepoints(self._known_job())
 
     def wait_durable(self, timeout_s: float = 60.0) -> None:
         """With asynchronous commits: wait until the records that are on their way are durable.
@@ -356,10 +432,10 @@ class StateBackend(FrameMaker):
         Raises:
             CommitUnknownError, FencedError, StoreUnreachableError: why they are not.
         """
-        if self._launch is not None:
-            done = self._launch.session.drain(timeout_s)
-            if self._launch.session.failure is not None:
-                raise self._launch.session.failure
+        if (session := self._session) is not None:
+            done = session.drain(timeout_s)
+            if session.failure is not None:
+                raise session.failure
             if not done:
                 raise StoreUnreachableError(
                     f"The last record of job {self.job!r} is not durable after {timeout_s:g} s.",
@@ -367,7 +443,7 @@ class StateBackend(FrameMaker):
                 )
 
     def close(self) -> None:
-        """Let the cached anchor go; a running query goes on, less well placed."""
+        """Let the cached anchors go; a running query goes on, less well placed."""
         self._builder.close()
 
 

@@ -15,6 +15,13 @@ from statebackend.errors import SettingError
 __all__ = ["SETTINGS", "Setting", "Settings", "settings_table"]
 
 SETTINGS: Final[dict[str, Setting]] = {
+    "uri": Setting(
+        "uri",
+        "",
+        str,
+        "the folder of all jobs, file:///... or s3://...; without one a query's state lies in its "
+        "checkpoint location",
+    ),
     "local_dir": Setting(
         "localDir",
         "",
@@ -27,7 +34,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         "parallelism",
         0,
         int,
-        "subtasks per operator (0: spark.sql.shuffle.partitions)",
+        "subtasks per operator (0: spark.sql.shuffle.partitions if that is set, else the cores "
+        "that Spark has)",
         parallelism,
         "0 to 32768",
     ),
@@ -35,7 +43,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         "maxParallelism",
         0,
         int,
-        "key groups, fixed for the job's life (0: by Flink's formula)",
+        "key groups, fixed for the job's life (0: by Flink's formula, or 1,024 where job= is not "
+        "given)",
         parallelism,
         "0 to 32768",
     ),
@@ -348,6 +357,7 @@ SETTINGS: Final[dict[str, Setting]] = {
 class Settings:
     """Every setting, resolved. Field names are those of `SETTINGS`."""
 
+    uri: str
     local_dir: str
     parallelism: int
     max_parallelism: int

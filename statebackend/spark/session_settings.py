@@ -17,6 +17,7 @@ from statebackend.spark.start.checkpoint_location import FILE_MANAGER
 
 __all__ = [
     "check_batches_kept",
+    "default_parallelism",
     "few_rows_at_once",
     "frame_limits",
     "keeps_avro",
@@ -53,6 +54,7 @@ _NO_LIMIT: Final = str((1 << 31) - 1)
 _KEPT: Final = "spark.sql.streaming.minBatchesToRetain"
 _KEPT_MIN: Final = 2
 
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _WITHOUT_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -69,6 +71,16 @@ def frame_limits(session: SparkSession) -> tuple[int, int]:
         _log.debug("%s cannot be read (%s)", _BATCH_BYTES, error)
         size_bytes = int(_NO_LIMIT)
     return (rows if rows > 0 else 1 << 31), size_bytes
+
+
+def default_parallelism(session: SparkSession) -> int:
+    """Subtasks of an operator: ``spark.sql.shuffle.partitions`` if that is set, else Spark's cores.
+
+    Spark's own default is 200 partitions, whatever the cluster. Each of ours has a store of its
+    own, so a small cluster would spend its time with opening them.
+    """
+    said = session.conf.get(_PARTITIONS, None)
+    return int(said) if said else max(session.sparkContext.defaultParallelism, 1)
 
 
 def keeps_avro(df: DataFrame) -> bool:

@@ -226,9 +226,8 @@ class ContinuousQuery:
             self._specs[uid] = task_spec(
                 self._operators[uid],
                 replace(one.plan, timezone=cluster.timezone),
-                self._setup.job,
+                self._setup.job.place(self._setup.local_dir),
                 self._setup.settings,
-                local_dir=self._setup.local_dir,
                 keep_stores=cluster.keeps_workers,
                 may_follow=False,
                 packed=False,

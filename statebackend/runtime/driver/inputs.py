@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, StructType
 
@@ -12,7 +12,7 @@ from statebackend.errors import SchemaError
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.schema.ddl import quoted
 
-__all__ = ["key_names", "key_schema_of", "united_sides"]
+__all__ = ["grouped_input", "key_names", "key_schema_of", "united_sides"]
 
 
 def key_schema_of(rows: StructType, names: list[str]) -> StructType:
@@ -50,6 +50,54 @@ def key_names(df: DataFrame, keys: str | list[str], *, static: bool = False) -> 
         raise SchemaError(
             "The frame is not a streaming frame.", todo="Read it with spark.readStream."
         )
+    return names
+
+
+def grouped_input(
+    grouped: GroupedData | DataFrame, keys: str | list[str] | None
+) -> tuple[DataFrame, list[str]]:
+    """A frame and the names of its key columns: of what ``groupBy`` gave, or by ``keys``.
+
+    Raises:
+        SchemaError: what is wrong with them, or with the frame.
+        SparkLostError: Spark's JVM is gone.
+    """
+    if isinstance(grouped, DataFrame):
+        if keys is None:
+            raise SchemaError(
+                "The frame has no keys.", todo="Give df.groupBy(...), or name them with keys=."
+            )
+        return grouped, key_names(grouped, keys, static=True)
+    if not isinstance(grouped, GroupedData):
+        raise SchemaError(
+            f"The input is a {type(grouped).__name__}.", todo="Give df.groupBy(...) or a DataFrame."
+        )
+    if keys is not None:
+        raise SchemaError("Keys are given twice.", todo="Leave keys= out after groupBy().")
+    frame: Any = grouped._df
+    with jvm.calls():
+        names = _grouping_names(frame, grouped.count()._jdf.queryExecution().analyzed())
+    return frame, key_names(frame, names, static=True)
+
+
+def _grouping_names(frame: Any, aggregate: Any) -> list[str]:
+    """The columns of a frame that an aggregation of it groups by."""
+    output = frame._jdf.queryExecution().analyzed().output()
+    columns = {output.apply(i).exprId().id(): i for i in range(output.length())}
+    keys, names = aggregate.groupingExpressions(), []
+    for position in range(keys.length()):
+        key = keys.apply(position)
+        if str(key.getClass().getSimpleName()) == "Alias":
+            key = key.child()
+        is_column = str(key.getClass().getSimpleName()) == "AttributeReference"
+        place = columns.get(key.exprId().id()) if is_column else None
+        if place is None:
+            text = str(key.sql())
+            raise SchemaError(
+                f"The frame is grouped by {text}, which is no column of it.",
+                todo="Give it a name first: df.withColumn('key', ...).groupBy('key').",
+            )
+        names.append(frame.columns[place])
     return names
 
 

@@ -28,6 +28,7 @@ from statebackend.errors import (
     SettingError,
     StateBackendError,
 )
+from statebackend.runtime.worker.task_spec import JobPlace
 from statebackend.settings import Settings
 from statebackend.system import SYSTEM, System
 
@@ -226,6 +227,16 @@ class Job:
     def probe(self, store: ObjectStore) -> None:
         """Find out whether a store does what is asked of it; see `snapshot.storage.open.probe`."""
         probe(store, new_id=self.system.new_id)
+
+    def place(self, local_dir: str) -> JobPlace:
+        """What its tasks are told of it."""
+        return JobPlace(
+            job=self.name,
+            local_name=self.local_name,
+            uri=self.store_uri,
+            local_dir=local_dir,
+            store_options=self.options,
+        )
 
     def manifests(self) -> list[Manifest]:
         """What the log holds now."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from recovery.local.store_pool import StorePoolSettings
 from snapshot.storage.store_options import StoreOptions
@@ -13,17 +15,38 @@ from statebackend.runtime.operator_time import TimePlan
 from statebackend.runtime.worker.participant import JobSubtask
 
 if TYPE_CHECKING:  # the driver's: no worker need import them
-    from statebackend.runtime.driver.job import Job
     from statebackend.runtime.driver.operator_specs import Operator
     from statebackend.runtime.driver.worker_memory import WorkerMemory
     from statebackend.settings import Settings
 
-__all__ = ["TaskSpec", "task_spec"]
+__all__ = ["NO_JOB", "JobPlace", "TaskSpec", "task_spec"]
+
+
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Which job a task works for, and where that keeps its state: no secrets, no addresses.
+
+    Attributes:
+        local_name: of its folder on each host. uri: of its folder in the object store.
+        local_dir: where hosts have their folders; may name environment variables.
+    """
+
+    job: str
+    local_name: str
+    uri: str
+    local_dir: str
+    store_options: StoreOptions = StoreOptions()
+
+
+NO_JOB = JobPlace(job="", local_name="", uri="", local_dir="")
+"""Of a frame: the job that it works for is known when its query starts."""
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """An operator as a task needs it. Ships in Spark's closure: no secrets, no addresses."""
+    """An operator as a task needs it. Ships in Spark's closure: no secrets, no addresses.
+
+    In the closure of a micro-batch query it has no job: its tasks read that off their query.
+    """
 
     job: str
     local_name: str
@@ -51,6 +74,17 @@ class TaskSpec:
         """The operator."""
         return self.plan.uid
 
+    def at(self, place: JobPlace) -> TaskSpec:
+        """The same operator, of a job."""
+        return replace(
+            self,
+            job=place.job,
+            local_name=place.local_name,
+            uri=place.uri,
+            local_dir=place.local_dir,
+            store_options=place.store_options,
+        )
+
     def subtask(self, number: int) -> JobSubtask:
         """One subtask of it."""
         return JobSubtask(self.job, self.local_name, self.uid, number, self.parallelism)
@@ -59,17 +93,16 @@ class TaskSpec:
 def task_spec(
     operator: Operator,
     plan: OperatorPlan,
-    job: Job,
+    place: JobPlace,
     settings: Settings,
     *,
-    local_dir: str,
     keep_stores: bool,
     may_follow: bool,
     packed: bool,
     stays_open: bool,
     memory: WorkerMemory,
 ) -> TaskSpec:
-    """An operator, its job and the settings, as its tasks need them.
+    """An operator, its job's place and the settings, as its tasks need them.
 
     Args:
         keep_stores: whether workers live longer than a task. may_follow: whether an epoch may run
@@ -79,14 +112,14 @@ def task_spec(
     """
     for_maps = any(state.kind == "map" for state in operator.states.values())
     return TaskSpec(
-        job=job.name,
-        local_name=job.local_name,
+        job=place.job,
+        local_name=place.local_name,
         plan=plan,
         time=operator.time,
         parallelism=operator.parallelism,
         max_parallelism=operator.max_parallelism,
-        uri=job.store_uri,
-        local_dir=local_dir,
+        uri=place.uri,
+        local_dir=place.local_dir,
         lease_timeout_s=settings.lease_timeout_s,
         begin_timeout_s=settings.start_timeout_s + 30.0,
         # The coordinator's own verdict comes first.
@@ -98,7 +131,7 @@ def task_spec(
             open_limit=settings.open_stores if keep_stores else 0,
             idle_close_s=settings.idle_close_s,
         ),
-        store_options=job.options,
+        store_options=place.store_options,
         quick_frames=bool(settings.quick_frames) and plan.flavour == "pandas",
         follow_stores_bytes=settings.follow_stores_bytes if keep_stores and may_follow else 0,
         packed=packed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from statebackend.errors import DuplicateUidError, SettingError
+from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.operators.declared_states import Declarations, parse_schema
 from statebackend.operators.input.packing import PACKED_SCHEMA, RowPacker
@@ -30,22 +30,25 @@ from statebackend.runtime.driver.worker_memory import worker_memory
 from statebackend.runtime.operator_time import TimePlan, passing_on, time_plan, with_event_time
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
-from statebackend.runtime.worker.task_spec import TaskSpec, task_spec
+from statebackend.runtime.worker.task_spec import NO_JOB, TaskSpec, task_spec
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
 from statebackend.spark.frames.anchor import Anchor, anchored
 from statebackend.spark.frames.broadcast_input import with_rules
 from statebackend.spark.frames.heartbeat import SOURCE_NAME, HeartbeatFile, beating
-from statebackend.spark.frames.rebalancing import SparkPlaces
 from statebackend.spark.frames.replayable import check_sources, source_names
 from statebackend.spark.frames.static_frames import once_through, static_operator
-from statebackend.spark.session_settings import frame_limits
+from statebackend.spark.session_settings import default_parallelism, frame_limits
+from statebackend.spark.start.stream_writer import function_name
 from statebackend.spark.worker.task import SubtaskTask
+from statebackend.system import new_id
 
-__all__ = ["Early", "FrameBuilder"]
+__all__ = ["KEY_GROUPS", "Early", "FrameBuilder", "StatefulFrame"]
 
 _log = logging.getLogger("statebackend.spark")
+KEY_GROUPS: Final = 1024
+"""The max parallelism of a job that names none and is not known when its frames are made."""
 # So many rows of so many fields of fixed width are far from 64 MB, Spark's limit for a batch.
 _NARROW_FIELDS: Final = 100
 
@@ -58,19 +61,49 @@ class Early:
     schema: StructType
 
 
-class FrameBuilder:
-    """Makes the frames of one backend: its operators, their anchor, their heartbeat."""
+@dataclass(frozen=True)
+class StatefulFrame:
+    """What a start must know of a frame that was made here.
 
-    def __init__(self, spark: SparkSession, job: Job, settings: Settings, local_dir: str) -> None:
+    Attributes:
+        name: of its function, by which Spark's plan shows it.
+        session: of the frame. anchor: where its subtasks are.
+        heartbeat: what it brought along for batches without data; None: nothing.
+    """
+
+    name: str
+    operator: Operator
+    session: SparkSession
+    anchor: Anchor
+    heartbeat: HeartbeatFile | None
+
+
+class FrameBuilder:
+    """Makes the frames of one backend: their operators, anchors and heartbeats.
+
+    A frame is fixed when it is made, by the settings alone. The job that it works for is found when
+    its query starts.
+
+    Args:
+        job: where it is known before. A number of subtasks or key groups that is not set is then
+            the job's own.
+    """
+
+    def __init__(self, spark: SparkSession, job: Job | None, settings: Settings) -> None:
         self._spark, self._job, self._settings = spark, job, settings
-        self.local_dir = local_dir
-        self.operators: dict[str, Operator] = {}
-        self.sessions = [spark]
-        self.heartbeat: HeartbeatFile | None = None
+        self._frames: dict[str, StatefulFrame] = {}
         self._kept: list[ShippedProcessor] = []
-        self._anchor: Anchor | None = None
+        self._anchors: dict[int, Anchor] = {}
         self._credentials: Broadcast[Credentials] | None = None
         self._resolved: tuple[int, int] | None = None
+
+    def newest(self) -> list[StatefulFrame]:
+        """The frames that were made last, one for each uid."""
+        return list({one.operator.uid: one for one in self._frames.values()}.values())
+
+    def named(self, names: Iterable[str]) -> list[StatefulFrame]:
+        """The frames whose functions have these names; of another backend's there are none."""
+        return [self._frames[name] for name in names if name in self._frames]
 
     def build(
         self,
@@ -115,22 +148,26 @@ class FrameBuilder:
         if not df.isStreaming:
             operator = static_operator(uid, rows, names, declared, when, initial, settings)
             plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-            return once_through(df, operator, plan, self._shipped(packed), settings, self.local_dir)
+            shipped = self._shipped(packed)
+            return once_through(df, operator, plan, shipped, settings, settings.local_dir)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
         plan = replace(plan, rules_schema=rules.schema if rules else None)
         spec = self._spec(operator, plan, packed=early is not None)
-        task = SubtaskTask(spec, self._shipped(packed), self.credentials())
+        name = function_name(uid, new_id())
+        task = SubtaskTask(spec, self._shipped(packed), self.credentials(), name)
         df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
-        routed = self._anchored(df, None if early or rules is not None else names, operator)
+        anchor = self._anchor(operator.parallelism)
+        by = None if early or rules is not None else names
+        routed = anchored(df, by, anchor, operator.max_parallelism)
         result = with_event_time(routed.mapInArrow(task, output), when, uid)
-        self.operators[uid] = replace(operator, frame=result)
-        self.heartbeat = self.heartbeat or beat
+        operator = replace(operator, frame=result)
+        self._frames[name] = StatefulFrame(name, operator, df.sparkSession, anchor, beat)
         return result
 
     def _check_repeatable(self, *frames: DataFrame | None) -> None:
@@ -195,9 +232,8 @@ class FrameBuilder:
         return task_spec(
             operator,
             plan,
-            self._job,
+            NO_JOB,
             self._settings,
-            local_dir=self.local_dir,
             # A worker that ends with its task would take what is not flushed along.
             keep_stores=self._conf("spark.python.worker.reuse", "true") != "false",
             # Of two attempts one is killed with its worker, and with the delegated epoch in it.
@@ -238,12 +274,6 @@ class FrameBuilder:
         self._kept.append(shipped)  # what was sent is found again as long as it is kept
         return shipped
 
-    def _anchored(self, df: DataFrame, names: list[str] | None, operator: Operator) -> DataFrame:
-        if all(df.sparkSession is not session for session in self.sessions):
-            self.sessions.append(df.sparkSession)
-        anchor = self._anchored_at(operator.parallelism)
-        return anchored(df, names, anchor, operator.max_parallelism)
-
     def _heartbeat_of(self, df: DataFrame, when: TimePlan) -> HeartbeatFile | None:
         """What an operator with a time mode brings along, unless one before it has.
 
@@ -252,7 +282,7 @@ class FrameBuilder:
         """
         if when.mode == "none" or not self._settings.heartbeat or SOURCE_NAME in source_names(df):
             return None
-        return self.heartbeat or HeartbeatFile()
+        return HeartbeatFile()
 
     def _conf(self, key: str, default: str) -> str:
         return self._spark.sparkContext.getConf().get(key, default) or default
@@ -267,21 +297,17 @@ class FrameBuilder:
             self._credentials = self._spark.sparkContext.broadcast(drawn)
         return self._credentials
 
-    def places(self) -> SparkPlaces | None:
-        """Where subtasks are; None before the first frame."""
-        return SparkPlaces(self._spark, self._anchor) if self._anchor is not None else None
-
     def close(self) -> None:
-        """Let go of the cached anchor."""
-        if self._anchor is not None:
-            self._anchor.release()
-            self._anchor = None
+        """Let go of the cached anchors."""
+        while self._anchors:
+            self._anchors.popitem()[1].release()
 
-    def _anchored_at(self, parallelism: int) -> Anchor:
-        if self._anchor is None:
+    def _anchor(self, parallelism: int) -> Anchor:
+        if not self._anchors:
             self._check_locality()
-            self._anchor = Anchor(self._spark, parallelism)
-        return self._anchor
+        if parallelism not in self._anchors:
+            self._anchors[parallelism] = Anchor(self._spark, parallelism)
+        return self._anchors[parallelism]
 
     def _check_uid(self, uid: str) -> None:
         if not isinstance(uid, str) or not uid:
@@ -289,32 +315,33 @@ class FrameBuilder:
                 f"An operator was given the uid {uid!r}.",
                 todo="Give uid= a name that stays the same for the life of the job.",
             )
-        if uid in self.operators:
-            raise DuplicateUidError(
-                f"Job {self._job.name!r} has an operator {uid!r} already.",
-                todo="Give each operator a uid of its own; to build a query anew, make a new "
-                "StateBackend.",
-            )
 
     def parallelism(self) -> tuple[int, int]:
-        """Subtasks and key groups, the same for every operator: given, the job's, or defaults."""
+        """Subtasks and key groups: given, else the job's, else by default."""
         if self._resolved is not None:
             return self._resolved
-        lineages = self._job.lineages() or self._job.begins()
-        known = next(iter(lineages.values()), None)
+        known = None
+        if self._job is not None:
+            known = next(iter((self._job.lineages() or self._job.begins()).values()), None)
         parallelism = self._settings.parallelism or (
-            known.parallelism
-            if known
-            else int(self._spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+            known.parallelism if known else default_parallelism(self._spark)
         )
         max_parallelism = self._settings.max_parallelism or (
-            known.max_parallelism if known else default_max_parallelism(parallelism)
+            known.max_parallelism if known else self._default_max_parallelism(parallelism)
         )
         check_parallelism(parallelism, max_parallelism)
-        if known is not None:
-            self._job.check_parallelism(known, max_parallelism)
-        self._resolved = parallelism, max_parallelism
-        return self._resolved
+        if self._job is not None:
+            if known is not None:
+                self._job.check_parallelism(known, max_parallelism)
+            self._resolved = parallelism, max_parallelism  # a frame asks the log once
+        return parallelism, max_parallelism
+
+    def _default_max_parallelism(self, parallelism: int) -> int:
+        if self._job is not None:
+            return default_max_parallelism(parallelism)
+        # Of a job that is not known yet: what it had before must come out again, whatever the
+        # parallelism is by now.
+        return KEY_GROUPS
 
     def _check_locality(self) -> None:
         conf = self._spark.sparkContext.getConf()

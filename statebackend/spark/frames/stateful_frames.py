@@ -16,10 +16,11 @@ from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor import record_states
-from statebackend.runtime.driver.inputs import key_names, united_sides
+from statebackend.runtime.driver.inputs import grouped_input, key_names, united_sides
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder
+from statebackend.spark.frames.spark_arguments import check_output_mode, either, uid_of
 from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:
@@ -37,63 +38,95 @@ class FrameMaker:
 
     def transform_with_state(
         self,
-        df: DataFrame,
+        grouped: GroupedData | DataFrame,
+        statefulProcessor: StatefulProcessor | None = None,
+        outputStructType: StructType | str | None = None,
+        outputMode: str | None = None,
+        timeMode: str | None = None,
+        initialState: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
         *,
-        keys: str | list[str],
-        processor: StatefulProcessor,
-        output_schema: StructType | str,
-        uid: str,
+        keys: str | list[str] | None = None,
+        processor: StatefulProcessor | None = None,
+        output_schema: StructType | str | None = None,
+        uid: str | None = None,
         flavour: str = "rows",
-        time_mode: str = "none",
+        time_mode: str | None = None,
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
-        eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Spark's ``transformWithState`` with state kept here.
 
+        The arguments up to ``eventTimeColumnName`` are Spark's, in Spark's order. ``processor``,
+        ``output_schema``, ``time_mode`` and ``initial_state`` are other names of them.
+
         Args:
-            df: a streaming frame, or a static one: its rows go through once, over empty state.
-            keys: names of the key columns.
-            processor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
-            output_schema: of the rows that it returns.
-            uid: the operator's name for the life of the job: state is found by it.
+            grouped: what ``groupBy`` gave, or a frame with ``keys``; streaming, or static: its rows
+                go through once, over empty state.
+            statefulProcessor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
+            outputStructType: of the rows that it returns.
+            outputMode: as Spark takes it. What counts is the query's own.
+            timeMode: ``"none"`` (the default), ``"processing"`` or ``"event"``; Spark's names
+                (``"ProcessingTime"``, ``"EventTime"``) are understood.
+            initialState: a static frame with the key columns, or what its ``groupBy`` gave; it is
+                handed to ``handleInitialState`` in the operator's first epoch.
+            eventTimeColumnName: the output's timestamp column that operators behind this one, ours
+                and Spark's, take for event time.
+            keys: names of the key columns of a frame.
+            uid: the operator's name for the life of the job: state is found by it. Default: the
+                name of the processor's class.
             flavour: ``"rows"`` (Rows, as transformWithState) or ``"pandas"`` (DataFrames, as
                 transformWithStateInPandas).
-            time_mode: ``"none"``, ``"processing"`` or ``"event"``; Spark's names are understood.
             event_time: the timestamp column whose maximum makes the watermark, and by which rows
-                are late. Where Spark's ``withWatermark`` was called on ``df``, its column.
+                are late. Where Spark's ``withWatermark`` was called on the frame, its column.
             watermark_delay: how far the watermark stays behind, as ``withWatermark`` takes it.
                 Without one the operator takes the job's watermark, which others make.
-            initial_state: a static frame with the key columns, handed to ``handleInitialState`` in
-                the operator's first epoch.
-            eventTimeColumnName: the output's timestamp column that operators behind this one, ours
-            and Spark's, take for event time.
 
         Returns:
-            a streaming frame; start its query with :meth:`start`. For a static frame, a static one.
+            a streaming frame; start its query with :meth:`write_stream`. For a static frame, a
+            static one.
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
-            StorageError: the store at ``uri`` cannot be reached or written.
+            StorageError: the job is known, and its store cannot be reached.
         """
-        names = key_names(df, keys, static=True)
+        df, names = grouped_input(grouped, keys)
         if flavour not in ("rows", "pandas"):
             raise SettingError(
                 f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
             )
+        check_output_mode(outputMode)
+        made = either(statefulProcessor, processor, "statefulProcessor", "processor")
+        output = either(outputStructType, output_schema, "outputStructType", "output_schema")
+        mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
+        initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
+        name = uid_of(made) if uid is None else uid
         return self._builder.build(
             df,
             names=names,
-            processor=processor,
+            processor=made,
             record=lambda copy, mode: record_states(
-                copy, uid, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
+                copy, name, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
             ),
-            output_schema=output_schema,
-            uid=uid,
+            output_schema=output,
+            uid=name,
             flavour=flavour,
-            time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
-            initial_state=initial_state,
+            time=_time(mode, event_time, watermark_delay, eventTimeColumnName),
+            initial_state=initial,
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        grouped: GroupedData | DataFrame,
+        statefulProcessor: StatefulProcessor | None = None,
+        outputStructType: StructType | str | None = None,
+        *given: Any,
+        **named: Any,
+    ) -> DataFrame:
+        """Spark's ``transformWithStateInPandas``: :meth:`transform_with_state` with DataFrames."""
+        return self.transform_with_state(
+            grouped, statefulProcessor, outputStructType, *given, flavour="pandas", **named
         )
 
     def process(

@@ -64,6 +64,10 @@ class CheckpointLocation:
             return None
         return _BY_FILE_SYSTEM
 
+    def qualified(self) -> str:
+        """Its path with its scheme, the same however it was written."""
+        return str(self._fs.makeQualified(self._root).toString())
+
     def progress(self) -> LocationProgress:
         """What Spark has planned and committed.
 
@@ -162,7 +166,7 @@ class CheckpointLocation:
         Raises:
             CheckpointLocationError: it cannot be read.
         """
-        above = len(str(self._fs.makeQualified(self._root).toString()).rstrip("/")) + 1
+        above = len(self.qualified().rstrip("/")) + 1
         folders, found = [self._Path(self._root, folder)], []
         while folders:
             try:

@@ -65,11 +65,12 @@ from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.stream_writer import (
     appends,
     check_event_time,
+    location_path,
     only_our_python,
     options_of,
 )
 from statebackend.spark.start.surroundings import Surroundings
-from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
+from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY, JOB_PROPERTY
 
 __all__ = ["Launch", "Operator"]
 
@@ -97,8 +98,7 @@ class Launch:
         settings: Settings,
         allow_dropped_state: bool,
         checked: Callable[[], bool] = lambda: False,
-        heartbeat: HeartbeatFile | None = None,
-        local_dir: str = "",
+        heartbeats: Sequence[HeartbeatFile] = (),
         savepoint: str | Savepoint | None = None,
         go_back_to: int | None = None,
         around: Surroundings | None = None,
@@ -113,7 +113,7 @@ class Launch:
         self._operators = dict(operators)
         self._settings = settings
         self._checked = checked
-        self._heartbeat, self._local_dir = heartbeat, local_dir
+        self._heartbeats = heartbeats
         self._name = job.system.new_id()
         self._start = JobStart(
             job,
@@ -124,7 +124,7 @@ class Launch:
             allow_dropped_state=allow_dropped_state,
             heartbeat=bool(settings.heartbeat),
             attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
-            on_epoch_acked=self._beat if heartbeat else None,
+            on_epoch_acked=self._beat if heartbeats else None,
             clean=clean,
         )
         self.session = self._start.session
@@ -153,11 +153,11 @@ class Launch:
             self._check_plans()
         # What is wrong with its port is said before anything is claimed or taken back.
         self._around.server()
-        if self._heartbeat is not None:
-            self._heartbeat.remove()  # what a former run of this backend said
+        for one in self._heartbeats:
+            one.remove()  # what a former query over this frame said
         options = options_of(writer)
         self._check_settings(options)
-        path = path or options.get("checkpointlocation") or self._configured_path(options)
+        path = path or location_path(self._spark, options)
         location = self._around.location(path) if path else None
         if location is None:
             self._point.check_without_location()
@@ -241,10 +241,12 @@ class Launch:
 
         Not if the session has batches without data off: timers then wait for data, as in Spark.
         """
-        if self._heartbeat is not None and self._runs_without_data:
+        if not self._runs_without_data:
+            return
+        for one in self._heartbeats:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
             # A timer that a handler sets in the past waits: it would make batches without end.
-            self._heartbeat.write(
+            one.write(
                 due.epoch,
                 watermark_moves=due.watermark_moves,
                 processing_due_ms=due.processing_due_ms,
@@ -281,18 +283,13 @@ class Launch:
                     state,
                     uri=self._job.store_uri,
                     options=self._job.options,
-                    local_dir=self._local_dir,
+                    local_dir=self._settings.local_dir,
                     parallelism=spec.parallelism,
                     max_parallelism=spec.max_parallelism,
                     generation=generation,
                     epoch=epoch,
                 )
             self._start.specs[uid] = msgspec.structs.replace(spec, initial=parts)
-
-    def _configured_path(self, options: Mapping[str, str]) -> str | None:
-        folder = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        name = options.get("queryname")
-        return f"{folder}/{name}" if folder and name else None
 
     def _refuse_running(self) -> None:
         known = self._around.running.get(self._job.store.uri)
@@ -320,8 +317,14 @@ class Launch:
         with self._around.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
-            before = context.getLocalProperty(ENDPOINT_PROPERTY)
-            context.setLocalProperty(ENDPOINT_PROPERTY, endpoint.to_property())
+            place = self._job.place(self._settings.local_dir)
+            said = {
+                ENDPOINT_PROPERTY: endpoint.to_property(),
+                JOB_PROPERTY: msgspec.json.encode(place).decode(),
+            }
+            before: dict[str, Any] = {name: context.getLocalProperty(name) for name in said}
+            for name, value in said.items():
+                context.setLocalProperty(name, value)
             try:
                 with set_for_a_start(self._sessions, wanted):
                     yield
@@ -329,7 +332,8 @@ class Launch:
                 server.remove(self._name)
                 raise
             finally:
-                context.setLocalProperty(ENDPOINT_PROPERTY, before)  # type: ignore[arg-type]
+                for name, value in before.items():
+                    context.setLocalProperty(name, value)
 
     def is_active(self) -> bool:
         """Whether the query that was started runs."""
@@ -380,7 +384,7 @@ class Launch:
             )
         if self._settings.commit == "async":
             self.session.checks.required = self._around.check_sink(query, checked=self._checked())
-        if self._heartbeat is not None and self._runs_without_data:
+        if self._heartbeats and self._runs_without_data:
             check_trigger(str(stream.trigger().getClass().getSimpleName()))
 
     def _bind(self, query: StreamingQuery) -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
 from statebackend.runtime.operator_time import TimePlan
 
-__all__ = ["appends", "check_event_time", "format_of", "only_our_python", "options_of"]
+__all__ = [
+    "FUNCTION_PREFIX",
+    "appends",
+    "check_event_time",
+    "format_of",
+    "function_name",
+    "functions_in",
+    "location_path",
+    "only_our_python",
+    "options_of",
+]
 
 _log = logging.getLogger("statebackend.spark")
+FUNCTION_PREFIX: Final = "statebackend:"
+"""Of the names that the functions of our operators have in Spark's plans."""
 _OURS: Final = "MapInArrow"
 _PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
 _MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
@@ -38,6 +51,19 @@ def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
     return found
 
 
+def location_path(spark: SparkSession, options: Mapping[str, str]) -> str | None:
+    """A query's checkpoint location by its options and the session's; None where Spark makes one.
+
+    Args:
+        options: as `options_of` gives them.
+    """
+    if path := options.get("checkpointlocation"):
+        return path
+    folder = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    name = options.get("queryname")
+    return f"{folder}/{name}" if folder and name else None
+
+
 def appends(writer: DataStreamWriter) -> bool:
     """Whether a query's output mode is append, which is the default."""
     jwriter: Any = writer._jwrite
@@ -54,6 +80,23 @@ def format_of(writer: DataStreamWriter) -> str:
     return str(field.get(jwriter))
 
 
+def function_name(uid: str, nonce: str) -> str:
+    """What Spark's plans call an operator's function. Two frames never share one."""
+    return f"{FUNCTION_PREFIX}{uid}:{nonce[:8]}"
+
+
+def functions_in(writer: DataStreamWriter) -> list[str]:
+    """The names of the functions of our operators in a writer's plan, of any backend."""
+    frame: Any = writer._df
+    found: dict[str, None] = {}  # a frame that is used twice counts once
+    for node in _nodes(frame._jdf.queryExecution().analyzed()):
+        if str(node.getClass().getSimpleName()) == _OURS:
+            name = str(node.functionExpr().name())
+            if name.startswith(FUNCTION_PREFIX):
+                found[name] = None
+    return list(found)
+
+
 def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
     """Whether no Python function of the user's runs in a query, whose rows might be wide.
 
@@ -68,9 +111,8 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
             return False  # what it does with its frame is not known
         patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         function = patterns.PYTHON_UDF()
-        found, nodes = 0, [frame._jdf.queryExecution().analyzed()]
-        while nodes:
-            node: Any = nodes.pop()
+        found = 0
+        for node in _nodes(frame._jdf.queryExecution().analyzed()):
             name = str(node.getClass().getSimpleName())
             if name == _OURS:
                 found += 1
@@ -78,11 +120,19 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
                 one.containsPattern(function) for one in _items(node.expressions())
             ):
                 return False
-            nodes.extend(_items(node.children()))
     except Py4JError as error:  # another release of Spark: then it is not known
         _log.debug("the plan cannot be looked through (%s)", error)
         return False
     return found == ours
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """A logical plan's, parents before children."""
+    nodes = [plan]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes.extend(_items(node.children()))
 
 
 def _items(sequence: Any) -> Iterator[Any]:

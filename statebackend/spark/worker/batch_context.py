@@ -11,11 +11,13 @@ from pyspark import TaskContext
 from snapshot.protocol.messages import Use
 from statebackend.errors import WrongBatchError
 from statebackend.rpc.service import Credentials, Endpoint
+from statebackend.runtime.worker.task_spec import JobPlace
 
-__all__ = ["ENDPOINT_PROPERTY", "EpochContext"]
+__all__ = ["ENDPOINT_PROPERTY", "JOB_PROPERTY", "EpochContext", "job_place"]
 
-# Spark writes local properties to event logs as they are: nothing secret may be in it.
+# Spark writes local properties to event logs as they are: nothing secret may be in them.
 ENDPOINT_PROPERTY: Final = "spark.statebackend.session"
+JOB_PROPERTY: Final = "spark.statebackend.place"
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,13 @@ class EpochContext:
         if endpoint is None:
             raise WrongBatchError(
                 f"Operator {uid!r} runs in a query that was not started by its backend.",
-                todo="Start it with backend.start(writer), or inside `with backend.starting():`.",
+                todo="Start it with backend.start(writer) or backend.write_stream(frame), or call "
+                "statebackend.install(spark) before the frame is made.",
             )
         try:
             where = Endpoint.from_property(endpoint, credentials)
         except msgspec.MsgspecError as error:
-            raise WrongBatchError(
-                f"The session of operator {uid!r} does not parse ({type(error).__name__}).",
-                todo="Install the same statebackend release on driver and executors.",
-            ) from None
+            raise _unreadable(uid, error) from None
         return cls(
             epoch=int(batch),
             query_id=task.getLocalProperty("sql.streaming.queryId") or "",
@@ -74,3 +74,24 @@ class EpochContext:
                 int(task.getLocalProperty("spark.sql.execution.id") or 0),
             ),
         )
+
+
+def job_place(uid: str) -> JobPlace:
+    """The job of the query that a task runs in, as its driver says.
+
+    Raises:
+        WrongBatchError: it says nothing that can be read.
+    """
+    task = TaskContext.get()
+    text = (task.getLocalProperty(JOB_PROPERTY) if task else None) or ""
+    try:
+        return msgspec.json.decode(text, type=JobPlace)
+    except msgspec.MsgspecError as error:
+        raise _unreadable(uid, error) from None
+
+
+def _unreadable(uid: str, error: Exception) -> WrongBatchError:
+    return WrongBatchError(
+        f"The session of operator {uid!r} does not parse ({type(error).__name__}).",
+        todo="Install the same statebackend release on driver and executors.",
+    )

@@ -45,7 +45,7 @@ from statebackend.runtime.worker.worker_store import (
     local_subtask,
     store_pool_of,
 )
-from statebackend.spark.worker.batch_context import EpochContext
+from statebackend.spark.worker.batch_context import EpochContext, job_place
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, pass_on
 from statebackend.spark.worker.initial_rows import read_initial
 from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
@@ -77,19 +77,37 @@ class _Timings:
 
 
 class SubtaskTask:
-    """The function given to ``mapInArrow``; its credentials come by broadcast."""
+    """The function given to ``mapInArrow``; its credentials come by broadcast.
+
+    Args:
+        name: what Spark's plan calls it. A start finds its operators by these names.
+    """
 
     def __init__(
-        self, spec: TaskSpec, processor: ShippedProcessor, credentials: Broadcast[Credentials]
+        self,
+        spec: TaskSpec,
+        processor: ShippedProcessor,
+        credentials: Broadcast[Credentials],
+        name: str = "",
     ) -> None:
         self.spec = spec
         self.processor = processor
         self.credentials = credentials
+        self.__name__ = name or type(self).__name__
 
     @code_first
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One epoch of one subtask: here, or in the worker that has its store open."""
         context = EpochContext.current(self.spec.uid, self.credentials.value)
+        placed = SubtaskTask(
+            self.spec.at(job_place(self.spec.uid)), self.processor, self.credentials
+        )
+        yield from placed.attempt(context, batches)
+
+    def attempt(
+        self, context: EpochContext, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """One epoch of one subtask, once its job is known: here, or where its store is open."""
         work = Workspace.of_process(expanded(self.spec.local_dir), SYSTEM.new_id)
         if not self.spec.follow_stores_bytes:
             yield from self.epoch(context, batches, work)

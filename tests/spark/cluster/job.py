@@ -226,6 +226,7 @@ def main() -> None:
     backend = StateBackend(
         spark,
         uri=told.get("uri", (root / "store").as_uri()),
+        job="default",
         local_dir=told.get("local_dir", str(root / "local")),
         parallelism=4,
         commit=told.get("commit", "sync"),

@@ -146,6 +146,7 @@ class World:
     def backend(self, **given: Any) -> StateBackend:
         given = {
             "uri": self.store.as_uri(),
+            "job": "default",
             "local_dir": str(self.local),
             "parallelism": 2,
             **given,

@@ -1,0 +1,46 @@
+"""Arguments that have Spark's names, and ours."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from statebackend.errors import SettingError
+
+__all__ = ["check_output_mode", "either", "uid_of"]
+
+_MODES: Final = ("append", "update")
+_NEEDED: Final = object()
+
+
+def either(first: Any, second: Any, name: str, other: str, default: Any = _NEEDED) -> Any:
+    """An argument that has two names; None stands for one that was not given.
+
+    Raises:
+        SettingError: both were given, or neither of one that has no default.
+    """
+    if first is not None and second is not None:
+        raise SettingError(f"{name}= and {other}= are one argument.", todo=f"Give {name}= only.")
+    found = second if first is None else first
+    if found is not None:
+        return found
+    if default is _NEEDED:
+        raise SettingError(f"{name}= was not given.", todo=f"Give {name}=.")
+    return default
+
+
+def uid_of(processor: Any) -> str:
+    """An operator's uid where none was given: the name of its class or function."""
+    return str(getattr(processor, "__name__", type(processor).__name__))
+
+
+def check_output_mode(mode: str | None) -> None:
+    """Refuse what Spark's operators do not take.
+
+    Raises:
+        SettingError: with what they take.
+    """
+    if mode is not None and str(mode).lower() not in _MODES:
+        raise SettingError(
+            f"The output mode of an operator with state is {mode!r}.",
+            todo="Give 'append' or 'update'.",
+        )

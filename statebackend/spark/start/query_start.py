@@ -1,0 +1,148 @@
+"""One start of one query: its operators found, its job taken over, its executors looked after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from recovery.savepoints.savepoint import Savepoint
+from statebackend.errors import DuplicateUidError, SettingError, UnsupportedQueryError
+from statebackend.runtime.driver.attempt_timeouts import watch_attempts
+from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.settings import Settings
+from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
+from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
+from statebackend.spark.start.launch import Launch
+from statebackend.spark.start.stream_writer import functions_in
+
+__all__ = ["QueryStart", "StartOptions", "frames_of"]
+
+_log = logging.getLogger("statebackend.spark")
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What a start is asked for beside its query.
+
+    Attributes:
+        savepoint: what a new job begins with.
+        checked: whether a function was wrapped; it is asked once the query runs.
+    """
+
+    savepoint: str | Savepoint | None = None
+    allow_dropped_state: bool = False
+    go_back_to: int | None = None
+    checked: Callable[[], bool] = lambda: False
+
+
+def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulFrame]:
+    """The stateful frames that a writer's query is made of.
+
+    Raises:
+        SettingError: there is none, or one is another backend's.
+    """
+    names = functions_in(writer)
+    frames = builder.named(names)
+    if not frames:
+        raise SettingError(
+            "The query has no operator of this backend.",
+            todo="Make its frame with transform_with_state() or another of the backend's methods; "
+            "a query without state is started with Spark's own writeStream.",
+        )
+    if len(frames) < len(names):
+        raise UnsupportedQueryError(
+            "The query has operators of several backends.",
+            todo="Make all of its frames with one StateBackend.",
+        )
+    return frames
+
+
+class QueryStart:
+    """Starts one query, and holds what its backend knows of it.
+
+    Args:
+        frames: the query's stateful frames.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        settings: Settings,
+        frames: Sequence[StatefulFrame],
+        options: StartOptions,
+    ) -> None:
+        self.job, self._spark = job, spark
+        self._sessions = _distinct([spark, *(one.session for one in frames)])
+        self.launch = Launch(
+            spark,
+            job,
+            sessions=self._sessions,
+            operators=_by_uid(frames),
+            heartbeats=[one.heartbeat for one in frames if one.heartbeat is not None],
+            settings=settings,
+            allow_dropped_state=options.allow_dropped_state,
+            checked=options.checked,
+            savepoint=options.savepoint,
+            go_back_to=options.go_back_to,
+        )
+        anchor = frames[0].anchor
+        self.rebalancer = Rebalancer(
+            lambda: SparkPlaces(spark, anchor),
+            job=job.name,
+            automatic=settings.rebalance == "auto",
+            settle_s=settings.rebalance_settle_s,
+        )
+
+    def run(self, start: Callable[[], StreamingQuery], token: str) -> StreamingQuery:
+        """Start the query, which was prepared; the job is taken over then.
+
+        Args:
+            start: has Spark start it. token: by which its tasks are known.
+
+        Raises:
+            as `Launch.bind`; the query is stopped then.
+        """
+        with self.launch.armed(token):
+            query = start()
+        self.launch.bind(query)
+        self.look_after(query)
+        return query
+
+    def look_after(self, query: StreamingQuery) -> None:
+        """Watch a query's executors and attempts, as long as it runs."""
+        session = self.launch.session
+        self.rebalancer.watch(lambda: query.isActive, session.progress, lambda: session.epoch)
+        if session.attempts is not None:
+            watch_attempts(self._spark, session.attempts, lambda: query.isActive)
+
+    def active(self) -> list[StreamingQuery]:
+        """The queries that run in the sessions of its frames, of any job."""
+        return [query for session in self._sessions for query in session.streams.active]
+
+
+def _by_uid(frames: Iterable[StatefulFrame]) -> dict[str, Operator]:
+    operators: dict[str, Operator] = {}
+    for frame in frames:
+        uid = frame.operator.uid
+        if uid in operators:
+            raise DuplicateUidError(
+                f"The query has two operators with the uid {uid!r}.",
+                todo="Give each operator of a query a uid= of its own.",
+            )
+        operators[uid] = frame.operator
+    return operators
+
+
+def _distinct(sessions: Iterable[SparkSession]) -> list[SparkSession]:
+    found: list[SparkSession] = []
+    for session in sessions:
+        if all(session is not other for other in found):
+            found.append(session)
+    return found
