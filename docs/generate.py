@@ -64,7 +64,7 @@ speed of batches. The defaults were measured. Change one setting at a time, and 
 
 # The settings that a user may have to know; all others are for experts.
 USER_SETTINGS = {
-    "Where and how wide": ["local_dir", "parallelism", "max_parallelism"],
+    "Where and how wide": ["uri", "local_dir", "parallelism", "max_parallelism"],
     "Commits and time": ["commit", "repeatable_sources", "heartbeat"],
     "Memory": ["input_budget_bytes", "overlay_budget_bytes", "block_cache_bytes"],
     "Network": ["tls", "driver_host", "driver_bind", "driver_port"],

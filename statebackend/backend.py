@@ -12,36 +12,28 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from recovery.savepoints.savepoint import Savepoint, SavepointInfo
-from snapshot.log.progress import CheckpointProgress, ProgressBook
-from snapshot.protocol.lineage import OperatorLineage
-from snapshot.protocol.messages import RestoreReport
+from recovery.savepoints.savepoint import Savepoint
 from statebackend.continuous.job.dataflow import ContinuousStream, continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.sources.source import Source
 from statebackend.errors import (
     SettingError,
     SparkConnectError,
-    StateBackendError,
-    StoreUnreachableError,
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.environment import warn_of_other_python
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job, store_options
-from statebackend.runtime.driver.job_savepoints import listed as listed_savepoints
 from statebackend.runtime.driver.job_savepoints import saved_lineages
-from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches
-from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.query_identity import find_job
-from statebackend.spark.start.query_savepoints import take as take_savepoint
 from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
 from statebackend.spark.start.start_point import check_go_back_to
+from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
 from statebackend.system import SYSTEM, default_local_dir
 
@@ -50,7 +42,7 @@ __all__ = ["StateBackend"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class StateBackend(FrameMaker):
+class StateBackend(FrameMaker, StartedQuery):
     """Keyed state for streaming queries, in RocksDB inside the executors.
 
     What a query keeps is a *job*: it has a name, and a folder under ``uri``.
@@ -146,25 +138,6 @@ class StateBackend(FrameMaker):
         return job
 
     @property
-    def job(self) -> str:
-        """The job's name: as given, else of the query that was started last.
-
-        Raises:
-            SettingError: none was given, and no query has been started.
-        """
-        return self._known_job().name
-
-    def _known_job(self) -> Job:
-        job = self._newest.job if self._newest is not None else self._job
-        if job is None:
-            raise SettingError(
-                "Which job this is follows from the checkpoint location, and no query has been "
-                "started.",
-                todo="Start the query first, or give StateBackend(...) job=.",
-            )
-        return job
-
-    @property
     def spark(self) -> SparkSession:
         """The session it was made with."""
         return self._spark
@@ -248,7 +221,7 @@ class StateBackend(FrameMaker):
         query_start.launch.prepare(writer)
         if found is not None:
             found.keep()
-        self._newest = query_start
+        self._prepared(query_start, checked)
         query = query_start.run(start, self._builder.credentials().value.token)
         if found is not None:
             found.remove_after(query, job)
@@ -280,7 +253,7 @@ class StateBackend(FrameMaker):
             )
         query_start = self._query_start(self._known_job(), frames, self._checked, go_back_to)
         query_start.launch.prepare(None, checkpoint_location)
-        self._newest = query_start
+        self._prepared(query_start, self._checked)
         before = {query.id for query in query_start.active()}
         with query_start.launch.armed(self._builder.credentials().value.token):
             yield
@@ -299,10 +272,13 @@ class StateBackend(FrameMaker):
         options = StartOptions(
             self._savepoint, self._allow_dropped_state, go_back_to, lambda: bool(checked)
         )
-        made = QueryStart(self._spark, job, self._settings, frames, options)
+        return QueryStart(self._spark, job, self._settings, frames, options)
+
+    def _prepared(self, query_start: QueryStart, checked: Sequence[CheckedBatches]) -> None:
+        """What was not refused is what this backend runs from now on."""
+        self._newest = query_start
         for one in checked:
-            one.session = made.launch.session
-        return made
+            one.session = query_start.launch.session
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
@@ -351,96 +327,6 @@ class StateBackend(FrameMaker):
                 )
             )
         return continuous(self._flow, source, name=name)
-
-    # --- what is going on: of the query that was started last -----------------------------------
-
-    @property
-    def _session(self) -> RunSession | None:
-        return self._newest.launch.session if self._newest is not None else None
-
-    def restores(self) -> list[RestoreReport]:
-        """How each subtask got its state back since the query was started last."""
-        return list(self._session.restores) if self._session else []
-
-    def progress(self) -> CheckpointProgress:
-        """What the newest epochs cost, by operator and subtask: sizes, durations, requests.
-
-        The same events go to the logger ``statebackend.progress``, one JSON object each.
-        """
-        book = self._session.progress if self._session else ProgressBook(self._known_job().name)
-        return book.summary(self.epoch)
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch that is running; None before the first."""
-        return self._session.epoch if self._session else None
-
-    @property
-    def failure(self) -> StateBackendError | None:
-        """The typed error that made the coordinator stop, for example after being fenced."""
-        return self._session.failure if self._session else None
-
-    def lineages(self) -> dict[str, OperatorLineage]:
-        """What the job's log holds now, by operator uid."""
-        return self._known_job().lineages()
-
-    def rebalance(self) -> None:
-        """Spread subtasks over the executors that are there now; a running query follows.
-
-        Only as many move as must for each executor to have its share. A running query does this by
-        itself when executors have joined it, unless ``spark.statebackend.rebalance`` is ``off``.
-        """
-        if self._newest is not None:
-            self._newest.rebalancer.by_hand(self._newest.launch.session.progress, self.epoch)
-
-    def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
-        """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
-
-        Beside a running query, which goes on meanwhile, or after it has stopped. Of a continuous
-        job: as `ContinuousQuery.savepoint`.
-
-        Args:
-            to: the savepoint's folder, which must be empty; also in another store. Default: one of
-                its own under ``<uri>/.savepoints/<job>/``.
-            timeout_s: after so long it is given up, and what was copied goes.
-
-        Raises:
-            SettingError: no query was started, or something lies in ``to`` already.
-            NotRestorableError: no batch is finished yet.
-            UnsupportedQueryError: operators of Spark's own keep state in the checkpoint location.
-            StoreUnreachableError: it took too long, or a store cannot be reached.
-        """
-        if self._flow is not None and self._flow.query is not None:
-            made: Savepoint = self._flow.query.savepoint(to, timeout_s=timeout_s)
-            return made
-
-        def open_location(path: str) -> CheckpointLocation:
-            return CheckpointLocation(self._spark, path)
-
-        launch = self._newest.launch if self._newest is not None else None
-        return take_savepoint(open_location, self._known_job(), launch, to, timeout_s)
-
-    def savepoints(self) -> list[SavepointInfo]:
-        """The job's savepoints under ``<uri>/.savepoints/``, the newest last."""
-        return listed_savepoints(self._known_job())
-
-    def wait_durable(self, timeout_s: float = 60.0) -> None:
-        """With asynchronous commits: wait until the records that are on their way are durable.
-
-        For the end of a query, which may come before the end of its last commit.
-
-        Raises:
-            CommitUnknownError, FencedError, StoreUnreachableError: why they are not.
-        """
-        if (session := self._session) is not None:
-            done = session.drain(timeout_s)
-            if session.failure is not None:
-                raise session.failure
-            if not done:
-                raise StoreUnreachableError(
-                    f"The last record of job {self.job!r} is not durable after {timeout_s:g} s.",
-                    todo="Wait longer, or look at the store: the log says what it waits for.",
-                )
 
     def close(self) -> None:
         """Let the cached anchors go; a running query goes on, less well placed."""

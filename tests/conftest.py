@@ -66,7 +66,10 @@ def spark(
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.sql.ui.retainedExecutions", "10")  # its heap serves thousands of queries
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.retainedJobs", "10")
+        .config("spark.ui.retainedStages", "10")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

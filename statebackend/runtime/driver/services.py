@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -14,7 +15,32 @@ from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 
-__all__ = ["Services", "driver_server"]
+__all__ = ["RunningQuery", "Services", "driver_server"]
+
+
+@dataclass
+class RunningQuery:
+    """The query that ran a job last in this driver.
+
+    Attributes:
+        name: of its session, which the server answers for; it does so until the job is started
+            again, since workers may still upload for a query that has ended.
+        query: None once it was seen to have ended: it holds its plans in Spark's JVM.
+    """
+
+    server: Server
+    name: str
+    session: RunSession
+    query: StreamingQuery | None
+
+    def active(self) -> StreamingQuery | None:
+        """The query, if it runs. One that has ended is let go."""
+        query = self.query
+        if query is None or query.isActive:
+            return query
+        self.query = None
+        self.session.query_ended()
+        return None
 
 
 class Services:
@@ -23,7 +49,7 @@ class Services:
     lock: ClassVar[threading.Lock] = threading.Lock()
     starting: ClassVar[threading.RLock] = threading.RLock()
     servers: ClassVar[dict[bool, Server]] = {}  # by whether they speak TLS
-    running: ClassVar[dict[str, tuple[Server, str, StreamingQuery, RunSession]]] = {}
+    running: ClassVar[dict[str, RunningQuery]] = {}
 
     @classmethod
     def get(cls, spark: SparkSession, settings: Settings) -> Server:

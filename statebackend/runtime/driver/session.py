@@ -158,7 +158,8 @@ class RunSession:
 
     def _publish_due(self, coordinator: Coordinator) -> None:
         """Say what is due next, if that is known and was not said already."""
-        if self._on_epoch_acked is None:
+        tell = self._on_epoch_acked
+        if tell is None:
             return
         with self._publish_lock:  # not the state's: a file is written
             with self._state_lock:
@@ -167,9 +168,13 @@ class RunSession:
                 return
             self._published_due = due
             try:
-                self._on_epoch_acked(due)
+                tell(due)
             except Exception:
                 _log.exception("what is due after epoch %d was not taken in", due.epoch)
+
+    def query_ended(self) -> None:
+        """Let go of what holds the query: nobody needs to know what is due in it."""
+        self._on_epoch_acked = self._check_plan = None
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for the records that are on their way, also of a query that has ended.
@@ -234,8 +239,9 @@ class RunSession:
         with self._state_lock:
             coordinator.check_asker(request)
             self.checks.require(coordinator.run.epoch, request.epoch)
-        if coordinator.run.epoch is None and self._check_plan is not None:
-            self._check_plan(request.epoch, request.stamp_ms)  # no lock: it reads a file
+        check_plan = self._check_plan
+        if coordinator.run.epoch is None and check_plan is not None:
+            check_plan(request.epoch, request.stamp_ms)  # no lock: it reads a file
         try:
             answer = self._begin(coordinator, tenure, request)
         except (CorruptionError, NotRestorableError) as error:

@@ -28,7 +28,8 @@ from statebackend.spark.worker.input_reader import CONTROL_COLUMNS, NONCE_BITS
 __all__ = ["Anchor", "anchored"]
 
 _log = logging.getLogger("statebackend.spark")
-_SURROGATE = "__statebackend_surrogate"
+# Spark prints it, in a line on a join, where a query is started without its backend.
+_SURROGATE = "start_it_with_backend_write_stream"
 _KEY_GROUP, _SUBTASK, _STAMP = CONTROL_COLUMNS
 _PLANNED_UNDER: Final = {
     "spark.sql.adaptive.enabled": "false",

@@ -30,7 +30,7 @@ from statebackend.runtime.driver.worker_memory import worker_memory
 from statebackend.runtime.operator_time import TimePlan, passing_on, time_plan, with_event_time
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
-from statebackend.runtime.worker.task_spec import NO_JOB, TaskSpec, task_spec
+from statebackend.runtime.worker.task_spec import NO_JOB, task_spec
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
@@ -155,18 +155,28 @@ class FrameBuilder:
         operator = replace(operator, narrow=narrow, nodes=nodes)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
         plan = replace(plan, rules_schema=rules.schema if rules else None)
-        spec = self._spec(operator, plan, packed=early is not None)
-        name = function_name(uid, new_id())
-        task = SubtaskTask(spec, self._shipped(packed), self.credentials(), name)
         df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
+        task = self._task(operator, plan, self._shipped(packed), packed=early is not None)
+        by = None if early or rules is not None else names
+        return self._mapped(df, by, task, operator, output)
+
+    def _mapped(
+        self,
+        df: DataFrame,
+        names: list[str] | None,
+        task: SubtaskTask,
+        operator: Operator,
+        output: StructType,
+    ) -> DataFrame:
+        """The operator's output; a start finds it by its function's name."""
+        when = operator.time
         beat = self._heartbeat_of(df, when)
         df = beating(df, beat) if beat else df
         anchor = self._anchor(operator.parallelism)
-        by = None if early or rules is not None else names
-        routed = anchored(df, by, anchor, operator.max_parallelism)
-        result = with_event_time(routed.mapInArrow(task, output), when, uid)
-        operator = replace(operator, frame=result)
+        routed = anchored(df, names, anchor, operator.max_parallelism)
+        result = with_event_time(routed.mapInArrow(task, output), when, operator.uid)
+        name, operator = task.__name__, replace(operator, frame=result)
         self._frames[name] = StatefulFrame(name, operator, df.sparkSession, anchor, beat)
         return result
 
@@ -228,8 +238,10 @@ class FrameBuilder:
         packer = RowPacker(early.run, early.schema, plan.key_positions, *places)
         return df.mapInArrow(packer, PACKED_SCHEMA)
 
-    def _spec(self, operator: Operator, plan: OperatorPlan, *, packed: bool) -> TaskSpec:
-        return task_spec(
+    def _task(
+        self, operator: Operator, plan: OperatorPlan, processor: ShippedProcessor, *, packed: bool
+    ) -> SubtaskTask:
+        spec = task_spec(
             operator,
             plan,
             NO_JOB,
@@ -242,6 +254,7 @@ class FrameBuilder:
             stays_open=False,
             memory=worker_memory(self._spark),
         )
+        return SubtaskTask(spec, processor, self.credentials(), function_name(plan.uid, new_id()))
 
     def _operator(
         self,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from statebackend.errors import SettingError
 
-__all__ = ["check_output_mode", "either", "uid_of"]
+__all__ = ["check_flavour", "either", "uid_of"]
 
 _MODES: Final = ("append", "update")
 _NEEDED: Final = object()
@@ -33,14 +33,18 @@ def uid_of(processor: Any) -> str:
     return str(getattr(processor, "__name__", type(processor).__name__))
 
 
-def check_output_mode(mode: str | None) -> None:
-    """Refuse what Spark's operators do not take.
+def check_flavour(flavour: str, output_mode: str | None) -> None:
+    """Refuse what rows cannot be handed over as, and output modes that Spark's operators lack.
 
     Raises:
-        SettingError: with what they take.
+        SettingError: with what they can, or have.
     """
-    if mode is not None and str(mode).lower() not in _MODES:
+    if flavour not in ("rows", "pandas"):
         raise SettingError(
-            f"The output mode of an operator with state is {mode!r}.",
+            f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
+        )
+    if output_mode is not None and str(output_mode).lower() not in _MODES:
+        raise SettingError(
+            f"The output mode of an operator with state is {output_mode!r}.",
             todo="Give 'append' or 'update'.",
         )

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.errors import SettingError
 from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
@@ -20,7 +19,11 @@ from statebackend.runtime.driver.inputs import grouped_input, key_names, united_
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder
-from statebackend.spark.frames.spark_arguments import check_output_mode, either, uid_of
+from statebackend.spark.frames.spark_arguments import (
+    check_flavour,
+    either,
+    uid_of,
+)
 from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:
@@ -32,7 +35,19 @@ __all__ = ["FrameMaker"]
 
 
 class FrameMaker:
-    """Makes frames, each with one stateful operator."""
+    """Makes frames, each with one stateful operator.
+
+    Arguments that several methods have:
+
+    ``uid`` is the operator's name for the life of the job: state is found by it. ``event_time`` is
+    the timestamp column whose maximum makes the watermark, and by which rows are late; where
+    Spark's ``withWatermark`` was called on the frame, it is that column. ``watermark_delay`` says
+    how far the watermark stays behind, as ``withWatermark`` takes it; without one the operator
+    takes the job's watermark, which others make. ``initial_state`` is a static frame with the key
+    columns, or what its ``groupBy`` gave; it is handed to the processor in the operator's first
+    epoch. ``eventTimeColumnName`` is the output's timestamp column that operators behind this one,
+    ours and Spark's, take for event time.
+    """
 
     _builder: FrameBuilder
 
@@ -62,53 +77,33 @@ class FrameMaker:
         ``output_schema``, ``time_mode`` and ``initial_state`` are other names of them.
 
         Args:
-            grouped: what ``groupBy`` gave, or a frame with ``keys``; streaming, or static: its rows
-                go through once, over empty state.
-            statefulProcessor: any ``pyspark.sql.streaming.StatefulProcessor``, unmodified.
-            outputStructType: of the rows that it returns.
-            outputMode: as Spark takes it. What counts is the query's own.
-            timeMode: ``"none"`` (the default), ``"processing"`` or ``"event"``; Spark's names
-                (``"ProcessingTime"``, ``"EventTime"``) are understood.
-            initialState: a static frame with the key columns, or what its ``groupBy`` gave; it is
-                handed to ``handleInitialState`` in the operator's first epoch.
-            eventTimeColumnName: the output's timestamp column that operators behind this one, ours
-                and Spark's, take for event time.
-            keys: names of the key columns of a frame.
-            uid: the operator's name for the life of the job: state is found by it. Default: the
-                name of the processor's class.
-            flavour: ``"rows"`` (Rows, as transformWithState) or ``"pandas"`` (DataFrames, as
-                transformWithStateInPandas).
-            event_time: the timestamp column whose maximum makes the watermark, and by which rows
-                are late. Where Spark's ``withWatermark`` was called on the frame, its column.
-            watermark_delay: how far the watermark stays behind, as ``withWatermark`` takes it.
-                Without one the operator takes the job's watermark, which others make.
+            grouped: what ``groupBy`` gave, or a frame with ``keys``. The rows of a static one go
+                through once, over empty state.
+            statefulProcessor: any of Spark's, unmodified. outputStructType: of its rows.
+            outputMode: as Spark takes it; what counts is the query's own.
+            timeMode: ``"none"`` (the default), ``"processing"`` or ``"event"``, or Spark's names.
+            uid: default: the processor's class.
+            flavour: ``"rows"`` (Rows), or ``"pandas"`` (DataFrames, as transformWithStateInPandas).
 
         Returns:
-            a streaming frame; start its query with :meth:`write_stream`. For a static frame, a
-            static one.
+            a streaming frame, to be started with :meth:`write_stream`; of a static one, a static.
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
             StorageError: the job is known, and its store cannot be reached.
         """
         df, names = grouped_input(grouped, keys)
-        if flavour not in ("rows", "pandas"):
-            raise SettingError(
-                f"The flavour is {flavour!r}.", todo="Give flavour='rows' or flavour='pandas'."
-            )
-        check_output_mode(outputMode)
+        check_flavour(flavour, outputMode)
         made = either(statefulProcessor, processor, "statefulProcessor", "processor")
         output = either(outputStructType, output_schema, "outputStructType", "output_schema")
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
-        name = uid_of(made) if uid is None else uid
+        name, avro = uid or uid_of(made), df.isStreaming and keeps_avro(df)
         return self._builder.build(
             df,
             names=names,
             processor=made,
-            record=lambda copy, mode: record_states(
-                copy, name, time_mode=mode, nullable_only=df.isStreaming and keeps_avro(df)
-            ),
+            record=lambda copy, mode: record_states(copy, name, time_mode=mode, nullable_only=avro),
             output_schema=output,
             uid=name,
             flavour=flavour,

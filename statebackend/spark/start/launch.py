@@ -40,6 +40,7 @@ from statebackend.runtime.driver.attempt_timeouts import Attempts
 from statebackend.runtime.driver.job import Job, live_lineages
 from statebackend.runtime.driver.job_start import JobStart
 from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.runtime.driver.services import RunningQuery
 from statebackend.settings import Settings
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
 from statebackend.spark.frames.initial_state import write_initial
@@ -292,19 +293,20 @@ class Launch:
             self._start.specs[uid] = msgspec.structs.replace(spec, initial=parts)
 
     def _refuse_running(self) -> None:
+        for one in list(self._around.running.values()):
+            one.active()  # lets go of queries that have ended, of any job
         known = self._around.running.get(self._job.store.uri)
         if known is None:
             return
-        server, name, query, session = known
-        if query.isActive:
+        if (query := known.active()) is not None:
             raise JobRunningError(
                 f"Job {self._job.name!r} in {self._job.uri} is being run by query "
                 f"{query.name or query.id} of this driver.",
                 todo="Stop that query first, or give this one another job= name.",
             )
-        server.remove(name)
+        known.server.remove(known.name)
         # What it had on its way when it ended is part of what this start finds in the log.
-        session.drain(self._settings.commit_timeout_s)
+        known.session.drain(self._settings.commit_timeout_s)
 
     # --- the start -----------------------------------------------------------------------------
 
@@ -416,6 +418,7 @@ class Launch:
             stamps=self._around.stamps_of(self._job.store.uri),
             check_plan=place.check_planned,
         )
-        self._around.running[self._job.store.uri] = (server, self._name, query, self.session)
+        run = RunningQuery(server, self._name, self.session, query)
+        self._around.running[self._job.store.uri] = run
         generation = self._start.tenure.generation
         _log.info("job %s: generation %d runs query %s", self._job.name, generation, query.id)

@@ -28,6 +28,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.services import Services
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.stream_writer import location_path, options_of
 from statebackend.system import System, temporary_folder
@@ -133,6 +134,9 @@ def _temporary(spark: SparkSession, uri: str, system: System) -> QueryIdentity:
 def _remove(query: StreamingQuery, job: Job) -> None:
     with contextlib.suppress(Exception):  # the query's own error is told to who waits for it
         query.awaitTermination()
+    run = Services.running.pop(job.store.uri, None)
+    if run is not None:
+        run.server.remove(run.name)
     try:
         job.store.delete([found.name for found in job.store.list("")])
     except StateBackendError as error:

@@ -9,15 +9,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from snapshot.protocol.stamps import Stamps
 from statebackend.rpc.service import Server
-from statebackend.runtime.driver.services import Services
-from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.settings import Settings
 from statebackend.spark.frames.replayable import check_sink
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 
 __all__ = ["Surroundings"]
-
-Running = tuple[Server, str, StreamingQuery, RunSession]
 
 
 class Surroundings:
@@ -32,7 +29,7 @@ class Surroundings:
         return Services.starting
 
     @property
-    def running(self) -> dict[str, Running]:
+    def running(self) -> dict[str, RunningQuery]:
         """Which jobs this process runs, by their folders."""
         return Services.running
 
@@ -43,7 +40,7 @@ class Surroundings:
     def stamps_of(self, uri: str) -> Stamps | None:
         """What the last run of a job in this process saw of its frames; None: there was none."""
         known = self.running.get(uri)
-        return known[3].stamps if known else None
+        return known.session.stamps if known else None
 
     def location(self, path: str) -> CheckpointLocation:
         """A checkpoint location, by Spark's file-system layer."""

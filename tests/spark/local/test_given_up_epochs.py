@@ -240,8 +240,10 @@ def test_a_start_that_fails_at_its_opening_is_no_run_of_the_job(
     uri = fail()
     assert uri not in Services.running
     world.check(world.run_ledger())
-    seen = Services.running[uri][3].stamps
+    seen = Services.running[uri].session.stamps
     assert seen is not None
     assert fail() == uri
-    assert Services.running[uri][3].stamps is seen, "frames of the run before are known as such"
+    assert Services.running[uri].session.stamps is seen, (
+        "frames of the run before are known as such"
+    )
     world.check(world.run_ledger())

@@ -247,11 +247,25 @@ def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> No
 # --- what belongs together -----------------------------------------------------------------------
 
 
-def test_a_uid_is_given_once(old: World, df: DataFrame) -> None:
-    backend = old.backend()
-    _frame(backend, df)
+def test_a_uid_is_given_once_in_a_query(world: World) -> None:
+    world.input.add_batches(1)
+    backend, df = world.backend(), world.input.stream(world.spark)
     with pytest.raises(DuplicateUidError, match="'ledger'"):
-        _frame(backend, df)
+        world.start(backend, _frame(backend, df).union(_frame(backend, df)))
+    world.run(backend, _frame(backend, df))
+    world.check(backend)
+
+
+def test_what_is_no_writer_of_a_frame_of_the_backend_is_refused(old: World, df: DataFrame) -> None:
+    backend, other = old.backend(), old.backend(job="other")
+    with pytest.raises(SettingError, match=r"start\(\) was given a DataFrame"):
+        backend.start(_frame(backend, df))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="no operator of this backend"):
+        backend.start(old.writer(df))
+    with pytest.raises(UnsupportedQueryError, match="operators of several backends"):
+        backend.start(old.writer(_frame(backend, df).union(_frame(other, df))))
+    with pytest.raises(SettingError, match=r"given a GroupedData"):
+        backend.write_stream(df.groupBy("k"))  # type: ignore[arg-type]
 
 
 def _two_sources(world: World) -> DataFrame:
