@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,25 @@ from statebackend.errors import SettingError
 __all__ = ["PREFIX", "Setting", "not_negative", "parallelism", "positive", "switch"]
 
 PREFIX: Final = "spark.statebackend."
+_SWITCHES: Final = {"true": 1, "false": 0}
+_WITH_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+# As Spark reads them: powers of 1,024, and the names that its intervals take.
+_BYTES: Final = {
+    unit + end: 1 << 10 * power
+    for power, unit in enumerate(("", "k", "m", "g", "t"))
+    for end in ("b", "" if unit else "bytes")
+}
+_SECONDS: Final = {
+    name: seconds
+    for seconds, names in {
+        0.001: "ms millisecond milliseconds",
+        1.0: "s sec second seconds",
+        60.0: "m min minute minutes",
+        3600.0: "h hour hours",
+        86400.0: "d day days",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -31,14 +51,27 @@ class Setting:
             SettingError: naming the key, the value and what is wanted.
         """
         try:
-            parsed = self.kind(value)
+            parsed = self._read(value)
         except (TypeError, ValueError, OverflowError):
             raise self._refused(value) from None
-        if isinstance(value, bool) or (isinstance(value, float) and parsed != value):
+        if (isinstance(value, bool) and self.check is not switch) or (
+            isinstance(value, float) and parsed != value
+        ):
             raise self._refused(value)
         if not self.check(parsed):
             raise self._refused(value)
         return parsed
+
+    def _read(self, value: Any) -> Any:
+        """A value, also in the forms of Spark's own settings: "true", "64m", "10 minutes"."""
+        text = value.strip().lower() if isinstance(value, str) else ""
+        if self.check is switch and text in _SWITCHES:
+            return _SWITCHES[text]
+        if self.kind is not str and (found := _WITH_UNIT.fullmatch(text)):
+            units = _BYTES if "bytes" in self.wants else _SECONDS if "seconds" in self.wants else {}
+            if (unit := units.get(found[2])) is not None:
+                return self.kind(float(found[1]) * unit)
+        return self.kind(value)
 
     def _refused(self, value: Any) -> SettingError:
         wants = self.wants or f"a value of type {self.kind.__name__}"

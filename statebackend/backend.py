@@ -26,7 +26,7 @@ from statebackend.runtime.driver.environment import warn_of_other_python
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job, store_options
 from statebackend.runtime.driver.job_savepoints import saved_lineages
-from statebackend.settings import Settings
+from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches
@@ -102,6 +102,8 @@ class StateBackend(FrameMaker, StartedQuery):
             **(settings or {}),
         }
         self._savepoint = savepoint
+        with jvm.calls():
+            check_keys(spark.conf.getAll, [ENABLED])
         self._settings = Settings.resolve(given, functools.partial(_configured, spark))
         driver_tls(self._settings)  # what it lacks is said here
         self._uri, self._job = uri or self._settings.uri, None

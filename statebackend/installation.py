@@ -17,13 +17,13 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.backend import StateBackend
+from statebackend.settings import ENABLED
 from statebackend.spark.start.stream_writer import functions_in
 from statebackend.spark.start.writer_calls import StatefulStreamWriter
 from statebackend.threads import THREADS
 
 __all__ = ["Installed", "install", "installed", "uninstall"]
 
-ENABLED: Final = "spark.statebackend.enabled"
 _lock: Final = THREADS.lock()
 _backends: Final[list[tuple[SparkSession, StateBackend]]] = []
 _spark_methods: Final[dict[tuple[type, str], Callable[..., Any]]] = {}

@@ -5,14 +5,18 @@ One table (`SETTINGS`) is the source of the keys, their checks and their page in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statebackend._setting import PREFIX, Setting, not_negative, parallelism, positive, switch
 from statebackend.errors import SettingError
 
-__all__ = ["SETTINGS", "Setting", "Settings", "settings_table"]
+__all__ = ["ENABLED", "SETTINGS", "Setting", "Settings", "check_keys", "settings_table"]
+
+ENABLED: Final = PREFIX + "enabled"
+"""Whether `statebackend.install` does anything; no setting of a backend's."""
 
 SETTINGS: Final[dict[str, Setting]] = {
     "uri": Setting(
@@ -430,6 +434,25 @@ class Settings:
     def inline_budget_bytes(self, parallelism: int) -> int:
         """What one subtask's ack may carry: its share of the record, and never over the limit."""
         return min(self.inline_limit_bytes, self.record_limit_bytes // max(1, parallelism))
+
+
+def check_keys(keys: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Refuse keys of a session that look like settings and are none.
+
+    Args:
+        keys: all of the session's. others: of ours that are no settings.
+
+    Raises:
+        SettingError: naming the key, and the one that may have been meant.
+    """
+    known = {PREFIX + setting.key for setting in SETTINGS.values()} | set(others)
+    for key in sorted(keys):
+        if key.startswith(PREFIX) and key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise SettingError(
+                f"There is no setting {key!r}.",
+                todo=f"Did you mean {close[0]!r}?" if close else f"Use one of: {', '.join(known)}.",
+            )
 
 
 def settings_table() -> str:

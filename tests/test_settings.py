@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from statebackend.errors import SettingError
-from statebackend.settings import SETTINGS, Settings, settings_table
+from statebackend.settings import SETTINGS, Settings, check_keys, settings_table
 
 PREFIX = "spark.statebackend."
 OTHER = {int: 7, float: 7.5, str: "other"}
@@ -110,6 +110,48 @@ def test_a_wrong_default_cannot_hide() -> None:
 def test_every_setting_is_resolved_and_has_a_key_of_its_own() -> None:
     assert [field.name for field in dataclasses.fields(Settings)] == list(SETTINGS)
     assert len({setting.key for setting in SETTINGS.values()}) == len(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("tls", "true", 1),
+        ("heartbeat", " False ", 0),
+        ("tls", True, 1),
+        ("block_cache_bytes", "64m", 64 << 20),
+        ("write_buffer_bytes", "1.5 GB", 3 << 29),
+        ("constant_bytes", "512b", 512),
+        ("inline_limit_bytes", "4k", 4096),
+        ("commit_timeout_s", "10 minutes", 600.0),
+        ("idle_close_s", "250ms", 0.25),
+        ("start_timeout_s", "2h", 7200.0),
+    ],
+)
+def test_a_value_may_have_the_form_that_sparks_settings_have(
+    name: str, text: Any, value: Any
+) -> None:
+    assert getattr(resolve({name: text}), name) == value
+    if isinstance(text, str):
+        assert getattr(resolve(conf={PREFIX + SETTINGS[name].key: text}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("parallelism", "4k"), ("block_cache_bytes", "10 minutes"), ("commit_timeout_s", "64m64")],
+)
+def test_a_unit_that_a_setting_does_not_have_is_refused(name: str, text: str) -> None:
+    with pytest.raises(SettingError, match=PREFIX + SETTINGS[name].key):
+        resolve({name: text})
+
+
+def test_a_misspelt_key_of_the_session_names_the_one_that_was_meant() -> None:
+    keys = [f"{PREFIX}localDir", "spark.sql.shuffle.partitions", f"{PREFIX}enabled"]
+    check_keys(keys, [f"{PREFIX}enabled"])
+    with pytest.raises(
+        SettingError, match=r"no setting 'spark\.statebackend\.commitTimeout'"
+    ) as caught:
+        check_keys([*keys, f"{PREFIX}commitTimeout"], [f"{PREFIX}enabled"])
+    assert f"{PREFIX}commitTimeoutSeconds" in str(caught.value)
 
 
 def test_a_path_may_be_given_as_one() -> None:

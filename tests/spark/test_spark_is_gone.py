@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 def session(error: Exception) -> Any:
     """One whose configuration answers with an error."""
 
-    def get(key: str, default: Any) -> Any:
-        raise error
+    class Conf:
+        @property
+        def getAll(self) -> Any:
+            raise error
 
     context = SimpleNamespace(master="local[1]", pythonExec="python3")
-    return SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=get))
+    return SimpleNamespace(sparkContext=context, conf=Conf())
 
 
 @pytest.mark.parametrize(

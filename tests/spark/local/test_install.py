@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 import statebackend
 from statebackend import StateBackend
 from statebackend.errors import DuplicateUidError, SchemaError, SettingError
-from statebackend.installation import ENABLED
+from statebackend.settings import ENABLED
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
 from tests.spark.local.world import check_ledger_output, finish, setting, until

@@ -637,7 +637,7 @@ def test_a_store_that_cannot_be_written_is_refused_at_the_call(world: World) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"uri": ""}, "The uri is ''"),
+        ({"uri": ""}, "No uri was given"),
         ({"uri": "relative/path"}, "relative path"),
         ({"uri": "gopher://host/x"}, "'gopher'"),
         ({"commit": "never"}, "spark.statebackend.commit"),
