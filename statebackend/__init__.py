@@ -6,7 +6,9 @@ when they are first used: importing this package starts nothing and opens nothin
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,6 +66,26 @@ if TYPE_CHECKING:
     from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
+
+
+def _check_siblings() -> None:
+    """Refuse a module of the user's that hides one of the packages this one is made of.
+
+    Raises:
+        ImportError: naming it.
+    """
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in ("snapshot", "recovery"):
+        spec = find_spec(name)
+        found = (spec.origin or "") if spec else ""
+        if os.path.dirname(os.path.dirname(os.path.abspath(found))) != above:
+            raise ImportError(
+                f"statebackend needs its package {name!r}, and Python finds {found or 'nothing'} "
+                f"under that name. Rename that file or folder, or take it off sys.path."
+            )
+
+
+_check_siblings()
 
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {

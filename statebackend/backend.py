@@ -32,6 +32,7 @@ from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches
 from statebackend.spark.start.query_identity import find_job
 from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
+from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
@@ -213,6 +214,7 @@ class StateBackend(FrameMaker, StartedQuery):
         checked: Sequence[CheckedBatches],
         go_back_to: int | None = None,
     ) -> StreamingQuery:
+        check_internals(self._spark)
         check_go_back_to(go_back_to)
         frames = frames_of(self._builder, writer)
         job, found = self._job, None

@@ -177,7 +177,9 @@ def check_belongs(location: LocationProgress, log: LogProgress) -> None:
         raise CheckpointLocationError(
             f"The checkpoint location {location.path} has committed batches (up to "
             f"{location.last_commit}), but job {log.job!r} in {log.uri} has no state at all.",
-            todo="Give the job the uri and name it had, or the query a new checkpoint location.",
+            todo="Give the job the uri and name it had, or the query a new checkpoint location. If "
+            "Spark's own operator ran there, its state is in that location: begin at a new one "
+            "with initial_state= read from it (docs/howto/move-a-spark-job.md).",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from statebackend import system
 from statebackend.cli import drill, show
 from statebackend.cli import savepoint_commands as savepoint
 from statebackend.cli.console_output import FAILED, console, guarded, reading, say_json
-from statebackend.cli.doctor import examine
+from statebackend.cli.doctor import examine, examine_spark
 from statebackend.cli.job_folders import Place, place_of
 from statebackend.errors import StateBackendError
 
@@ -78,6 +79,29 @@ def list_jobs(
         say_json(uri=uri, jobs=jobs)
     else:
         show.jobs(console(), uri, jobs)
+
+
+@app.command("run", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+@guarded
+def run_program(
+    context: typer.Context,
+    program: Annotated[
+        Path, typer.Argument(help="A PySpark program.", exists=True, dir_okay=False)
+    ],
+    uri: Annotated[
+        str | None, typer.Option("--uri", help="The folder of all jobs. [spark.statebackend.uri]")
+    ] = None,
+    local_dir: Annotated[
+        str | None, typer.Option("--local-dir", help="For local copies. [.localDir]")
+    ] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", help="Subtasks per operator. [.parallelism]")
+    ] = None,
+) -> None:
+    """Run a program that may not be touched: its sessions have `statebackend.install` called."""
+    from statebackend.cli.run_app import run_app  # imports PySpark
+
+    run_app(program, context.args, uri=uri, local_dir=local_dir, parallelism=parallelism)
 
 
 Answer = TypeVar("Answer")
@@ -200,13 +224,16 @@ def doctor(
     local_dir: Annotated[
         str, typer.Option("--local-dir", help="The local_dir= of the query.")
     ] = "",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Start Spark, and try what is needed of its inside.")
+    ] = False,
     as_json: AsJson = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """Whether this host can run jobs: packages, Java, disk, store. Exit status 1 if it cannot."""
     place = place_of(uri, s3_endpoint, s3_region) if uri else None
-    checks = examine(place, local_dir)
+    checks = [*examine(place, local_dir), *(examine_spark() if spark else ())]
     ok = all(check.status != "fail" for check in checks)
     if as_json:
         say_json(ok=ok, checks=checks)

@@ -27,7 +27,7 @@ from statebackend.cli.job_folders import Place
 from statebackend.errors import EnvironmentMissingError, StateBackendError
 from statebackend.runtime.driver.environment import require_java
 
-__all__ = ["Check", "examine"]
+__all__ = ["Check", "examine", "examine_spark"]
 
 Status: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -94,6 +94,26 @@ def examine(place: Place | None, local_dir: str) -> list[Check]:
     if place is not None:
         found += _store(place)
     return found
+
+
+def examine_spark() -> Iterator[Check]:
+    """Start a session, and try what of Spark's private surface is needed."""
+    from pyspark.sql import SparkSession  # a JVM is started: not for the other checks
+
+    from statebackend.spark.start.spark_internals import probe_internals
+
+    builder = SparkSession.builder.master("local[1]").appName("statebackend-doctor")
+    session = builder.config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        for one in probe_internals(session):
+            detail = f"for {one.use}" + (f": {one.reason}" if one.reason else "")
+            todo = "Install a PySpark that docs/reference/compatibility.md names."
+            if one.reason:
+                yield Check(f"spark: {one.member}", "fail", detail, todo)
+            else:
+                yield Check(f"spark: {one.member}", "ok", detail)
+    finally:
+        session.stop()
 
 
 def _python() -> Check:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -46,6 +47,7 @@ ASKED_AT_THE_END: Final = SupportsTriggerAvailableNow is not object
 
 SOURCE_NAME: Final = "statebackend_heartbeat"
 _OFFSET: Final = "epoch"
+_registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 _NEVER: Final = -2  # a query that has run nothing says that epoch -1 is over
 
 
@@ -169,7 +171,9 @@ class Heartbeat(DataSource):
 def beating(df: DataFrame, file: HeartbeatFile) -> DataFrame:
     """``df`` with one source more, which has no rows."""
     session = df.sparkSession
-    session.dataSource.register(Heartbeat)
+    if session not in _registered:  # Spark warns of a source that is registered again
+        session.dataSource.register(Heartbeat)
+        _registered.add(session)
     beats = session.readStream.format(SOURCE_NAME).option("path", file.path).load()
     nothing = [F.lit(None).cast(f.dataType).alias(f"c{i}") for i, f in enumerate(df.schema)]
     return df.union(beats.select(*nothing).where("false"))

@@ -16,6 +16,7 @@ from statebackend.runtime.operator_time import TimePlan
 __all__ = [
     "FUNCTION_PREFIX",
     "appends",
+    "batch_writer",
     "check_event_time",
     "format_of",
     "function_name",
@@ -80,6 +81,13 @@ def format_of(writer: DataStreamWriter) -> str:
     return str(field.get(jwriter))
 
 
+def batch_writer(writer: DataStreamWriter) -> Any:
+    """The function of ``foreachBatch``, as the JVM has it; None: there is none."""
+    field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
+    field.setAccessible(True)
+    return field.get(writer._jwrite)
+
+
 def function_name(uid: str, nonce: str) -> str:
     """What Spark's plans call an operator's function. Two frames never share one."""
     return f"{FUNCTION_PREFIX}{uid}:{nonce[:8]}"
@@ -105,9 +113,7 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
     """
     frame: Any = writer._df
     try:
-        field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
-        field.setAccessible(True)
-        if field.get(writer._jwrite) is not None:
+        if batch_writer(writer) is not None:
             return False  # what it does with its frame is not known
         patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         function = patterns.PYTHON_UDF()
