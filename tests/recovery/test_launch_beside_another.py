@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
-from statebackend.errors import JobRunningError
+from statebackend.errors import JobRunningError, NotRestorableError, StateMismatchError
+from statebackend.operators.declared_states import StateDeclaration
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.settings import Settings
@@ -76,13 +77,15 @@ def _query() -> Any:
     )
 
 
-def _launch(job: Job, shared: Shared) -> Launch:
+def _launch(job: Job, shared: Shared, *states: str) -> Launch:
+    value = StructType().add("n", "long").json()
+    declared = {one: StateDeclaration(name=one, kind="value", value_schema=value) for one in states}
     session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
     return Launch(
         session,
         job,
         sessions=[session],
-        operators={"op": Operator("op", 1, MAX_PARALLELISM, StructType(), {})},
+        operators={"op": Operator("op", 1, MAX_PARALLELISM, StructType(), declared)},
         settings=Settings.resolve({}, lambda _: None),
         allow_dropped_state=True,
         around=_Surroundings(_Location(shared, lambda: None)),
@@ -106,3 +109,26 @@ def test_a_query_that_was_overtaken_fences_nobody_by_an_old_look_at_the_log(
     with pytest.raises(JobRunningError, match=r"Epoch 7 .* started with batch 5"):
         launch.bind(_query())
     _finish(other, 8)
+
+
+def test_a_job_that_was_given_half_a_savepoint_since_the_start_is_not_claimed(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path.as_uri(), JOB)
+    launch = _launch(job, Shared({0: stamp_of(0)}))
+    launch.prepare(None, "/location")
+    job.log().claim(settings={"savepoint": {"id": "1", "uri": "file:///saved", "records": 2}})
+    with pytest.raises(NotRestorableError, match="was to begin with the savepoint file:///saved"):
+        launch.bind(_query())
+    assert [one.generation for one in manifests_of(job.store)] == [1]
+
+
+def test_a_driver_that_changed_the_states_since_the_start_is_not_fenced(tmp_path: Path) -> None:
+    job = Job(tmp_path.as_uri(), JOB)
+    launch = _launch(job, Shared({0: stamp_of(0)}), "seen")
+    launch.prepare(None, "/location")
+    other = Started(job.store, {"op": 1})
+    _finish(other, 0)
+    with pytest.raises(StateMismatchError, match="Another driver of job 'clicks'"):
+        launch.bind(_query())
+    _finish(other, 1)
