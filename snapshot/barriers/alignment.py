@@ -125,9 +125,8 @@ class Alignment:
         self._capturing: dict[int, _Attempt] = {}
         self._last = 0  # the highest attempt that was settled; older ones are, too
         self._cancelled: set[int] = set()  # above it, by the coordinator's word
-        self._from_coordinator: dict[
-            int, Barrier
-        ] = {}  # by the coordinator, for when no channel is left
+        # Barriers that the coordinator has named, for when no channel is left to bring them.
+        self._from_coordinator: dict[int, Barrier] = {}
 
     # --- what is seen --------------------------------------------------------------------------
 

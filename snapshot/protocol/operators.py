@@ -57,9 +57,8 @@ def lacks_initial(
         given: whether a start has an initial state, for each of its operators.
         first_epoch: the epoch that the start begins with.
     """
-    had: dict[
-        str, tuple[int, bool]
-    ] = {}  # by operator: its first epoch, and whether some run gave it
+    # By operator: its first epoch, and whether some run gave it.
+    had: dict[str, tuple[int, bool]] = {}
     for manifest in manifests:
         initial = manifest.settings.get("initial", ())
         for uid, first in manifest.settings.get("operators", {}).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from pyspark.sql.types import StructType
@@ -21,6 +22,7 @@ from statebackend.errors import (
 )
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.spark.start import start_point
 from statebackend.spark.start.start_point import StartPoint
 from tests.recovery.driver import JOB, JOB_ID, MAX_PARALLELISM, Run, new_id, stamp_of
 from tests.recovery.test_starts_that_freeze import Files, Shared
@@ -299,4 +301,15 @@ def test_what_a_bound_query_lacks_is_not_told_by_a_listing_that_lags(
     with pytest.raises(StoreCapabilityError, match="what else was committed is not known"):
         start.point.started_at("query", location, world.log.manifests())
     old, world.log.lag = world.log.manifests(), 0
-    assert start.point.started_at("query", location, old) == 6
+    assert start.point.started_at("query", location, old) == (6, world.log.manifests())
+
+
+def test_what_is_lacking_is_said_although_the_log_grows_at_every_look(world: _World) -> None:
+    start, location = world.start(), world.location.progress()
+    start.point.first_epoch = None
+    del world.files.offsets[5]
+    with mock.patch.object(start_point, "has_grown", return_value=True):
+        assert "its plans end with 4" in world.refused().what
+        world.log.records.pop()
+        with pytest.raises(RewindError, match="must be repeated"):
+            start.point.started_at("query", location, world.log.manifests())

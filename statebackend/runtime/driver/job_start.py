@@ -143,13 +143,14 @@ class JobStart:
         """Claim the job; returns what its log held then.
 
         Args:
-            manifests: what was read of the log before. first_epoch: the epoch to go on with.
+            manifests: what was read of the log last. first_epoch: the epoch to go on with.
             initial: operators with an initial state.
 
         Raises:
             FencedError, CommitUnknownError, StoreUnreachableError: the claim did not succeed.
             StateMismatchError: another driver changed the job meanwhile. Else as `specs_of`.
         """
+        self._check_unchanged(manifests)  # before whoever goes on is fenced
         known = live_lineages(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators

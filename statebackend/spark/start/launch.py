@@ -398,7 +398,7 @@ class Launch:
         location = place.progress()
         refuse_hidden(place)
         manifests = self._start.log.manifests()
-        first_epoch = self._point.started_at(str(query.id), location, manifests)
+        first_epoch, manifests = self._point.started_at(str(query.id), location, manifests)
         # Before whoever goes on is fenced.
         self._point.check_not_overtaken(manifests, first_epoch)
         self._point.check_plan_stands(place, first_epoch)

@@ -41,6 +41,7 @@ __all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
 _SHOWN = 5
+_LOOKS: Final = 10  # at a log that grows, before what it lacks is said
 _WENT_BACK: Final = "went_back_to"  # in the settings of a claim
 
 
@@ -94,12 +95,15 @@ class StartPoint:
         progress: LocationProgress,
         hidden: list[TakenBack],
         manifests: list[Manifest],
+        *,
+        looks: int = _LOOKS,
     ) -> list[Manifest]:
         """Decide, and prepare the location; returns what the log held then.
 
         Args:
             progress, hidden, manifests: read one after the other, in this order. Spark commits only
                 what is in the log, so what is read of the log last is never behind.
+            looks: how often they are read anew where the log grows meanwhile.
 
         Raises:
             CheckpointLocationError, RewindError, JobRunningError: it cannot go on. If it had taken
@@ -116,10 +120,11 @@ class StartPoint:
                 decision = self._decide(progress, manifests)
             except (CheckpointLocationError, RewindError, JobRunningError) as error:
                 # Before the claim: what is refused fences nobody, and leaves nothing in the log.
-                if not isinstance(error, JobRunningError) and self._has_grown(manifests):
-                    return self.find(
-                        location, location.progress(), location.taken_back(), self._log.manifests()
-                    )
+                lacks = not isinstance(error, JobRunningError)  # as it says of the log
+                if lacks and self._has_grown(manifests) and looks:
+                    progress, hidden = location.progress(), location.taken_back()
+                    manifests = self._log.manifests()
+                    return self.find(location, progress, hidden, manifests, looks=looks - 1)
                 if isinstance(error, CheckpointLocationError):
                     raise
                 told = self._as_asked(error, progress, manifests)
@@ -193,9 +198,20 @@ class StartPoint:
             return decision
 
     def started_at(
-        self, query_id: str, location: LocationProgress, manifests: list[Manifest]
-    ) -> int:
+        self,
+        query_id: str,
+        location: LocationProgress,
+        manifests: list[Manifest],
+        *,
+        looks: int = _LOOKS,
+    ) -> tuple[int, list[Manifest]]:
         """The batch that a query began with, once it is known to be the job's.
+
+        Args:
+            looks: how often the log is read anew where it grows meanwhile.
+
+        Returns:
+            with it, what the log held when that was decided.
 
         Raises:
             RewindError: it should have gone back first.
@@ -220,10 +236,11 @@ class StartPoint:
                     "backend.starting(checkpoint_location=...).",
                 )
         except (CheckpointLocationError, RewindError):
-            if self._has_grown(manifests):
-                return self.started_at(query_id, location, self._log.manifests())
+            if self._has_grown(manifests) and looks:
+                manifests = self._log.manifests()
+                return self.started_at(query_id, location, manifests, looks=looks - 1)
             raise
-        return decision.batch
+        return decision.batch, manifests
 
     def check_not_overtaken(self, manifests: list[Manifest], first_epoch: int) -> None:
         """Refuse to repeat a batch that another driver has gone on from since it was planned.
