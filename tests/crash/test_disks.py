@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.continuous_life import ContinuousKind, lived_continuous, try_continuous
 from tests.crash.cuts import check_of, try_cuts
 from tests.crash.disk import Op, after_a_cut
 from tests.crash.failures import FailsFrom, try_failures
@@ -28,9 +29,20 @@ STEPS = {
     "base checkpoint",
 }
 
+CONTINUOUS_STEPS = {
+    "job",
+    "clone",
+    "savepoint",
+    "local copies",
+    "staged output",
+    "output",
+    "what callers know",
+}
+
 
 def what_is(root: Path) -> dict[str, bytes | None]:
     found = [path for path in root.rglob("*") if not path.name.startswith(("LOG", "OPTIONS-"))]
+    found = [path for path in found if not path.is_socket()]  # the one of the process's stores
     return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in found}
 
 
@@ -112,6 +124,29 @@ def test_a_list_that_was_not_synced_is_found_out(tmp_path: Path) -> None:
     recorder, _ = record(tmp_path / "life")
     ops = [op for op in recorder.ops if op.kind != "sync" or "store/" not in op.path]
     assert try_cuts(ops, check, tmp_path / "cuts", share=(1, 31)).violations
+
+
+@pytest.mark.parametrize("kind", [ContinuousKind(), ContinuousKind(files=True)], ids=str)
+def test_a_continuous_job_goes_on_exactly_after_any_cut(
+    tmp_path: Path, kind: ContinuousKind
+) -> None:
+    life = lived_continuous(tmp_path / "life", kind)
+    assert after_a_cut(life.ops) == what_is(tmp_path / "life")
+    assert {op.step for op in life.ops} == CONTINUOUS_STEPS
+    (tmp_path / "cuts").mkdir()
+    tried = try_continuous(life, tmp_path / "cuts", share=(7, 601))
+    assert not tried.violations, "\n".join(tried.violations)
+    assert tried.images > 10
+
+
+@pytest.mark.parametrize("of", ["out/_statebackend", "store/job/log"])
+def test_a_continuous_job_whose_sink_or_store_forgets_a_sync_is_found_out(
+    tmp_path: Path, of: str
+) -> None:
+    life = lived_continuous(tmp_path / "life", ContinuousKind())
+    life.ops = [op for op in life.ops if op.kind != "sync" or not op.path.startswith(of)]
+    (tmp_path / "cuts").mkdir()
+    assert try_continuous(life, tmp_path / "cuts", share=(1, 151)).violations
 
 
 @pytest.mark.parametrize("kind", [SYNCHRONOUS, ASYNCHRONOUS], ids=str)
