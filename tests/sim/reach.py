@@ -19,7 +19,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 
 import coverage
 
-__all__ = ["Hole", "Reach", "holes_of", "main"]
+__all__ = ["Hole", "Reach", "files_of_protocol", "holes_of", "main", "reasons"]
 
 ROOT = Path(__file__).parents[2]
 REASONS = Path(__file__).with_name("unreached.toml")
@@ -48,12 +48,14 @@ class Hole:
     Attributes:
         file: from the root. function: its qualified name, "" for the module itself.
         line: the first number. text: the source there, and where the way would lead.
+        to: of a way, where it would lead, below 0 at the function's end; 0: it is a line.
     """
 
     file: str
     function: str
     line: int
     text: str
+    to: int = 0
 
 
 @dataclass
@@ -67,7 +69,8 @@ class Reach:
     holes: list[Hole] = field(default_factory=list)
 
 
-def _files() -> list[Path]:
+def files_of_protocol() -> list[Path]:
+    """What is measured."""
     found: set[Path] = set()
     for pattern in PROTOCOL:
         head, brace, rest = pattern.partition("{")
@@ -85,7 +88,7 @@ def _run(task: tuple[str, int, int], *, folder: str) -> int:
         data_suffix=f"{of}.{seed}",
         branch=True,
         concurrency="greenlet",
-        include=[str(path) for path in _files()],
+        include=[str(path) for path in files_of_protocol()],
         config_file=False,
     )
     measured.start()
@@ -116,7 +119,7 @@ def measure(tasks: Iterable[tuple[str, int, int]], jobs: int) -> tuple[dict[str,
         whole = coverage.Coverage(
             data_file=f"{folder}/coverage",
             branch=True,
-            include=[str(path) for path in _files()],
+            include=[str(path) for path in files_of_protocol()],
             config_file=False,
         )
         whole.config.exclude_list += [
@@ -169,7 +172,7 @@ def holes_of(file: str, source: str, known: Mapping[str, Any]) -> list[Hole]:
             continue
         if end not in missing:  # else the line that it leads to says it
             holes.append(
-                Hole(file, functions.get(start, ""), start, f"{text(start)} -> {text(end)}")
+                Hole(file, functions.get(start, ""), start, f"{text(start)} -> {text(end)}", end)
             )
     return sorted(holes)
 
@@ -270,6 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--continuous-events", type=int, default=6_000, help="of each of those")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", default="", help="a file for the tables, as Markdown")
+    parser.add_argument("--holes", default="", help="a file for what was not reached, as JSON")
     parser.add_argument("--check", action="store_true", help="fail where reasons and holes differ")
     given = parser.parse_args(arguments)
     wanted = (
@@ -289,6 +293,8 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(text)
     holes = [hole for one in found.values() for hole in one.holes]
+    if given.holes:
+        Path(given.holes).write_text(json.dumps([asdict(hole) for hole in holes]), "utf-8")
     there = {(hole.file, name) for hole in holes for name in (hole.function, "rest", "*")}
     without = sum(not _why(hole, known) for hole in holes)
     stale = [f"{file} {name}" for file, name in known if (file, name) not in there]
