@@ -27,7 +27,7 @@ from tests.crash.continuous_life import (
     try_continuous,
 )
 from tests.crash.cuts import check_of, try_cuts
-from tests.crash.failures import try_failures
+from tests.crash.failures import Failed, try_failures
 from tests.crash.life import Kind, Life, lived
 from tests.crash.other_states import (
     check_operator_state,
@@ -37,6 +37,7 @@ from tests.crash.other_states import (
 )
 from tests.crash.requests import try_requests
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
+from tests.crash.sink import try_sink
 
 KINDS = {
     "small bases, synchronous": Kind(),
@@ -142,19 +143,32 @@ class Failures:
 
     def __call__(self, root: Path, share: Share) -> Found:
         """Try a share of them."""
-        failed = try_failures(self.kind, root, share=share)
-        return Found(
-            Counter({"file operations": failed.operations}),
-            failures=failed.failures,
-            typed_errors=failed.errors,
-            violations=failed.violations,
-        )
+        return _failures(try_failures(self.kind, root, share=share))
+
+
+@dataclass(frozen=True)
+class SinkFailures:
+    """Operations of a sink of files that fail, and a power cut at the end."""
+
+    def __call__(self, root: Path, share: Share) -> Found:
+        """Try a share of them."""
+        return _failures(try_sink(root, share))
+
+
+def _failures(failed: Failed) -> Found:
+    return Found(
+        Counter({"file operations": failed.operations}),
+        failures=failed.failures,
+        typed_errors=failed.errors,
+        violations=failed.violations,
+    )
 
 
 def scenarios(root: Path) -> Iterator[tuple[str, Task]]:
     """All of them, by name; lives are recorded here, once."""
     for name in SIDES:
         yield f"power cut: {name}", SideCuts(name)
+    yield "failing disk: sink", SinkFailures()
     for name, continuous in CONTINUOUS.items():
         yield f"power cut: {name}", ContinuousCuts(lived_continuous(root / name, continuous))
     for name, kind in KINDS.items():

@@ -14,6 +14,7 @@ from tests.crash.failures import FailsFrom, try_failures
 from tests.crash.life import Kind, Life, lived
 from tests.crash.run import SIDES
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
+from tests.crash.sink import try_sink
 
 SYNCHRONOUS, ASYNCHRONOUS = Kind(), Kind(files=True, asynchronous=True)
 STEPS = {
@@ -156,6 +157,13 @@ def test_a_disk_that_fails_or_is_full_costs_an_attempt_and_no_more(
     failed = try_failures(kind, tmp_path, share=(11, 97))
     assert not failed.violations, "\n".join(failed.violations)
     assert set(failed.errors) <= {"SB2002", "SB4002", "SB6001"}
+
+
+def test_a_sink_of_files_whose_disk_fails_at_any_operation_loses_nothing(tmp_path: Path) -> None:
+    failed = try_sink(tmp_path, share=(1, 3))  # the second one syncs a folder that was just made
+    assert not failed.violations, "\n".join(failed.violations)
+    assert set(failed.errors) == {"SB2004"}
+    assert failed.failures > 30
 
 
 def test_a_sync_that_fails_is_never_taken_for_done(tmp_path: Path) -> None:
