@@ -1,7 +1,7 @@
 """Checks the reasons for what the simulations do not reach: the tests named must reach it.
 
     python -m tests.sim.reach --holes holes.json --out bench/results/reach.md
-    python -m tests.sim.reasons --holes holes.json tests/snapshot tests/recovery
+    python -m tests.sim.reasons --holes holes.json --data reached.db tests/snapshot tests/recovery
 
 Runs tests, notes for each which lines and branches of the protocol it goes through, and compares:
 under each function with a reason of its own, every hole must be reached by a test that the reason
@@ -16,7 +16,6 @@ import json
 import re
 import sqlite3
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from coverage.python import PythonFileReporter
 
 from tests.sim.reach import ROOT, Hole, files_of_protocol, reasons
 
-__all__ = ["main", "proposed", "reached_by"]
+__all__ = ["main", "proposed", "reached_by", "run_tests"]
 
 Reached = Mapping[tuple[str, int, int], set[str]]
 
@@ -46,22 +45,26 @@ class _ByTest:
         return (yield)
 
 
-def reached_by(tests: Sequence[str], holes: Iterable[Hole]) -> Reached:
+def _measured(data: str) -> coverage.Coverage:
+    include = [str(one) for one in files_of_protocol()]
+    return coverage.Coverage(data_file=data, branch=True, include=include, config_file=False)
+
+
+def run_tests(tests: Sequence[str], data: str) -> None:
+    """Run tests, and keep what they go through in a file, with what it has already."""
+    measured = _measured(data)
+    if Path(data).exists():
+        measured.load()
+    measured.start()
+    pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[_ByTest(measured)])
+    measured.stop()
+    measured.save()
+
+
+def reached_by(data: str, holes: Iterable[Hole]) -> Reached:
     """By file, line and end of a way (0: the line itself), the tests that went there."""
     files = {str(ROOT / name): name for name in {hole.file for hole in holes}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/coverage"
-        measured = coverage.Coverage(
-            data_file=path,
-            branch=True,
-            include=[str(one) for one in files_of_protocol()],
-            config_file=False,
-        )
-        measured.start()
-        pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[_ByTest(measured)])
-        measured.stop()
-        measured.save()
-        return _read(path, files, measured)
+    return _read(data, files, _measured(data))
 
 
 def _read(path: str, files: Mapping[str, str], measured: coverage.Coverage) -> Reached:
@@ -135,10 +138,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.reasons", description=__doc__)
     parser.add_argument("--holes", required=True, help="as `tests.sim.reach --holes` wrote it")
     parser.add_argument("--out", default="", help="a file for all that was found, as JSON")
-    parser.add_argument("tests", nargs="+", help="as pytest takes them")
+    parser.add_argument(
+        "--data", required=True, help="a file for what tests go through; is added to"
+    )
+    parser.add_argument("tests", nargs="*", help="as pytest takes them; none: those of the file")
     given = parser.parse_args(arguments)
     holes = [Hole(**one) for one in json.loads(Path(given.holes).read_text(encoding="utf-8"))]
-    judged = list(_judged(holes, reached_by(given.tests, holes)))
+    if given.tests:
+        run_tests(given.tests, given.data)
+    judged = list(_judged(holes, reached_by(given.data, holes)))
     if given.out:
         Path(given.out).write_text(json.dumps(judged, indent=1), encoding="utf-8")
     false = 0
