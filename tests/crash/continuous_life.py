@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from recovery.inspect.verify import verify
 from recovery.savepoints.savepoint import delete_savepoint, is_probe, read_savepoint
@@ -42,6 +43,7 @@ from tests.recovery.driver import manifests_of, new_id
 __all__ = ["ContinuousKind", "ContinuousLife", "lived_continuous", "try_continuous"]
 
 TOLD, BEGAN, ENDED = "told", "saved", "ended"  # what callers were told
+SINGLES: Final = 2  # most of what is pending is of local copies
 JOB, CLONE = "job", "clone"
 
 
@@ -50,11 +52,6 @@ class ContinuousKind:
     """Which life: ``files``: bases are RocksDB's own files."""
 
     files: bool = False
-
-    @property
-    def singles(self) -> int:
-        """So many pending names and files are tried alone; most are of local copies."""
-        return 1 if self.files else 2
 
 
 @dataclass
@@ -135,9 +132,7 @@ def try_continuous(life: ContinuousLife, root: Path, share: tuple[int, int] = (0
     """Cut everywhere and start again, as `try_cuts`."""
     check = partial(check_continuous, kind=life.kind)
     # A file of the store that never got its name is found by nobody, until it is swept.
-    return try_cuts(
-        life.ops, check, root, share=share, singles=life.kind.singles, alike=_is_temporary
-    )
+    return try_cuts(life.ops, check, root, share=share, singles=SINGLES, alike=_is_temporary)
 
 
 def _is_temporary(path: str) -> bool:
