@@ -39,6 +39,14 @@ PROTOCOL = (
     "statebackend/spark/{start,worker}/*.py",
     "statebackend/continuous/{driver,worker,job}/*.py",
 )
+# Where a decision of the protocol is made, "rest" is no reason: each function needs its own.
+DECISIONS = (
+    "snapshot/",
+    "recovery/decide/",
+    "statebackend/runtime/driver/",
+    "statebackend/spark/start/",
+    "statebackend/continuous/driver/",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -196,8 +204,8 @@ def reach_of(report: Mapping[str, Any]) -> dict[str, Reach]:
 def reasons() -> dict[tuple[str, str], str]:
     """Why something is not reached, by file and function.
 
-    "rest" stands for all functions of a file that have no reason of their own, "*" for a file that
-    no simulation runs: something else is in its place.
+    "rest" stands for all functions of a file that have no reason of their own (not where decisions
+    are made), "*" for a file that no simulation runs: something else is in its place.
     """
     if not REASONS.exists():
         return {}
@@ -206,7 +214,7 @@ def reasons() -> dict[tuple[str, str], str]:
 
 
 def _why(hole: Hole, known: Mapping[tuple[str, str], str]) -> str:
-    names = hole.function, "rest", "*"
+    names = [hole.function, "*", *([] if hole.file.startswith(DECISIONS) else ["rest"])]
     return next((known[hole.file, name] for name in names if (hole.file, name) in known), "")
 
 
@@ -275,7 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="a file for the tables, as Markdown")
     parser.add_argument("--holes", default="", help="a file for what was not reached, as JSON")
     parser.add_argument("--check", action="store_true", help="fail where reasons and holes differ")
+    parser.add_argument("--judge", default="", help="a file of --holes: nothing is run")
     given = parser.parse_args(arguments)
+    if given.judge:
+        told = json.loads(Path(given.judge).read_text(encoding="utf-8"))
+        return int(_differ([Hole(**one) for one in told], reasons()))
     wanted = (
         ("tests.sim.world", given.seeds, given.events),
         ("tests.sim.continuous.world", given.continuous, given.continuous_events),
@@ -295,14 +307,23 @@ def main(arguments: list[str] | None = None) -> int:
     holes = [hole for one in found.values() for hole in one.holes]
     if given.holes:
         Path(given.holes).write_text(json.dumps([asdict(hole) for hole in holes]), "utf-8")
-    there = {(hole.file, name) for hole in holes for name in (hole.function, "rest", "*")}
-    without = sum(not _why(hole, known) for hole in holes)
+    return 1 if _differ(holes, known) and given.check else 0
+
+
+def _differ(holes: list[Hole], known: Mapping[tuple[str, str], str]) -> bool:
+    """Whether there are holes without a reason, or reasons without a hole; says which."""
+    there = {(hole.file, hole.function) for hole in holes}
+    there |= {(hole.file, "*") for hole in holes}
+    there |= {(hole.file, "rest") for hole in holes if not hole.file.startswith(DECISIONS)}
+    without = [hole for hole in holes if not _why(hole, known)]
     stale = [f"{file} {name}" for file, name in known if (file, name) not in there]
     stale += [f"{test}, which is not there" for test in _tests_gone(known.values())]
-    print(f"{len(holes)} holes, {without} of them without a reason; {len(stale)} reasons too many")
+    print(f"{len(holes)} holes, {len(without)} without a reason; {len(stale)} reasons too many")
+    for hole in without:
+        print(f"no reason for {hole.file} {hole.function}, {hole.line}: {hole.text}")
     for one in stale:
         print(f"no hole for the reason of {one}")
-    return 1 if given.check and (without or stale) else 0
+    return bool(without or stale)
 
 
 if __name__ == "__main__":
