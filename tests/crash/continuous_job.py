@@ -42,6 +42,7 @@ __all__ = [
     "GROUPS",
     "LONG_S",
     "SAVED",
+    "STORES",
     "Let",
     "begun",
     "store_of",

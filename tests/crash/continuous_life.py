@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,12 +21,13 @@ from recovery.savepoints.savepoint_check import check_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.storage.local_store import LocalStore
 from statebackend.continuous.driver.query import ContinuousQuery
-from statebackend.errors import NotRestorableError, StateBackendError
+from statebackend.errors import NotRestorableError
 from statebackend.keygroups import key_group_range
 from tests.crash.continuous_job import (
     GROUPS,
     LONG_S,
     SAVED,
+    STORES,
     Let,
     begun,
     store_of,
@@ -37,7 +38,7 @@ from tests.crash.continuous_job import (
 from tests.crash.cuts import Tried, try_cuts
 from tests.crash.disk import Image, Op, write_image
 from tests.crash.life import check_copies, check_store, named
-from tests.crash.recorder import Fail, Recorder
+from tests.crash.recorder import Recorder
 from tests.recovery.driver import manifests_of, new_id
 
 __all__ = ["ContinuousKind", "ContinuousLife", "lived_continuous", "try_continuous"]
@@ -56,11 +57,10 @@ class ContinuousKind:
 
 @dataclass
 class ContinuousLife:
-    """What was recorded. ``refused``: the typed errors that it lived through."""
+    """What was recorded."""
 
     ops: list[Op]
     kind: ContinuousKind
-    refused: list[StateBackendError] = field(default_factory=list)
 
 
 def step_of(kind: str, path: str) -> str:
@@ -74,7 +74,7 @@ def step_of(kind: str, path: str) -> str:
 
 
 class _Living:
-    """Goes through the life, again where an attempt fails as it may."""
+    """Goes through the life."""
 
     def __init__(self, root: Path, life: ContinuousLife) -> None:
         self.root, self.life = root, life
@@ -118,10 +118,10 @@ class _Living:
         store.put(name, [json.dumps(said).encode()])
 
 
-def lived_continuous(root: Path, kind: ContinuousKind, fail: Fail | None = None) -> ContinuousLife:
+def lived_continuous(root: Path, kind: ContinuousKind) -> ContinuousLife:
     """The life, recorded."""
     root.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(root, step_of, fail)
+    recorder = Recorder(root, step_of)
     life = ContinuousLife(recorder.ops, kind)
     with recorder:
         _Living(root, life).go()
@@ -168,7 +168,7 @@ def check_continuous(image: Image, root: Path, operations: int, kind: Continuous
     named(store, name)
     check_store(store, name)
     assert verify(store, name).ok
-    left = [path.name for path in (store_of(root, name)._root / ".tmp").iterdir()]
+    left = [path.name for path in (root / STORES / name / ".tmp").iterdir()]
     assert not left, f"left in .tmp: {left}"
     staged = root / "out" / "_statebackend" / name / "sink"
     assert not [*staged.glob("*/*")], "staged files are left"

@@ -135,7 +135,7 @@ def test_a_continuous_job_goes_on_exactly_after_any_cut(
     assert after_a_cut(life.ops) == what_is(tmp_path / "life")
     assert {op.step for op in life.ops} == CONTINUOUS_STEPS
     (tmp_path / "cuts").mkdir()
-    tried = try_continuous(life, tmp_path / "cuts", share=(7, 601))
+    tried = try_continuous(life, tmp_path / "cuts", share=(7, 901))
     assert not tried.violations, "\n".join(tried.violations)
     assert tried.images > 10
 
@@ -147,7 +147,7 @@ def test_a_continuous_job_whose_sink_or_store_forgets_a_sync_is_found_out(
     life = lived_continuous(tmp_path / "life", ContinuousKind())
     life.ops = [op for op in life.ops if op.kind != "sync" or not op.path.startswith(of)]
     (tmp_path / "cuts").mkdir()
-    assert try_continuous(life, tmp_path / "cuts", share=(1, 151)).violations
+    assert try_continuous(life, tmp_path / "cuts", share=(1, 251)).violations
 
 
 @pytest.mark.parametrize("kind", [SYNCHRONOUS, ASYNCHRONOUS], ids=str)
