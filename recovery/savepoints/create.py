@@ -27,6 +27,7 @@ from recovery.savepoints.savepoint import (
     SavepointOperator,
     delete_savepoint,
     encode_savepoint,
+    is_probe,
 )
 from recovery.savepoints.state_at_epoch import Needed, StateAt, last_epochs, state_at
 from recovery.savepoints.state_copy import Copied, copy_object, copy_state, scratch_folder
@@ -203,11 +204,11 @@ def _newest_of(manifests: list[Manifest], epoch: int) -> dict[str, int]:
 
 
 def _begin(making: Making, savepoint_id: str, target: ObjectStore) -> Begun:
-    """Take the folder, which must be empty."""
+    """Take the folder, which must be empty but for what a probe has left that was cut."""
     begun = Begun(
         id=savepoint_id, job=making.job, job_uri=making.store.uri, created_ms=making.now_ms()
     )
-    taken = bool(target.list(""))
+    taken = any(not is_probe(info.name) for info in target.list(""))
     if taken or target.create(BEGUN_NAME, [msgspec.json.encode(begun)]) is CreateOutcome.EXISTS:
         raise SettingError(
             f"A savepoint cannot go to {target.uri}: something lies there already.",

@@ -23,6 +23,7 @@ from blake3 import blake3
 from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
+from snapshot.retention.retention import PROBE_PREFIX
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.uris import SAVEPOINTS_FOLDER
 from statebackend.errors import (
@@ -44,6 +45,7 @@ __all__ = [
     "default_folder",
     "delete_savepoint",
     "encode_savepoint",
+    "is_probe",
     "list_savepoints",
     "read_savepoint",
     "savepoints_folder",
@@ -320,10 +322,15 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
     )
 
 
+def is_probe(name: str) -> bool:
+    """Whether an object is what a cut probe of the store has left."""
+    return name.startswith(PROBE_PREFIX) and name.count("/") == 1
+
+
 def _is_ours(name: str) -> bool:
     """Whether an object is a savepoint's own; a job below its folder may be called ``data``."""
-    if name.startswith("probe/"):
-        return name.count("/") == 1
+    if name.startswith(PROBE_PREFIX):
+        return is_probe(name)
     parsed = (parse_record_name(name), parse_data_name(name), parse_base_name(name))
     return name.startswith(SPARK_FOLDER) or any(one is not None for one in parsed)
 

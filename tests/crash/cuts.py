@@ -85,6 +85,7 @@ def try_cuts(
     first: int = 0,
     share: tuple[int, int] = (0, 1),
     singles: int = SINGLES,
+    alike: Callable[[str], bool] = lambda path: False,
 ) -> Tried:
     """Cut everywhere and start again.
 
@@ -93,6 +94,8 @@ def try_cuts(
         root: an empty folder for disks.
         first: operations that set the scene; cuts begin after them.
         share: of (part, parts): every so-many-th cut, beginning with that one.
+        singles: so many of the youngest names, and of the files, are lost or kept one by one.
+        alike: whether a path is nothing by which disks differ: one of those is opened.
     """
     tried, seen = Tried(), set[bytes]()
     tried.operations.update(op.step for op in ops[first:])
@@ -106,7 +109,7 @@ def try_cuts(
             tried.cuts[step] += 1
             tried.losses[cut.how] += 1
             image = cut.image(ops)
-            digest = _digest(image, step)
+            digest = _digest(image, step, alike)
             if digest in seen:
                 continue
             seen.add(digest)
@@ -135,9 +138,9 @@ def _try(check: Check, image: Image, root: Path, operations: int) -> str:
     return ""
 
 
-def _digest(image: Image, step: str) -> bytes:
+def _digest(image: Image, step: str, alike: Callable[[str], bool]) -> bytes:
     hasher = hashlib.blake2b(step.encode(), digest_size=16)
-    for path in sorted(image):
+    for path in sorted(path for path in image if not alike(path)):
         data = image[path]
         hasher.update(f"\0{path}\0{-1 if data is None else len(data)}\0".encode())
         hasher.update(data or b"")

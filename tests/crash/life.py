@@ -25,7 +25,18 @@ from tests.crash.recorder import Fail, Recorder
 from tests.recovery.driver import JOB, Changes, State, changed, manifests_of, new_id
 from tests.recovery.test_restore import Job
 
-__all__ = ["Kind", "Life", "changes_of", "check_store", "job_on", "lived", "reopened", "truths"]
+__all__ = [
+    "Kind",
+    "Life",
+    "changes_of",
+    "check_copies",
+    "check_store",
+    "job_on",
+    "lived",
+    "named",
+    "reopened",
+    "truths",
+]
 
 POLICY: Final = BasePolicy(every_epochs=2, apart_every_epochs=3, apart_min_bytes=1 << 30)
 LONG_S: Final = 30.0
@@ -196,10 +207,10 @@ def last_epoch(store: ObjectStore) -> int:
     return resolved["op"].last_epoch if resolved else -1
 
 
-def named(store: ObjectStore) -> set[str]:
+def named(store: ObjectStore, job: str = JOB) -> set[str]:
     """Every object that the live records name, each of them there."""
     names: set[str] = set()
-    for manifest in manifests_of(store):
+    for manifest in manifests_of(store, job):
         for entry in manifest.slices:
             names.update([entry.object] if entry.object else [])
             if entry.kind == "files":
@@ -210,11 +221,11 @@ def named(store: ObjectStore) -> set[str]:
     return names
 
 
-def check_store(store: ObjectStore) -> None:
+def check_store(store: ObjectStore, job: str = JOB) -> None:
     """After a cleaning by somebody else: no garbage of an earlier generation, no old record."""
-    log = CommitLog(store, job=JOB, writer="cleaner", new_id=new_id)
+    log = CommitLog(store, job=job, writer="cleaner", new_id=new_id)
     clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)
-    tip, live = manifests_of(store)[-1], named(store)
+    tip, live = manifests_of(store, job)[-1], named(store, job)
     for info in store.list(""):
         parsed = parse_data_name(info.name) or parse_base_name(info.name)
         if parsed is not None:
@@ -226,12 +237,11 @@ def check_store(store: ObjectStore) -> None:
                 assert log.read(sequence).kind == "claim"
 
 
-def check_copies(root: Path, host: str) -> None:
+def check_copies(subtask: Path) -> None:
     """On a host there is one local copy, and nothing that nobody will ever remove."""
-    subtask = root / host / "clicks" / "op" / "0-7"
     current = (subtask / "current").read_text()
     left = {path.name for path in subtask.iterdir()} - {"current", current}
-    assert not left, f"left on {host}: {sorted(left)}"
+    assert not left, f"left in {subtask}: {sorted(left)}"
     here = subtask / current
     for folder in (here / "deltas", here / "work"):
         kept = [path.name for path in folder.iterdir()] if folder.exists() else []
@@ -263,7 +273,7 @@ def reopened(image: Image, root: Path, kind: Kind, committed: int) -> None:
         job.open(host).directory.release()  # compares marker and content
     for host in ("h", "g"):
         job.run(changes_of(job.epoch), host=host)
-        check_copies(root, host)
+        check_copies(root / host / JOB / "op" / "0-7")
     job.started.session.drain(LONG_S)
     named(store)
     job.restart()

@@ -229,6 +229,8 @@ class Recorder:
             return
         with self._lock:
             self._before("rename", after)
+            if self.tree.find(before) is None:  # a store that RocksDB made under another name
+                self._compare(before)
             self._real["rename"](source, target, **folders)
             inode = self.tree.find(before)
             assert inode is not None

@@ -20,8 +20,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tests.crash.continuous_life import (
+    ContinuousKind,
+    ContinuousLife,
+    lived_continuous,
+    try_continuous,
+)
 from tests.crash.cuts import check_of, try_cuts
-from tests.crash.failures import try_failures
+from tests.crash.failures import Failed, try_failures
 from tests.crash.life import Kind, Life, lived
 from tests.crash.other_states import (
     check_operator_state,
@@ -31,12 +37,17 @@ from tests.crash.other_states import (
 )
 from tests.crash.requests import try_requests
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
+from tests.crash.sink import try_sink
 
 KINDS = {
     "small bases, synchronous": Kind(),
     "small bases, asynchronous": Kind(asynchronous=True),
     "bases of files, synchronous": Kind(files=True),
     "bases of files, asynchronous": Kind(files=True, asynchronous=True),
+}
+CONTINUOUS = {
+    "continuous, small bases": ContinuousKind(),
+    "continuous, bases of files": ContinuousKind(files=True),
 }
 SIDES = {
     "rewind": (recorded_rewind, check_rewind),
@@ -86,6 +97,18 @@ class LifeCuts:
 
 
 @dataclass(frozen=True)
+class ContinuousCuts:
+    """Power cuts in a recorded life of a continuous job."""
+
+    life: ContinuousLife
+
+    def __call__(self, root: Path, share: Share) -> Found:
+        """Try a share of them."""
+        tried = try_continuous(self.life, root, share)
+        return Found(tried.operations, tried.cuts, tried.images, violations=tried.violations)
+
+
+@dataclass(frozen=True)
 class SideCuts:
     """Power cuts in a step beside it."""
 
@@ -120,19 +143,34 @@ class Failures:
 
     def __call__(self, root: Path, share: Share) -> Found:
         """Try a share of them."""
-        failed = try_failures(self.kind, root, share=share)
-        return Found(
-            Counter({"file operations": failed.operations}),
-            failures=failed.failures,
-            typed_errors=failed.errors,
-            violations=failed.violations,
-        )
+        return _failures(try_failures(self.kind, root, share=share))
+
+
+@dataclass(frozen=True)
+class SinkFailures:
+    """Operations of a sink of files that fail, and a power cut at the end."""
+
+    def __call__(self, root: Path, share: Share) -> Found:
+        """Try a share of them."""
+        return _failures(try_sink(root, share))
+
+
+def _failures(failed: Failed) -> Found:
+    return Found(
+        Counter({"file operations": failed.operations}),
+        failures=failed.failures,
+        typed_errors=failed.errors,
+        violations=failed.violations,
+    )
 
 
 def scenarios(root: Path) -> Iterator[tuple[str, Task]]:
     """All of them, by name; lives are recorded here, once."""
     for name in SIDES:
         yield f"power cut: {name}", SideCuts(name)
+    yield "failing disk: sink", SinkFailures()
+    for name, continuous in CONTINUOUS.items():
+        yield f"power cut: {name}", ContinuousCuts(lived_continuous(root / name, continuous))
     for name, kind in KINDS.items():
         yield f"object store, {name}", Requests(kind)
         yield f"power cut, {name}", LifeCuts(lived(root / name, kind))
@@ -182,7 +220,8 @@ def main() -> int:
         for name, task in scenarios(Path(path)):
             if options.only not in name:
                 continue
-            count = PIECES * options.jobs
+            # A start of a continuous job is dear, and most of its cuts leave equal disks.
+            count = options.jobs * (1 if isinstance(task, ContinuousCuts) else PIECES)
             pieces = [(part + piece * parts, parts * count) for piece in range(count)]
             one = found.setdefault(name, Found())
             for done in pool.map(_run, [task] * count, pieces):

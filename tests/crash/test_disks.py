@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.continuous_life import ContinuousKind, lived_continuous, try_continuous
 from tests.crash.cuts import check_of, try_cuts
 from tests.crash.disk import Op, after_a_cut
 from tests.crash.failures import FailsFrom, try_failures
 from tests.crash.life import Kind, Life, lived
 from tests.crash.run import SIDES
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
+from tests.crash.sink import try_sink
 
 SYNCHRONOUS, ASYNCHRONOUS = Kind(), Kind(files=True, asynchronous=True)
 STEPS = {
@@ -28,9 +30,20 @@ STEPS = {
     "base checkpoint",
 }
 
+CONTINUOUS_STEPS = {
+    "job",
+    "clone",
+    "savepoint",
+    "local copies",
+    "staged output",
+    "output",
+    "what callers know",
+}
+
 
 def what_is(root: Path) -> dict[str, bytes | None]:
     found = [path for path in root.rglob("*") if not path.name.startswith(("LOG", "OPTIONS-"))]
+    found = [path for path in found if not path.is_socket()]  # the one of the process's stores
     return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in found}
 
 
@@ -114,6 +127,29 @@ def test_a_list_that_was_not_synced_is_found_out(tmp_path: Path) -> None:
     assert try_cuts(ops, check, tmp_path / "cuts", share=(1, 31)).violations
 
 
+@pytest.mark.parametrize("kind", [ContinuousKind(), ContinuousKind(files=True)], ids=str)
+def test_a_continuous_job_goes_on_exactly_after_any_cut(
+    tmp_path: Path, kind: ContinuousKind
+) -> None:
+    life = lived_continuous(tmp_path / "life", kind)
+    assert after_a_cut(life.ops) == what_is(tmp_path / "life")
+    assert {op.step for op in life.ops} == CONTINUOUS_STEPS
+    (tmp_path / "cuts").mkdir()
+    tried = try_continuous(life, tmp_path / "cuts", share=(7, 901))
+    assert not tried.violations, "\n".join(tried.violations)
+    assert tried.images > 10
+
+
+@pytest.mark.parametrize("of", ["out/_statebackend", "store/job/log"])
+def test_a_continuous_job_whose_sink_or_store_forgets_a_sync_is_found_out(
+    tmp_path: Path, of: str
+) -> None:
+    life = lived_continuous(tmp_path / "life", ContinuousKind())
+    life.ops = [op for op in life.ops if op.kind != "sync" or not op.path.startswith(of)]
+    (tmp_path / "cuts").mkdir()
+    assert try_continuous(life, tmp_path / "cuts", share=(1, 251)).violations
+
+
 @pytest.mark.parametrize("kind", [SYNCHRONOUS, ASYNCHRONOUS], ids=str)
 def test_a_disk_that_fails_or_is_full_costs_an_attempt_and_no_more(
     tmp_path: Path, kind: Kind
@@ -121,6 +157,13 @@ def test_a_disk_that_fails_or_is_full_costs_an_attempt_and_no_more(
     failed = try_failures(kind, tmp_path, share=(11, 97))
     assert not failed.violations, "\n".join(failed.violations)
     assert set(failed.errors) <= {"SB2002", "SB4002", "SB6001"}
+
+
+def test_a_sink_of_files_whose_disk_fails_at_any_operation_loses_nothing(tmp_path: Path) -> None:
+    failed = try_sink(tmp_path, share=(1, 3))  # the second one syncs a folder that was just made
+    assert not failed.violations, "\n".join(failed.violations)
+    assert set(failed.errors) == {"SB2004"}
+    assert failed.failures > 30
 
 
 def test_a_sync_that_fails_is_never_taken_for_done(tmp_path: Path) -> None:

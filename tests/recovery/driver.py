@@ -472,9 +472,9 @@ class Started:
         return msgspec.structs.replace(part, data=b"", name=name)
 
 
-def manifests_of(store: ObjectStore) -> list[Manifest]:
+def manifests_of(store: ObjectStore, job: str = JOB) -> list[Manifest]:
     """What a reader of the log finds now."""
-    return CommitLog(store, job=JOB, writer="reader", new_id=new_id).manifests()
+    return CommitLog(store, job=job, writer="reader", new_id=new_id).manifests()
 
 
 def without(records: Sequence[Manifest], oldest: int) -> list[Manifest]:

@@ -9,6 +9,7 @@ from recovery.decide.restore_plan import RestorePlan, StepSource, plan_restore
 from snapshot.protocol.lineage import SubtaskLineage, resolve
 from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import CorruptionError, NotRestorableError
+from statebackend.keygroups import KeyGroupRange
 from tests.recovery.driver import JOB_ID, Run, part_of
 
 BASES = (4, 8)
@@ -181,6 +182,32 @@ def test_a_base_newer_than_the_copy_does_not_make_it_worthless(lineage: SubtaskL
     plan = planned(lineage, copy_at(7, 8), 9)
     assert not plan.fresh
     assert shown(plan) == [("delta", 8, "local"), ("delta", 9, "record")]
+
+
+def test_a_copy_whose_next_delta_is_damaged_is_left_for_a_base(lineage: SubtaskLineage) -> None:
+    damaged = {lineage.deltas[8].key}
+    plan = plan_restore(copy_at(7), lineage, job_id=JOB_ID, epoch=8, avoid=damaged)
+    assert plan.reason == "it needs the delta of epoch 8, which is damaged"
+    assert shown(plan) == [("base", 8, "record")]
+    beside = plan_restore(copy_at(7, 8), lineage, job_id=JOB_ID, epoch=8, avoid=damaged)
+    assert shown(beside) == [("delta", 8, "local")]
+
+
+def test_a_parents_copy_whose_next_delta_is_damaged_is_left_for_its_base(
+    lineage: SubtaskLineage,
+) -> None:
+    whole, part = KeyGroupRange(0, 7), KeyGroupRange(0, 3)
+    child = SubtaskLineage(part, "", 8, rescaled=True, parents=(lineage.until(8),))
+    for damaged, wanted in ((set(), ["local", "record"]), ({lineage.deltas[8].key}, ["record"])):
+        plan = plan_restore(
+            LocalCopy(),
+            child,
+            job_id=JOB_ID,
+            epoch=8,
+            avoid=damaged,
+            ancestors={whole: copy_at(7)},
+        )
+        assert [step.source.value for step in plan.steps] == wanted
 
 
 def test_a_copy_without_a_store_keeps_its_deltas_to_itself(lineage: SubtaskLineage) -> None:

@@ -377,6 +377,15 @@ def test_a_folder_that_is_used_is_refused() -> None:
     assert target.list("") == before
 
 
+def test_a_folder_in_which_a_probe_was_cut_takes_a_savepoint() -> None:
+    stand, target = Stand().run(2), MemoryStore()
+    target.put("probe/7f", [b"7f"])
+    create_savepoint(stand.making(open_target=lambda _: target))
+    assert read_savepoint(target).epoch == 1
+    assert not delete_savepoint(target)
+    assert not target.list("")
+
+
 def test_a_damaged_object_makes_no_savepoint() -> None:
     stand = Stand().run(2, own=True)
     name = stand.folder.store.list("data/")[0].name

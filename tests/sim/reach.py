@@ -19,7 +19,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 
 import coverage
 
-__all__ = ["Hole", "Reach", "holes_of", "main"]
+__all__ = ["Hole", "Reach", "files_of_protocol", "holes_of", "main", "reasons"]
 
 ROOT = Path(__file__).parents[2]
 REASONS = Path(__file__).with_name("unreached.toml")
@@ -39,6 +39,14 @@ PROTOCOL = (
     "statebackend/spark/{start,worker}/*.py",
     "statebackend/continuous/{driver,worker,job}/*.py",
 )
+# Where a decision of the protocol is made, "rest" is no reason: each function needs its own.
+DECISIONS = (
+    "snapshot/",
+    "recovery/decide/",
+    "statebackend/runtime/driver/",
+    "statebackend/spark/start/",
+    "statebackend/continuous/driver/",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -48,12 +56,14 @@ class Hole:
     Attributes:
         file: from the root. function: its qualified name, "" for the module itself.
         line: the first number. text: the source there, and where the way would lead.
+        to: of a way, where it would lead, below 0 at the function's end; 0: it is a line.
     """
 
     file: str
     function: str
     line: int
     text: str
+    to: int = 0
 
 
 @dataclass
@@ -67,7 +77,8 @@ class Reach:
     holes: list[Hole] = field(default_factory=list)
 
 
-def _files() -> list[Path]:
+def files_of_protocol() -> list[Path]:
+    """What is measured."""
     found: set[Path] = set()
     for pattern in PROTOCOL:
         head, brace, rest = pattern.partition("{")
@@ -85,7 +96,7 @@ def _run(task: tuple[str, int, int], *, folder: str) -> int:
         data_suffix=f"{of}.{seed}",
         branch=True,
         concurrency="greenlet",
-        include=[str(path) for path in _files()],
+        include=[str(path) for path in files_of_protocol()],
         config_file=False,
     )
     measured.start()
@@ -116,7 +127,7 @@ def measure(tasks: Iterable[tuple[str, int, int]], jobs: int) -> tuple[dict[str,
         whole = coverage.Coverage(
             data_file=f"{folder}/coverage",
             branch=True,
-            include=[str(path) for path in _files()],
+            include=[str(path) for path in files_of_protocol()],
             config_file=False,
         )
         whole.config.exclude_list += [
@@ -169,7 +180,7 @@ def holes_of(file: str, source: str, known: Mapping[str, Any]) -> list[Hole]:
             continue
         if end not in missing:  # else the line that it leads to says it
             holes.append(
-                Hole(file, functions.get(start, ""), start, f"{text(start)} -> {text(end)}")
+                Hole(file, functions.get(start, ""), start, f"{text(start)} -> {text(end)}", end)
             )
     return sorted(holes)
 
@@ -193,8 +204,8 @@ def reach_of(report: Mapping[str, Any]) -> dict[str, Reach]:
 def reasons() -> dict[tuple[str, str], str]:
     """Why something is not reached, by file and function.
 
-    "rest" stands for all functions of a file that have no reason of their own, "*" for a file that
-    no simulation runs: something else is in its place.
+    "rest" stands for all functions of a file that have no reason of their own (not where decisions
+    are made), "*" for a file that no simulation runs: something else is in its place.
     """
     if not REASONS.exists():
         return {}
@@ -203,7 +214,7 @@ def reasons() -> dict[tuple[str, str], str]:
 
 
 def _why(hole: Hole, known: Mapping[tuple[str, str], str]) -> str:
-    names = hole.function, "rest", "*"
+    names = [hole.function, "*", *([] if hole.file.startswith(DECISIONS) else ["rest"])]
     return next((known[hole.file, name] for name in names if (hole.file, name) in known), "")
 
 
@@ -270,8 +281,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--continuous-events", type=int, default=6_000, help="of each of those")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", default="", help="a file for the tables, as Markdown")
+    parser.add_argument("--holes", default="", help="a file for what was not reached, as JSON")
     parser.add_argument("--check", action="store_true", help="fail where reasons and holes differ")
+    parser.add_argument("--judge", default="", help="a file of --holes: nothing is run")
     given = parser.parse_args(arguments)
+    if given.judge:
+        told = json.loads(Path(given.judge).read_text(encoding="utf-8"))
+        return int(_differ([Hole(**one) for one in told], reasons()))
     wanted = (
         ("tests.sim.world", given.seeds, given.events),
         ("tests.sim.continuous.world", given.continuous, given.continuous_events),
@@ -289,14 +305,25 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(text)
     holes = [hole for one in found.values() for hole in one.holes]
-    there = {(hole.file, name) for hole in holes for name in (hole.function, "rest", "*")}
-    without = sum(not _why(hole, known) for hole in holes)
+    if given.holes:
+        Path(given.holes).write_text(json.dumps([asdict(hole) for hole in holes]), "utf-8")
+    return 1 if _differ(holes, known) and given.check else 0
+
+
+def _differ(holes: list[Hole], known: Mapping[tuple[str, str], str]) -> bool:
+    """Whether there are holes without a reason, or reasons without a hole; says which."""
+    there = {(hole.file, hole.function) for hole in holes}
+    there |= {(hole.file, "*") for hole in holes}
+    there |= {(hole.file, "rest") for hole in holes if not hole.file.startswith(DECISIONS)}
+    without = [hole for hole in holes if not _why(hole, known)]
     stale = [f"{file} {name}" for file, name in known if (file, name) not in there]
     stale += [f"{test}, which is not there" for test in _tests_gone(known.values())]
-    print(f"{len(holes)} holes, {without} of them without a reason; {len(stale)} reasons too many")
+    print(f"{len(holes)} holes, {len(without)} without a reason; {len(stale)} reasons too many")
+    for hole in without:
+        print(f"no reason for {hole.file} {hole.function}, {hole.line}: {hole.text}")
     for one in stale:
         print(f"no hole for the reason of {one}")
-    return 1 if given.check and (without or stale) else 0
+    return bool(without or stale)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ class Log:
 def test_a_line_and_a_way_that_were_not_taken_are_told_by_their_function() -> None:
     known = {"missing_lines": [10], "missing_branches": [[2, 4], [9, 10], [9, -8]]}
     assert holes_of("a.py", SOURCE, known) == [
-        Hole("a.py", "Log.read", 9, "for one in (): -> its end"),
+        Hole("a.py", "Log.read", 9, "for one in (): -> its end", -8),
         Hole("a.py", "Log.read", 10, "print(one)"),
-        Hole("a.py", "outer", 2, "if n: -> return n"),
+        Hole("a.py", "outer", 2, "if n: -> return n", 4),
     ]
 
 

@@ -270,6 +270,14 @@ def test_a_later_format_is_refused_as_such() -> None:
         parse_record(bytes(later), "log/x")
 
 
+def test_a_format_that_never_was_is_damage() -> None:
+    _, _, data = small_record()
+    other = bytearray(data)
+    struct.pack_into("<I", other, len(data) - FOOTER_BYTES + 8, 0)
+    with pytest.raises(CorruptionError, match=r"log/x.* no format version 0"):
+        parse_record(bytes(other), "log/x")
+
+
 def test_a_record_that_could_not_be_read_back_is_not_written() -> None:
     body = b"x"
     nan = entry_for(body, timings_ms={"upload": math.nan})

@@ -155,6 +155,14 @@ def test_the_share_holds_whatever_checkpoints_take(
         machine.ended(due[0], now_s)
 
 
+def test_what_is_over_counts_once() -> None:
+    machine = trigger(interval_s=1, max_share=0.25)
+    (first,) = machine.poll(1)
+    machine.ended(first, 3)
+    machine.ended(first, 100)
+    assert begun(machine, 9) == [PERIODIC]
+
+
 def test_without_an_interval_nothing_begins_unasked() -> None:
     machine = trigger()
     assert machine.next_s is None

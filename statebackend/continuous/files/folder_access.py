@@ -43,12 +43,13 @@ class Place:
         self.local = not marked or scheme in ("file", "local")
         self.url = os.path.abspath(rest if marked else text) if self.local else text.rstrip("/")
         self._opened: tuple[int, Any, str] | None = None
+        self._durable: set[str] = set()  # local folders whose own entry is known to be on disk
 
     def __repr__(self) -> str:
         return f"Place({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_durable": set()}
 
     @property
     def _fs(self) -> tuple[Any, str]:
@@ -140,26 +141,41 @@ class Place:
         return handle
 
     def _make_folder(self, path: str) -> None:
-        if not self.local:
+        if self.local:
+            self._make_durable(path)
+        else:
             self._fs[0].makedirs(path, exist_ok=True)
+
+    def _make_durable(self, folder: str) -> None:
+        """A local folder whose entry, and that of each above it, survives a crash of the machine.
+
+        One that is there is synced as well, once: whoever made it may have died before, or failed.
+        """
+        if folder in self._durable and os.path.isdir(folder):
             return
-        missing = []
-        while not os.path.isdir(path):
-            missing.append(path)
-            path = posixpath.dirname(path)
-        for folder in reversed(missing):
-            os.makedirs(folder, exist_ok=True)
-            _sync_folder(posixpath.dirname(folder))
+        above = posixpath.dirname(folder)
+        ours = folder.startswith(f"{self._fs[1]}/")
+        if ours or not os.path.isdir(above):
+            self._make_durable(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        # A folder above the place that was there before may be closed to us: not ours to sync.
+        with contextlib.suppress(*(() if ours else (PermissionError,))):
+            _sync_folder(above)
+        self._durable.add(folder)
 
     def close(self, handle: IO[bytes], name: str) -> None:
         """Close a file that was created; afterwards it survives a crash of the machine."""
         with self.errors("writing", name):
-            if self.local:
+            if not self.local:
+                handle.close()
+                return
+            try:
                 handle.flush()
                 os.fsync(handle.fileno())
-            handle.close()
-            if self.local:
-                _sync_folder(posixpath.dirname(self._path(name)))
+            finally:
+                handle.close()
+            _sync_folder(posixpath.dirname(self._path(name)))
 
     def write(self, name: str, body: bytes) -> None:
         """A whole small file."""

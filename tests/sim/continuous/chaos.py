@@ -83,6 +83,25 @@ def _stop_query(world: World, random: Random) -> None:
                 query._run.stop()
 
 
+def _ask_for_checkpoint(world: World, random: Random) -> None:
+    """As a user does, by the real `ContinuousQuery.checkpoint`."""
+    if not world.apps:
+        return
+    driver = random.choice(world.apps)
+    query, timeout_s = driver.query, 0.1 + 6.0 * random.random()
+    if query is None:
+        return
+
+    def run() -> None:
+        epoch = query.checkpoint(timeout_s)
+        world.sched.note("checkpoint asked for" + ("" if epoch is not None else " in vain"))
+        epochs = [record.manifest.epoch for record in world.ledger.records.values()]
+        if epoch is not None and epoch > max(epochs, default=-1):
+            world.violated("life", f"checkpoint {epoch} was said to be complete: {epochs}")
+
+    world.sched.spawn(driver.process, run)
+
+
 def _lose_host(world: World, random: Random) -> None:
     host = random.choice(world.hosts)
     world.sched.note(Fault.HOST_LOST, host.name)
@@ -116,4 +135,5 @@ _KINDS: Final[dict[str, Callable[[Any, Random], None]]] = {
     "outage_every_s": _outage,
     "outside_clean_every_s": _outside_clean,
     "savepoint_every_s": savepoints.strike,
+    "asked_every_s": _ask_for_checkpoint,
 }

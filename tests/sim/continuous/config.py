@@ -31,6 +31,8 @@ class JobConfig(Config):
         timed: rows have event times, and set timers; hold_ms: from a row to its timer.
         beside: a job of micro-batches runs on the same hosts and in the same bucket.
         chained: a second keyed operator has the output of the first, by another key.
+        asked_every_s: a user has a checkpoint taken, and waits for it, for a while.
+        found_later: splits are found one after the other, and looked for ever after.
     """
 
     splits: int = 3
@@ -50,12 +52,14 @@ class JobConfig(Config):
     hold_ms: int = 300
     chained: bool = False
     beside: bool = False
+    asked_every_s: float = 0.0
+    found_later: bool = False
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more."""
         for name in STRIKES:
             setattr(self, name, 0.0)
-        self.savepoint_every_s = 0.0
+        self.savepoint_every_s = self.asked_every_s = 0.0
 
 
 _RATES = (
@@ -146,4 +150,9 @@ def draw_parts(config: JobConfig, seed: int) -> JobConfig:
     if random.random() < 0.35:
         config.savepoint_every_s = random.choice([0.7, 2.0, 5.0])
     config.beside = Random(f"beside {seed}").random() < 0.25
+    random = Random(f"asked {seed}")
+    if random.random() < 0.4:
+        config.asked_every_s = random.choice([2.0, 6.0])
+    # Rows of a split that is found late are late: with event time some of them would not count.
+    config.found_later = random.random() < 0.5 and not config.timed
     return config

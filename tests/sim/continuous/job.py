@@ -85,8 +85,12 @@ class _Paced(Source):
         self.arrow = arrow_schema(self.schema)
 
     def discover(self, state: Json | None) -> Discovery:
-        splits = [] if state else [Split(id=f"{n}", data={"n": n}) for n in range(self.splits)]
-        return Discovery(tuple(splits), {"all": True}, done=True)
+        found, later = state["found"] if state else 0, self.world.config.found_later
+        count = min(found + 1, self.splits) if later else self.splits
+        splits = [Split(id=f"{n}", data={"n": n}) for n in range(found, count)]
+        if found and splits:
+            self.world.sched.note("split found later")
+        return Discovery(tuple(splits), {"found": count}, done=not later)
 
     def open(self, split: Split, position: Json | None) -> SplitReader:
         return _Reader(self, split.data["n"], position["given"] if position else 0)

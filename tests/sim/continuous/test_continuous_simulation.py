@@ -46,6 +46,14 @@ def test_a_job_begins_with_a_savepoint_and_runs_beside_the_first() -> None:
     assert result.counts["job begun with a savepoint"] == 1
 
 
+def test_splits_are_found_one_after_the_other_and_checkpoints_are_asked_for() -> None:
+    config = JobConfig(arrow=True, parallelism=2, found_later=True, asked_every_s=0.5)
+    result = simulate(1, events=1_500, config=config)
+    assert not result.violations
+    assert result.counts["split found later"] == 2
+    assert result.counts["checkpoint asked for"] > 1
+
+
 def test_micro_batches_run_on_the_same_store_and_hosts() -> None:
     result = simulate(0, events=1_500, config=JobConfig(arrow=True, parallelism=2, beside=True))
     assert not result.violations
