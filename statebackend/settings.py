@@ -12,7 +12,7 @@ from typing import Any, Final
 from statebackend._setting import PREFIX, Setting, not_negative, parallelism, positive, switch
 from statebackend.errors import SettingError
 
-__all__ = ["SETTINGS", "Setting", "Settings", "settings_table"]
+__all__ = ["SETTINGS", "Setting", "Settings"]
 
 SETTINGS: Final[dict[str, Setting]] = {
     "local_dir": Setting(
@@ -420,12 +420,3 @@ class Settings:
     def inline_budget_bytes(self, parallelism: int) -> int:
         """What one subtask's ack may carry: its share of the record, and never over the limit."""
         return min(self.inline_limit_bytes, self.record_limit_bytes // max(1, parallelism))
-
-
-def settings_table() -> str:
-    """The settings as a Markdown table, for the documentation."""
-    rows = ["| key | default | meaning |", "| --- | --- | --- |"]
-    for setting in SETTINGS.values():
-        default = setting.default if setting.default != "" else "(none)"
-        rows.append(f"| `{PREFIX}{setting.key}` | {default} | {setting.meaning} |")
-    return "\n".join(rows) + "\n"
