@@ -28,7 +28,7 @@ from statebackend.state.binary_columns import (
     valid_bits,
 )
 from statebackend.state.blocks import ABSENT, SortedRows, binary_array
-from statebackend.state.confirmed import BaseReads, MemoryBase, ReadableBase
+from statebackend.state.confirmed import BaseReads, MemoryBase, ReadableBase, after
 from statebackend.state.decoded_states import DecodedStates
 from statebackend.state.overlay import FrozenOverlay, Overlay
 from statebackend.state.row_cache import RowCache
@@ -300,7 +300,7 @@ class StateTable:
             self.seal()
         for overlay in (*(f._overlay for f in self._frozen), self._overlay):
             for run in overlay.all_runs() if overlay.hot else overlay.runs:
-                for key, value in run.scan(prefix):
+                for key, value in run.scan(prefix, after(prefix)):
                     merged[key] = value
                     changed = True
             found = overlay.under.get(prefix, ())

@@ -31,6 +31,7 @@ from statebackend.state.binary_columns import (
     width_of,
 )
 from statebackend.state.blocks import binary_array
+from statebackend.state.confirmed import after
 from statebackend.state.expiry import (
     BY_EXPIRY,
     ENTRY,
@@ -42,7 +43,7 @@ from statebackend.state.expiry import (
     read_share_ms,
     stamp_time,
 )
-from statebackend.state.ranges import after, clamped
+from statebackend.state.ranges import clamped
 from statebackend.state.table import StateTable, state_prefix
 
 __all__ = ["Entries", "TtlEntries", "places_in", "scan_state", "under_keys"]
@@ -348,7 +349,7 @@ def _between(
         if not run.on_disk:
             parts.append(run.between(ranges[0][0], ranges[-1][1]))
             continue
-        found = [entry for start, end in ranges for entry in run.scan_range(start, end)]
+        found = [entry for start, end in ranges for entry in run.scan(start, end)]
         parts.append((binary_array([k for k, _ in found]), binary_array([v for _, v in found])))
     full, data = newest(parts)
     table.read_bytes += full.nbytes + data.nbytes
