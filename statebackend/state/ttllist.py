@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from statebackend.errors import ValueMismatchError
+from statebackend.state.cells import ListCell
 from statebackend.state.expiry import (
     INDEX_BYTES,
     LIST,
@@ -22,14 +22,8 @@ Row = tuple[Any, ...]
 _LOOK_AT: Final = 24  # in a head
 
 
-class TtlListCell(TtlCell):
-    """Rows per key that expire one by one; the face of ``ListCell``. Appends take constant time."""
-
-    _heads: list[bytes | None]  # of the chunk that is loaded
-
-    def _load(self) -> None:
-        super()._load()
-        self._heads = self._table.multi_get(self._keys)
+class TtlListCell(TtlCell, ListCell):
+    """Rows per key that expire one by one. Appends take constant time."""
 
     def _head(self) -> ListHead | None:
         data = self._heads[self._cursor.index]
@@ -121,13 +115,3 @@ class TtlListCell(TtlCell):
             self._table.put(item, None)
         self._set_head(key, None)
         self._table.entries[index_key(key, head.next_look, LIST)] = None
-
-    def _encoded(self, rows: list[Row]) -> list[bytes]:
-        # All are encoded before one is written: a bad row leaves the list as it was.
-        encoded = [self._encode(row) for row in rows]
-        if not encoded:
-            raise ValueMismatchError(
-                f"An empty list was written to list state {self._name!r}.",
-                todo="Call clear() to remove the list; as in Spark, a list state is never empty.",
-            )
-        return encoded
