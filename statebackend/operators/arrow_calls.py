@@ -8,8 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.api.context import RecordingContext, Schema
-from statebackend.errors import UsageError, ValueMismatchError
+from statebackend.api.context import Schema
+from statebackend.errors import ValueMismatchError
 from statebackend.operators.declared_states import (
     OPERATOR_KINDS,
     Declarations,
@@ -21,6 +21,7 @@ from statebackend.operators.errors.user_errors import call_once, described
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import EpochFigures, OperatorPlan
 from statebackend.operators.processor_calls import check_shape
+from statebackend.operators.processor_contexts import RecordingContext, outside_open
 from statebackend.operators.vector.arrow_operator import Output, VectorOperator
 from statebackend.operators.vector.column_states import (
     ArrowListState,
@@ -92,10 +93,7 @@ class _States:
     ) -> Any:
         state = self._state
         if state is None:
-            raise UsageError(
-                f"State {name!r} of operator {self._uid!r} was asked for outside open().",
-                todo="Ask for states in open(ctx), keep them as attributes, and use those.",
-            )
+            raise outside_open(name, self._uid)
         if kind in OPERATOR_KINDS:
             return state.operator_state(name, kind)
         found, state_id = state.claimed(name, kind)
