@@ -13,7 +13,7 @@ from typing import Any, Final
 from statebackend._setting import PREFIX, Setting, not_negative, parallelism, positive, switch
 from statebackend.errors import SettingError
 
-__all__ = ["ENABLED", "SETTINGS", "Setting", "Settings", "check_keys", "settings_table"]
+__all__ = ["ENABLED", "SETTINGS", "Setting", "Settings", "check_keys"]
 
 ENABLED: Final = PREFIX + "enabled"
 """Whether `statebackend.install` does anything; no setting of a backend's."""
@@ -453,12 +453,3 @@ def check_keys(keys: Iterable[str], others: Iterable[str] = ()) -> None:
                 f"There is no setting {key!r}.",
                 todo=f"Did you mean {close[0]!r}?" if close else f"Use one of: {', '.join(known)}.",
             )
-
-
-def settings_table() -> str:
-    """The settings as a Markdown table, for the documentation."""
-    rows = ["| key | default | meaning |", "| --- | --- | --- |"]
-    for setting in SETTINGS.values():
-        default = setting.default if setting.default != "" else "(none)"
-        rows.append(f"| `{PREFIX}{setting.key}` | {default} | {setting.meaning} |")
-    return "\n".join(rows) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from statebackend.errors import SettingError
-from statebackend.settings import SETTINGS, Settings, check_keys, settings_table
+from statebackend.settings import SETTINGS, Settings, check_keys
 
 PREFIX = "spark.statebackend."
 OTHER = {int: 7, float: 7.5, str: "other"}
@@ -176,13 +176,3 @@ def test_what_all_subtasks_may_pack_fits_into_one_record(
     settings = resolve({"record_limit_bytes": record_limit, "inline_limit_bytes": inline_limit})
     assert settings.inline_budget_bytes(parallelism) == budget
     assert budget * parallelism <= record_limit
-
-
-def test_the_table_of_the_documentation_has_every_key_and_default() -> None:
-    lines = settings_table().splitlines()
-    assert lines[0] == "| key | default | meaning |"
-    assert len(lines) == 2 + len(SETTINGS)
-    for line, setting in zip(lines[2:], SETTINGS.values(), strict=True):
-        assert line.startswith(f"| `{PREFIX}{setting.key}` | ")
-        assert str(setting.default) in line or "(none)" in line
-        assert line.count("|") == 4

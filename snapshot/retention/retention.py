@@ -255,13 +255,13 @@ def kind_of(name: str) -> Kind:
 def _fate(name: str, kind: Kind, view: View) -> Fate:
     match kind:
         case Kind.RECORD:
-            return _record(name, view)
+            return _record_fate(name, view)
         case Kind.DATA:
-            return _data(name, view)
+            return _data_fate(name, view)
         case Kind.BASE:
-            return _base(name, view)
+            return _base_fate(name, view)
         case Kind.PROBE:
-            return _probe(name)
+            return _probe_fate(name)
         case Kind.OTHER:
             return Fate.FOREIGN
 
@@ -272,7 +272,7 @@ def _too_young(info: ObjectInfo, kind: Kind, newest_ms: int | None, min_age_ms: 
     return newest_ms - info.modified_ms < min_age_ms
 
 
-def _record(name: str, view: View) -> Fate:
+def _record_fate(name: str, view: View) -> Fate:
     """Checkpoints below what the tip needs are dead.
 
     Claims stay for ever: a fenced driver must find the slot of its next append taken, however long
@@ -289,7 +289,7 @@ def _record(name: str, view: View) -> Fate:
     return Fate.LIVE if kind == "claim" else Fate.DEAD
 
 
-def _data(name: str, view: View) -> Fate:
+def _data_fate(name: str, view: View) -> Fate:
     """A slice's own object is dead if no record names it and none ever will.
 
     Of an earlier generation (or, by its name, of a release that no longer runs the job): nobody
@@ -314,7 +314,7 @@ def _data(name: str, view: View) -> Fate:
     return Fate.DEAD if settled else Fate.DRIVERS
 
 
-def _base(name: str, view: View) -> Fate:
+def _base_fate(name: str, view: View) -> Fate:
     """A file of a base is dead if no live index names it and none ever will.
 
     As for slices; within the tip's generation it is the grant that says whether an upload goes on,
@@ -333,6 +333,6 @@ def _base(name: str, view: View) -> Fate:
     return Fate.DEAD if settled else Fate.DRIVERS
 
 
-def _probe(name: str) -> Fate:
+def _probe_fate(name: str) -> Fate:
     """A probe is gone at once, unless its driver died in it: past the minimum age it is dead."""
     return Fate.DEAD if name.count("/") == 1 else Fate.FOREIGN

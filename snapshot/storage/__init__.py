@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 from snapshot.storage.counting import CountingStore, VerbCount
-from snapshot.storage.failing import FailingStore
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import (
@@ -22,7 +21,6 @@ from snapshot.storage.object_store import (
     check_name,
 )
 from snapshot.storage.open import open_store, probe
-from snapshot.storage.slow import SlowStore
 from snapshot.storage.store_options import StoreOptions
 
 __all__ = [
@@ -30,13 +28,11 @@ __all__ = [
     "Capabilities",
     "CountingStore",
     "CreateOutcome",
-    "FailingStore",
     "Listing",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
-    "SlowStore",
     "StoreOptions",
     "VerbCount",
     "check_name",

@@ -20,12 +20,11 @@ from statebackend.errors import (
     StoreCapabilityError,
 )
 
-__all__ = ["PROBE_DEADLINE_S", "S3_SCHEMES", "SCHEMES", "open_store", "probe"]
+__all__ = ["PROBE_DEADLINE_S", "S3_SCHEMES", "open_store", "probe"]
 
 # s3a and s3n are Hadoop's names. They never go to s3fs: it cannot be installed beside a current
 # boto3, and an old one that gets installed instead overwrites where it should create.
 S3_SCHEMES = ("s3", "s3a", "s3n")
-SCHEMES = ("file", "memory", *S3_SCHEMES)
 
 PROBE_DEADLINE_S = 10.0  # somebody waits, and the endpoint may be wrong
 PROBE_REMOVAL_S = 1.0  # after a failure

@@ -8,15 +8,15 @@ executor makes the object anew from its pickled form for each epoch: what is not
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.api.context import Schema, check_mode
+from statebackend.api.context import NoTimers, Schema, check_mode
 from statebackend.api.states import OperatorRows
-from statebackend.errors import UnsupportedQueryError, UsageError
+from statebackend.errors import UsageError
 from statebackend.operators.declared_states import Times
 from statebackend.operators.vector.arrow_operator import Output
 from statebackend.operators.vector.column_states import (
@@ -61,7 +61,7 @@ class ArrowContext(OfOneEpoch):
     ) -> None:
         self._uid, self._make, self._time_mode = uid, make, time_mode
         self._keys: Keys | None = None
-        self.timers: ArrowTimers = timers or cast(ArrowTimers, _NoTimers(uid))
+        self.timers: ArrowTimers = timers or cast(ArrowTimers, NoTimers(uid))
         self._move(times)
         self.late_rows = 0
 
@@ -185,18 +185,3 @@ class ArrowProcessor(_BatchProcessor, ABC):
             (or from ``yield``); one alone; or None. Columns of a record batch go by their names, or
             by position if none of the names is a field's.
         """
-
-
-class _NoTimers:
-    """Timers of an operator without a time mode."""
-
-    def __init__(self, uid: str) -> None:
-        self._uid = uid
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise UnsupportedQueryError(
-            f"The processor of operator {self._uid!r} uses timers, but has no time mode.",
-            todo="Give time_mode='processing' or 'event' where the operator is made.",
-        )
-
-    register = delete = list = _refuse

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.api.context import RecordingContext, Schema
-from statebackend.errors import UsageError, ValueMismatchError
+from statebackend.api.context import Schema
+from statebackend.errors import ValueMismatchError
 from statebackend.operators.declared_states import (
     OPERATOR_KINDS,
     Declarations,
@@ -21,6 +21,7 @@ from statebackend.operators.errors.user_errors import call_once, described
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import EpochFigures, OperatorPlan
 from statebackend.operators.processor_calls import check_shape
+from statebackend.operators.processor_contexts import RecordingContext, outside_open
 from statebackend.operators.vector.arrow_operator import Output, VectorOperator
 from statebackend.operators.vector.column_states import (
     ArrowListState,
@@ -34,6 +35,7 @@ from statebackend.operators.vector.entries import Entries, TtlEntries
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.schema.keys import KeyCodec
 from statebackend.schema.types import schema_from_json
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.ttl import TTL
 
 __all__ = ["ARROW_METHODS", "ArrowEpochCalls", "record_arrow_states"]
@@ -74,8 +76,16 @@ def record_arrow_states(processor: Any, uid: str, *, time_mode: str = "none") ->
 class _States:
     """Hands out a worker's states, until the processor has opened."""
 
-    def __init__(self, state: EpochState, uid: str, key_codec: KeyCodec, groups: range) -> None:
+    def __init__(
+        self,
+        state: EpochState,
+        columns: ColumnTable,
+        uid: str,
+        key_codec: KeyCodec,
+        groups: range,
+    ) -> None:
         self._state: EpochState | None = state
+        self._columns = columns
         self._uid, self._key_codec, self._groups = uid, key_codec, groups
 
     def __call__(
@@ -83,21 +93,18 @@ class _States:
     ) -> Any:
         state = self._state
         if state is None:
-            raise UsageError(
-                f"State {name!r} of operator {self._uid!r} was asked for outside open().",
-                todo="Ask for states in open(ctx), keep them as attributes, and use those.",
-            )
+            raise outside_open(name, self._uid)
         if kind in OPERATOR_KINDS:
             return state.operator_state(name, kind)
         found, state_id = state.claimed(name, kind)
         declared, now_ms = found.time_to_live, state.times.processing_time_ms
-        table = state.table
-        entries = Entries(table)
+        columns = self._columns
+        entries = Entries(columns)
         if declared is not None:
-            entries = timed = TtlEntries(table, declared, now_ms)
+            entries = timed = TtlEntries(columns, declared, now_ms)
             state.on_move(lambda times: timed.set_now(times.processing_time_ms))
         site = StateSite(
-            table,
+            columns,
             entries,
             name=name,
             state_id=state_id,
@@ -137,17 +144,18 @@ class ArrowEpochCalls:
         self, plan: OperatorPlan, processor: Any, state: EpochState, key_groups: range
     ) -> None:
         self._plan, self._processor, self._groups = plan, processor, key_groups
+        self.columns = columns = ColumnTable(state.table)
         self._timers = None
         if state.timers is not None:
-            self._timers = ArrowTimers(state.table, state.timers)
-        states = _States(state, plan.uid, plan.key_codec, key_groups)
+            self._timers = ArrowTimers(columns, state.timers)
+        states = _States(state, columns, plan.uid, plan.key_codec, key_groups)
         self._ctx = ctx = ArrowContext(plan.uid, states, state.times, plan.time_mode, self._timers)
         call_once(plan.uid, "open", lambda: processor.open(ctx))
         states.opened()
         state.on_move(ctx._move)
         self._operator = VectorOperator(
             plan.uid,
-            state.table,
+            columns,
             plan.key_codec,
             plan.output_schema,
             lambda: described(plan.uid, processor),

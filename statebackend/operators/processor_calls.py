@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import Row, StructType
 
-from statebackend.api.context import RecordingContext, WorkerContext
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import ProcessorError, UsageError, ValueMismatchError
 from statebackend.operators.declared_states import Declarations, EpochState
 from statebackend.operators.errors.user_errors import call_once
 from statebackend.operators.operator_plan import Calls, OperatorPlan
+from statebackend.operators.processor_contexts import RecordingContext, WorkerContext
 from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
 
 __all__ = [

@@ -23,7 +23,6 @@ __all__ = [
     "conform_all",
     "is_fixed_width",
     "schema_from_json",
-    "schema_to_json",
 ]
 
 _TODO = (
@@ -121,13 +120,8 @@ def is_fixed_width(dtype: T.DataType) -> bool:
     return row is not None and bool(row.packed)
 
 
-def schema_to_json(schema: T.StructType) -> str:
-    """Spark's JSON of a schema, keys sorted, so that equal schemas give equal texts."""
-    return json.dumps(schema.jsonValue(), sort_keys=True, separators=(",", ":"))
-
-
 def schema_from_json(text: str) -> T.StructType:
-    """The schema that `schema_to_json` wrote.
+    """The schema of Spark's JSON.
 
     Raises:
         SchemaError: not the JSON of a struct.

@@ -8,9 +8,10 @@ checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count, repeat
 from operator import is_not
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +23,15 @@ from blake3 import blake3
 
 from statebackend.errors import LocalDirError, SettingError
 
-__all__ = ["ABSENT", "COLUMN_LIMIT_BYTES", "BlockFile", "SortedRows", "binary_array", "disk_failed"]
+__all__ = [
+    "ABSENT",
+    "COLUMN_LIMIT_BYTES",
+    "BlockFile",
+    "SortedRows",
+    "SpillFolder",
+    "binary_array",
+    "disk_failed",
+]
 
 ABSENT: Final[Any] = object()
 """What a look-up gives for a key that is not there; None is a deletion."""
@@ -158,6 +167,42 @@ class BlockFile:
             raise disk_failed(self.path, error) from error
 
 
+class SpillFolder:
+    """The folder of what one owner puts aside; made with its first file.
+
+    Args:
+        name: names a folder of our own. None: nothing is ever put aside.
+        kind: begins the names of its files.
+    """
+
+    def __init__(self, name: Callable[[], Path] | None, kind: str) -> None:
+        self._name, self._kind = name, kind
+        self._numbers = count()
+        self._made: Path | None = None
+
+    def new_file(self, schema: pa.Schema) -> BlockFile:
+        """A new file for batches of a schema.
+
+        Raises:
+            LocalDirError: the folder cannot be made.
+        """
+        if self._made is None:
+            assert self._name is not None, "who has a budget has a folder"
+            folder = self._name()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise disk_failed(folder, error) from error
+            self._made = folder
+        return BlockFile(self._made / f"{self._kind}-{next(self._numbers)}", schema)
+
+    def remove(self) -> None:
+        """Remove the folder with all files in it; may be called twice."""
+        if self._made is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+            self._made = None
+
+
 def _read(file: pa.NativeFile, place: _Place) -> pa.Buffer:
     file.seek(place.offset)
     return file.read_buffer(place.stored_bytes)
@@ -243,11 +288,3 @@ class SortedRows:
             value if present else ABSENT
             for value, present in zip(values, pc.is_valid(found).to_pylist(), strict=True)
         ]
-
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """The entries under ``prefix``, deletions included, in key order."""
-        for at in range(self.lower(prefix), len(self.keys)):
-            key = self.key(at)
-            if not key.startswith(prefix):
-                return
-            yield key, self.value(at)

@@ -25,7 +25,7 @@ from statebackend.state.cursor import KeyCodecLike, KeyCursor, RowCodecLike
 from statebackend.state.table import StateTable
 from statebackend.state.unbound import OfOneEpoch
 
-__all__ = ["KeyCodecLike", "KeyCursor", "ListCell", "MapCell", "RowCodecLike", "ValueCell"]
+__all__ = ["Cell", "KeyCodecLike", "KeyCursor", "ListCell", "MapCell", "RowCodecLike", "ValueCell"]
 
 Row = tuple[Any, ...]
 _COUNT_BYTES = 8
@@ -42,7 +42,7 @@ def is_flat(schema: T.StructType) -> bool:
     return all(simple_type(field.dataType) is not None for field in schema)
 
 
-class _Cell(OfOneEpoch):
+class Cell(OfOneEpoch):
     """What every kind shares: its name, and the full key (prefix) of each loaded key."""
 
     def __init__(self, cursor: KeyCursor, table: StateTable, name: str, state_id: int) -> None:
@@ -56,14 +56,17 @@ class _Cell(OfOneEpoch):
     def _load(self) -> None:
         self._keys = self._cursor.keys_of(self._id)
 
-    def _key(self) -> bytes:
+    def _index(self) -> int:
         index = self._cursor.index
         if index < 0:
             self._cursor.outside(self._name)
-        return self._keys[index]
+        return index
+
+    def _key(self) -> bytes:
+        return self._keys[self._index()]
 
 
-class ValueCell(_Cell):
+class ValueCell(Cell):
     """One row per key."""
 
     def __init__(
@@ -140,7 +143,7 @@ class ValueCell(_Cell):
             self._current[index] = self._table.entries[self._keys[index]] = None
 
 
-class ListCell(_Cell):
+class ListCell(Cell):
     """Rows per key, in the order they were appended; an append costs the same at any length."""
 
     def __init__(
@@ -154,18 +157,18 @@ class ListCell(_Cell):
         super().__init__(cursor, table, name, state_id)
         self._encode, self._decode = codec.encode, codec.decode
         self._decode_many = codec.decode_many
-        self._counts: list[bytes | None] = []
+        self._heads: list[bytes | None] = []  # what stands at the keys themselves
 
     def _load(self) -> None:
         super()._load()
-        self._counts = self._table.multi_get(self._keys)
+        self._heads = self._table.multi_get(self._keys)
 
     def _at(self) -> tuple[int, bytes, int]:
         """The current key's index, its full key, and how many rows it has."""
         index = self._cursor.index
         if index < 0:
             self._cursor.outside(self._name)
-        key, data = self._keys[index], self._counts[index]
+        key, data = self._keys[index], self._heads[index]
         if data is None:
             return index, key, 0
         count = int.from_bytes(data, "big")
@@ -184,7 +187,7 @@ class ListCell(_Cell):
 
     def _set_count(self, index: int, key: bytes, count: int) -> None:
         data = count.to_bytes(_COUNT_BYTES, "big") if count else None
-        self._counts[index] = self._table.entries[key] = data
+        self._heads[index] = self._table.entries[key] = data
 
     def exists(self) -> bool:
         """Whether the current key has at least one row."""
@@ -224,10 +227,10 @@ class ListCell(_Cell):
         if index < 0:
             self._cursor.outside(self._name)
         row = self._encode(newState)
-        key, place = self._keys[index], self._counts[index] or _NO_ROWS
+        key, place = self._keys[index], self._heads[index] or _NO_ROWS
         entries = self._table.entries
         entries[key + place] = row
-        self._counts[index] = entries[key] = _count_after(place)
+        self._heads[index] = entries[key] = _count_after(place)
 
     def extend(self, newState: list[Row]) -> None:
         """Add rows at the end."""
@@ -267,7 +270,7 @@ def _count_after(count: bytes) -> bytes:
     return (int.from_bytes(count, "big") + 1).to_bytes(_COUNT_BYTES, "big")
 
 
-class MapCell(_Cell):
+class MapCell(Cell):
     """A map per key, one entry each: touching one entry never reads the others."""
 
     def __init__(
@@ -330,7 +333,7 @@ class MapCell(_Cell):
 
     def exists(self) -> bool:
         """Whether the current key's map has an entry."""
-        return bool(self._table.scan(self._key()))
+        return bool(self._live())
 
     def get_value(self, key: Row) -> Row | None:
         """The row under ``key``, or None."""
@@ -362,36 +365,45 @@ class MapCell(_Cell):
         if first is not full:
             table.list_under(prefix, first, full)
 
-    def _remove(self, prefix: bytes, full: bytes) -> None:
-        self._table.put_under(prefix, full, None)
-        self._last_index, self._last_full, self._last_data = _NO_INDEX, full, None
+    def _put(self, prefix: bytes, full: bytes, data: bytes | None) -> None:
+        self._table.put_under(prefix, full, data)
+        self._last_index, self._last_full, self._last_data = _NO_INDEX, full, data
+
+    def _remove(self, prefix: bytes, full: bytes, data: bytes) -> None:
+        """Remove an entry, of which ``data`` is stored."""
+        self._put(prefix, full, None)
+
+    def _live(self) -> list[tuple[bytes, bytes]]:
+        """Full key and what is stored of each entry of the current key's map."""
+        return self._table.scan(self._key())
+
+    def _read(self) -> list[tuple[bytes, bytes]]:
+        """Full key and encoded row of each entry, for a user who reads the rows."""
+        return self._live()
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """(map key, row) of each entry, in the order of the encoded map keys."""
-        prefix = self._key()
-        skip, decode_key, decode = len(prefix), self._decode_key, self._decode
-        return iter(
-            [(decode_key(key, skip)[0], decode(value)) for key, value in self._table.scan(prefix)]
-        )
+        skip, decode_key, decode = len(self._key()), self._decode_key, self._decode
+        return iter([(decode_key(full, skip)[0], decode(row)) for full, row in self._read()])
 
     def keys(self) -> Iterator[Row]:
         """The map keys."""
-        prefix = self._key()
-        skip = len(prefix)
-        return iter([self._decode_key(key, skip)[0] for key, _ in self._table.scan(prefix)])
+        skip = len(self._key())
+        return iter([self._decode_key(full, skip)[0] for full, _ in self._live()])
 
     def values(self) -> Iterator[Row]:
         """The rows."""
-        return iter([self._decode(value) for _, value in self._table.scan(self._key())])
+        return iter([self._decode(row) for _, row in self._read()])
 
     def remove_key(self, key: Row) -> None:
         """Remove the entry under ``key``, if there is one."""
         index = self._cursor.index
-        if self._look_up(index, key) is not None:
-            self._remove(self._keys[index], self._last_full)
+        data = self._look_up(index, key)
+        if data is not None:
+            self._remove(self._keys[index], self._last_full, data)
 
     def clear(self) -> None:
         """Remove every entry of the current key's map."""
         prefix = self._key()
-        for key, _ in self._table.scan(prefix):
-            self._remove(prefix, key)
+        for full, data in self._table.scan(prefix):
+            self._remove(prefix, full, data)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statebackend.state.binary_columns import ascends
 
-__all__ = ["BaseReads", "KeyRange", "MemoryBase", "ReadableBase"]
+__all__ = ["BaseReads", "KeyRange", "MemoryBase", "ReadableBase", "after"]
 
 _PIECE_KEYS: Final = 1024
 _PASSED_PER_KEY: Final = 2  # beside the keys that are found
@@ -18,6 +18,11 @@ _PAUSE_MIN: Final = 8
 _PAUSE_MAX: Final = 256
 
 KeyRange = tuple[bytes, bytes, bytes]
+
+
+def after(prefix: bytes) -> bytes:
+    """The lowest key above all that begin with ``prefix``; a key group is never the last."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
 class ReadableBase(Protocol):

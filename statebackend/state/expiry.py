@@ -9,13 +9,12 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from statebackend.errors import LocalCopyError, SettingError
-from statebackend.state.cells import KeyCursor, RowCodecLike
+from statebackend.state.cells import Cell
 from statebackend.state.ranges import clamped, pack_at, set_between
 from statebackend.state.table import StateTable
-from statebackend.state.unbound import OfOneEpoch
 
 __all__ = [
     "BY_EXPIRY",
@@ -208,29 +207,19 @@ def _elements_between(table: StateTable, start: bytes, end: bytes) -> list[bytes
     return sorted({*set_between(table, start, end), *own})
 
 
-class TtlCell(OfOneEpoch):
-    """What the kinds share: the keys of the chunk, and this epoch's times as they stand in keys."""
+class TtlCell(Cell):
+    """What a TTL adds to each kind of cell: this epoch's times as they stand in keys, the index.
 
-    def __init__(
-        self,
-        cursor: KeyCursor,
-        table: StateTable,
-        name: str,
-        state_id: int,
-        codec: RowCodecLike,
-        ttl: TTL,
-        now_ms: int,
-    ) -> None:
-        self._cursor, self._table, self._name = cursor, table, name
-        self._id = state_id.to_bytes(2, "big")
-        self._encode, self._decode = codec.encode, codec.decode
-        self._keys: list[bytes] = []
+    It comes before the kind among the bases, and takes what that takes, and the TTL.
+    """
+
+    def __init__(self, *args: Any, ttl: TTL, now_ms: int) -> None:
+        super().__init__(*args)
         self._keeps = ttl.update == "create"
         self._refreshes = ttl.update == "read"
         self._ttl = ttl
         self._times: dict[bytes, bytes] = {}
         self.set_now(now_ms)
-        cursor.attach(self._load, table)
 
     def set_now(self, now_ms: int) -> None:
         """What time it is, for all that follows; while no key is current."""
@@ -243,22 +232,6 @@ class TtlCell(OfOneEpoch):
         self._stale = clamped(expiry_ms - read_share_ms(ttl.ms))
         self._stamp = expiry_stamp(self._expiry, ttl.ms)
         self._time = stamp_time(self._stamp)
-
-    def _load(self) -> None:
-        cursor, state_id = self._cursor, self._id
-        self._keys = [
-            group + state_id + key
-            for group, key in zip(cursor.prefixes, cursor.suffixes, strict=True)
-        ]
-
-    def _index(self) -> int:
-        index = self._cursor.index
-        if index < 0:
-            self._cursor.outside(self._name)
-        return index
-
-    def _key(self) -> bytes:
-        return self._keys[self._index()]
 
     def _shown(self, data: bytes | None) -> bool:
         return data is not None and data[:TIME_BYTES] > self._hidden

@@ -35,7 +35,7 @@ class _FoldCell(OfOneEpoch):
         now_ms: int,
     ) -> None:
         self._name = name
-        self._kept: ValueCell | TtlValueCell
+        self._kept: ValueCell
         if ttl is None:
             self._kept = ValueCell(cursor, table, name, state_id, codec)
         else:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from statebackend.state.binary_columns import EMPTY, lasts, take, valid_bits
 from statebackend.state.blocks import binary_array
+from statebackend.state.confirmed import after
 from statebackend.state.spill import Run
 from statebackend.state.table import StateTable
 
@@ -27,7 +28,6 @@ __all__ = [
     "BIAS",
     "SORTED_BYTES",
     "Part",
-    "after",
     "clamped",
     "of_base",
     "of_run",
@@ -58,11 +58,6 @@ def times_of(keys: pa.BinaryArray) -> Any:
     # A slice is a new array, so its bytes begin at the front.
     data = pc.binary_slice(keys, 4, SORTED_BYTES).buffers()[2]
     return np.frombuffer(data, ">u8", len(keys)).astype(np.uint64)
-
-
-def after(prefix: bytes) -> bytes:
-    """The lowest key above all that begin with ``prefix``; a key group is never the last."""
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
 def _ranges(
@@ -150,7 +145,7 @@ def set_between(table: StateTable, start: bytes, end: bytes) -> Iterator[bytes]:
     streams: list[Iterator[tuple[bytes, int, bool]]] = [((key, 0, True) for key in base)]
     earlier, own = table.sorted_runs()
     for age, run in enumerate([*earlier, *own], start=1):
-        streams.append(_between(run, start, end, -age))
+        streams.append(_aged(run.scan(start, end), -age))
     changed, last = table.entries.get, None
     ordered = heapq.merge(*streams) if len(streams) > 1 else streams[0]
     for key, _, is_set in ordered:  # of equal keys the newest comes first
@@ -159,11 +154,7 @@ def set_between(table: StateTable, start: bytes, end: bytes) -> Iterator[bytes]:
         last = key
 
 
-def _between(run: Run, start: bytes, end: bytes, age: int) -> Iterator[tuple[bytes, int, bool]]:
-    for block in range(bisect_left(run.last, start), len(run.last)):
-        rows = run.load(block)
-        for row in range(rows.lower(start), len(rows)):
-            key = rows.key(row)
-            if key >= end:
-                return
-            yield key, age, rows.value(row) is not None
+def _aged(
+    entries: Iterator[tuple[bytes, bytes | None]], age: int
+) -> Iterator[tuple[bytes, int, bool]]:
+    return ((key, age, value is not None) for key, value in entries)

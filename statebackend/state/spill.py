@@ -9,11 +9,10 @@ is confirmed.
 from __future__ import annotations
 
 import functools
-import shutil
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend.state.binary_columns import EMPTY, bools_of, places_array
-from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, binary_array, disk_failed
+from statebackend.state.binary_columns import EMPTY, newest
+from statebackend.state.blocks import ABSENT, BlockFile, SortedRows, SpillFolder, binary_array
 from statebackend.threads import THREADS, Threads
 
 __all__ = ["ArrowRows", "OverlaySpill", "Run", "count_merged", "merge"]
@@ -161,22 +160,17 @@ class Run:
                     values[place] = value
         return missing
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """The entries under ``prefix``, deletions included, in key order."""
-        for block in range(bisect_left(self.last, prefix), len(self.last)):
-            first = self.first[block]
-            if first > prefix and not first.startswith(prefix):
-                return
-            yield from self.load(block).scan(prefix)
-
-    def scan_range(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """The entries of ``start <= key < end``, deletions included, in key order."""
         for block in range(bisect_left(self.last, start), len(self.last)):
             if self.first[block] >= end:
                 return
             rows = self.load(block)
-            for row in range(rows.lower(start), rows.lower(end)):
-                yield rows.key(row), rows.value(row)
+            for row in range(rows.lower(start), len(rows)):
+                key = rows.key(row)
+                if key >= end:
+                    return
+                yield key, rows.value(row)
 
     def remove(self) -> None:
         """Remove its file; reads fail afterwards."""
@@ -212,22 +206,9 @@ class OverlaySpill:
         self, *, limit_bytes: int, folder: Callable[[], Path], threads: Threads = THREADS
     ) -> None:
         self.limit_bytes = limit_bytes
-        self._folder = folder
-        self._made: Path | None = None
-        self._numbers = count()
-        self._cache: OrderedDict[tuple[int, int], SortedRows] = OrderedDict()
+        self._folder = SpillFolder(folder, "run")
+        self._cache: OrderedDict[tuple[BlockFile, int], SortedRows] = OrderedDict()
         self._cache_lock = threads.lock()  # a snapshot may be read while its owner goes on
-
-    def path(self, name: str) -> Path:
-        """A path for a new file in the folder."""
-        if self._made is None:
-            folder = self._folder()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_failed(folder, error) from error
-            self._made = folder
-        return self._made / name
 
     def write(self, entries: dict[bytes, bytes | None]) -> Run:
         """Write changes as a run.
@@ -257,9 +238,8 @@ class OverlaySpill:
 
     def write_rows(self, blocks: Iterable[ArrowRows]) -> Run:
         """Write sorted rows, block for block, as a run."""
-        number = next(self._numbers)
-        file = BlockFile(self.path(f"run-{number}"), _SCHEMA)
-        run = Run(lambda block: self._load(number, file, block), file)
+        file = self._folder.new_file(_SCHEMA)
+        run = Run(lambda block: self._load(file, block), file)
         try:
             for rows in blocks:
                 for keys, values in _pieces(rows):
@@ -273,12 +253,10 @@ class OverlaySpill:
     def close(self) -> None:
         """Remove the folder and all runs in it; may be called twice."""
         self._cache.clear()
-        if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
-            self._made = None
+        self._folder.remove()
 
-    def _load(self, number: int, file: BlockFile, block: int) -> SortedRows:
-        where = (number, block)
+    def _load(self, file: BlockFile, block: int) -> SortedRows:
+        where = (file, block)
         with self._cache_lock:
             found = self._cache.get(where)
             if found is not None:
@@ -416,18 +394,7 @@ def merge(runs: Sequence[Run]) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]
     Where runs do not overlap their blocks pass as they are.
     """
     for bound, heads in _windows(runs):
-        parts = [head.up_to(bound) for head in heads]
-        if len(parts) == 1:
-            yield parts[0]
-            continue
-        keys = pa.concat_arrays([part[0] for part in parts])
-        values = pa.concat_arrays([part[1] for part in parts])
-        order = pc.sort_indices(keys)  # stable: of equal keys the newest comes last
-        in_order = keys.take(order)
-        newest = np.ones(len(keys), np.bool_)
-        newest[:-1] = bools_of(pc.not_equal(in_order[:-1], in_order[1:]))
-        chosen = places_array(np.flatnonzero(newest))
-        yield in_order.take(chosen), values.take(order.take(chosen))
+        yield newest([head.up_to(bound) for head in heads])
 
 
 def count_merged(runs: Sequence[Run]) -> int:

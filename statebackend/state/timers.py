@@ -25,6 +25,7 @@ from statebackend.errors import ValueMismatchError
 from statebackend.state.binary_columns import take
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
+from statebackend.state.confirmed import after
 from statebackend.state.ranges import (
     ABOVE,
     BIAS,
@@ -207,7 +208,7 @@ class TimerIndex(OfOneEpoch):
         found: dict[bytes, bytes | None] = dict(table.base.scan(prefix))
         for runs in table.sorted_runs():
             for run in runs:
-                found.update(run.scan(prefix))
+                found.update(run.scan(prefix, after(prefix)))
         for by_key in found:
             found[by_key] = entries.get(by_key, found[by_key])
         for at in self._noted(group + key):

@@ -26,28 +26,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from statebackend.state.cells import KeyCodecLike, KeyCursor, RowCodecLike
-from statebackend.state.expiry import STAMP_BYTES, TIME_BYTES, TTL, ExpiryIndex, TtlCell
-from statebackend.state.table import StateTable
-from statebackend.state.ttllist import TtlListCell
+from statebackend.state.cells import ListCell, MapCell, ValueCell
+from statebackend.state.expiry import (
+    INDEX_BYTES,
+    LIST,
+    STAMP_BYTES,
+    TIME_BYTES,
+    TTL,
+    ExpiryIndex,
+    ListHead,
+    TtlCell,
+    index_key,
+    list_items,
+)
 
 __all__ = ["TTL", "ExpiryIndex", "TtlListCell", "TtlMapCell", "TtlValueCell"]
 
 Row = tuple[Any, ...]
+_LOOK_AT: Final = 24  # in a list's head
 
-_SAMPLED_KEYS: Final = 16
 
-
-class TtlValueCell(TtlCell):
-    """One row per key that expires; the face of ``ValueCell``."""
-
-    _current: list[bytes | None]  # of the chunk that is loaded
-
-    def _load(self) -> None:
-        super()._load()
-        self._current = self._table.multi_get(self._keys)
-        sample = self._current[::_SAMPLED_KEYS]
-        self._cursor.loaded_bytes += _SAMPLED_KEYS * sum(map(len, filter(None, sample)))
+class TtlValueCell(TtlCell, ValueCell):
+    """One row per key that expires."""
 
     def exists(self) -> bool:
         """Whether the current key has a value."""
@@ -88,47 +88,19 @@ class TtlValueCell(TtlCell):
             self._unlist(key, old)
 
 
-class TtlMapCell(TtlCell):
-    """A map per key whose entries expire one by one; the face of ``MapCell``."""
-
-    def __init__(
-        self,
-        cursor: KeyCursor,
-        table: StateTable,
-        name: str,
-        state_id: int,
-        key_codec: KeyCodecLike,
-        codec: RowCodecLike,
-        *,
-        ttl: TTL,
-        now_ms: int,
-    ) -> None:
-        super().__init__(cursor, table, name, state_id, codec, ttl, now_ms)
-        self._encode_key, self._decode_key = key_codec.encode, key_codec.decode
-        # The last entry read: it is often written next, and a write must know what is there.
-        self._last: tuple[bytes, bytes | None] = (b"", None)
-
-    def _load(self) -> None:
-        super()._load()
-        self._last = (b"", None)
-
-    def _entry(self, full: bytes) -> bytes | None:
-        if self._last[0] == full:
-            return self._last[1]
-        data = self._table.get(full)
-        self._last = (full, data)
-        return data
-
-    def _put(self, prefix: bytes, full: bytes, data: bytes | None) -> None:
-        self._table.put_under(prefix, full, data)
-        self._last = (full, data)
+class TtlMapCell(TtlCell, MapCell):
+    """A map per key whose entries expire one by one."""
 
     def _refresh(self, prefix: bytes, full: bytes, data: bytes) -> None:
         stamp = self._stamped(full, data, len(prefix))
         self._put(prefix, full, stamp + data[STAMP_BYTES:])
 
+    def _remove(self, prefix: bytes, full: bytes, data: bytes) -> None:
+        super()._remove(prefix, full, data)
+        self._unlist(full, data, len(prefix))
+
     def _live(self) -> list[tuple[bytes, bytes]]:
-        return [entry for entry in self._table.scan(self._key()) if self._shown(entry[1])]
+        return [entry for entry in super()._live() if self._shown(entry[1])]
 
     def _read(self) -> list[tuple[bytes, bytes]]:
         live = self._live()
@@ -137,26 +109,21 @@ class TtlMapCell(TtlCell):
             for full, data in live:
                 if self._read_refreshes(data):
                     self._refresh(prefix, full, data)
-        return live
-
-    def exists(self) -> bool:
-        """Whether the current key's map has an entry."""
-        return bool(self._live())
+        return [(full, data[STAMP_BYTES:]) for full, data in live]
 
     def get_value(self, key: Row) -> Row | None:
         """The row under ``key``, or None."""
-        prefix = self._key()
-        full = prefix + self._encode_key(key)
-        data = self._entry(full)
+        index = self._cursor.index
+        data = self._look_up(index, key)
         if data is None or data[:TIME_BYTES] <= self._hidden:
             return None
         if self._refreshes and self._read_refreshes(data):
-            self._refresh(prefix, full, data)
+            self._refresh(self._keys[index], self._last_full, data)
         return self._decode(data[STAMP_BYTES:])
 
     def contains_key(self, key: Row) -> bool:
         """Whether there is an entry under ``key``."""
-        return self._shown(self._entry(self._key() + self._encode_key(key)))
+        return self._shown(self._look_up(self._cursor.index, key))
 
     def update_value(self, key: Row, value: Row) -> None:
         """Set the row under ``key``.
@@ -164,39 +131,103 @@ class TtlMapCell(TtlCell):
         Raises:
             ValueMismatchError: key or row does not fit its schema.
         """
-        prefix = self._key()
-        full, row = prefix + self._encode_key(key), self._encode(value)
-        stamp = self._stamped(full, self._entry(full), len(prefix))
-        self._put(prefix, full, stamp + row)
+        index = self._cursor.index
+        old = self._look_up(index, key)
+        row = self._encode(value)
+        prefix, full = self._keys[index], self._last_full
+        self._put(prefix, full, self._stamped(full, old, len(prefix)) + row)
 
-    def iterator(self) -> Iterator[tuple[Row, Row]]:
-        """(map key, row) of each entry, in the order of the encoded map keys."""
-        skip, decode_key, decode = len(self._key()), self._decode_key, self._decode
-        return iter(
-            [(decode_key(full, skip)[0], decode(data[STAMP_BYTES:])) for full, data in self._read()]
-        )
 
-    def keys(self) -> Iterator[Row]:
-        """The map keys."""
-        skip = len(self._key())
-        return iter([self._decode_key(full, skip)[0] for full, _ in self._live()])
+class TtlListCell(TtlCell, ListCell):
+    """Rows per key that expire one by one. Appends take constant time."""
 
-    def values(self) -> Iterator[Row]:
-        """The rows."""
-        return iter([self._decode(data[STAMP_BYTES:]) for _, data in self._read()])
+    def _head(self) -> ListHead | None:
+        data = self._heads[self._cursor.index]
+        return None if data is None else ListHead.decode(data)
 
-    def remove_key(self, key: Row) -> None:
-        """Remove the entry under ``key``, if there is one."""
-        prefix = self._key()
-        full = prefix + self._encode_key(key)
-        old = self._entry(full)
-        if old is not None:
-            self._put(prefix, full, None)
-            self._unlist(full, old, len(prefix))
+    def _set_head(self, key: bytes, head: ListHead | None) -> None:
+        data = None if head is None else head.encode()
+        self._heads[self._cursor.index] = data
+        self._table.put(key, data)
+
+    def exists(self) -> bool:
+        """Whether the current key has at least one row."""
+        self._key()
+        head = self._head()
+        return head is not None and head.latest > self._hidden
+
+    def get(self) -> Iterator[Row]:
+        """The current key's rows; later changes do not show in the iterator."""
+        key, head = self._key(), self._head()
+        if head is None or head.latest <= self._hidden:
+            return iter(())
+        live = [
+            item
+            for item in list_items(self._table, key, head)
+            if item[1][:TIME_BYTES] > self._hidden
+        ]
+        if self._refreshes:
+            self._refresh(key, head, live)
+        return iter([self._decode(data[TIME_BYTES:]) for _, data in live])
+
+    def _refresh(self, key: bytes, head: ListHead, live: list[tuple[bytes, bytes]]) -> None:
+        due = [item for item in live if self._read_refreshes(item[1])]
+        for item, data in due:
+            self._table.put(item, self._expiry + data[TIME_BYTES:])
+        if due:
+            self._set_head(key, head.later(self._expiry))
+
+    def put(self, newState: list[Row]) -> None:
+        """Replace the current key's rows.
+
+        Raises:
+            ValueMismatchError: a row does not fit the schema, or there is none (use ``clear``).
+        """
+        rows = self._encoded(newState)
+        key, head = self._key(), self._head()
+        if head is not None:
+            for item, _ in list_items(self._table, key, head):
+                self._table.put(item, None)
+            head = ListHead(0, 0, self._expiry, head.next_look)
+        self._add(key, head, rows)
+
+    def append(self, newState: Row) -> None:
+        """Add one row at the end."""
+        index = self._index()
+        key, data, row = self._keys[index], self._heads[index], self._encode(newState)
+        if data is None or data[_LOOK_AT:] > self._time or data[16:_LOOK_AT] > self._expiry:
+            self._add(key, self._head(), [row])
+            return
+        # As _add does it, on the bytes: the usual case, and several times as quick.
+        entries, expiry, place = self._table.entries, self._expiry, data[8:16]
+        following = (int.from_bytes(place, "big") + 1).to_bytes(INDEX_BYTES, "big")
+        entries[key + place] = expiry + row
+        self._heads[index] = entries[key] = data[:8] + following + expiry + data[_LOOK_AT:]
+
+    def extend(self, newState: list[Row]) -> None:
+        """Add rows at the end."""
+        rows = self._encoded(newState)
+        self._add(self._key(), self._head(), rows)
+
+    def _add(self, key: bytes, head: ListHead | None, rows: list[bytes]) -> None:
+        if head is None:
+            head = ListHead(0, 0, self._expiry, self._time)
+            self._table.put(index_key(key, self._time, LIST), b"")
+        elif head.next_look > self._time:  # the TTL was longer
+            self._table.put(index_key(key, head.next_look, LIST), None)
+            head = head._replace(next_look=self._time)
+            self._table.put(index_key(key, self._time, LIST), b"")
+        for place, row in enumerate(rows, start=head.following):
+            item = key + place.to_bytes(INDEX_BYTES, "big")
+            self._table.put(item, self._expiry + row)
+        self._set_head(key, head.added(len(rows)).later(self._expiry))
 
     def clear(self) -> None:
-        """Remove every entry of the current key's map."""
-        prefix = self._key()
-        for full, old in self._table.scan(prefix):
-            self._put(prefix, full, None)
-            self._unlist(full, old, len(prefix))
+        """Remove the current key's rows."""
+        key, head = self._key(), self._head()
+        if head is None:
+            return
+        for item, _ in list_items(self._table, key, head):
+            self._table.put(item, None)
+        self._set_head(key, None)
+        self._table.entries[index_key(key, head.next_look, LIST)] = None

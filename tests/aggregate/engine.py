@@ -124,7 +124,7 @@ class Job:
             versions=versions_of(self.operator.states),
         )
         output = [row for made in epoch.run(iter(parts)) for row in rows_of(made)]
-        self.read_bytes = table.read_bytes
+        self.read_bytes = epoch._batches.columns.read_bytes
         frozen = table.freeze(self.epoch)
         self.base.apply(*frozen.sorted())
         self.epoch += 1

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, Literal
 from unittest import mock
 
-from snapshot.storage.failing import FailingStore, Failure
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import StateBackendError
@@ -28,6 +27,7 @@ from tests.crash.life import (
     named,
 )
 from tests.recovery.test_restore import Job
+from tests.support.failing_store import FailingStore, Failure
 
 __all__ = ["EPOCHS", "How", "RequestsTried", "lived_on_requests", "try_requests"]
 

@@ -29,6 +29,7 @@ from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.cells import ListCell
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.confirmed import MemoryBase
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.expiry import ListHead, list_items
@@ -110,8 +111,9 @@ def test_a_damaged_count_of_a_list_costs_no_memory(count: int) -> None:
         cell.get()
     with pytest.raises(LocalCopyError, match="'seen'"):
         cell.clear()
+    columns = ColumnTable(table)
     site = StateSite(
-        table, Entries(table), name="seen", state_id=2, key_codec=NAMES, key_groups=range(8)
+        columns, Entries(columns), name="seen", state_id=2, key_codec=NAMES, key_groups=range(8)
     )
     state, keys = ArrowListState(site, ROWS), site.keys(pa.array([LIST], pa.binary()))
     with pytest.raises(LocalCopyError, match="'seen'"):
@@ -132,8 +134,9 @@ def test_a_long_list_is_read_as_ever() -> None:
     assert list(cell.get()) == [(place,) for place in range(count)]
     head = ListHead(0, count, bytes(8), bytes(8))
     assert len(list_items(table, LIST, head)) == count
+    columns = ColumnTable(table)
     site = StateSite(
-        table, Entries(table), name="seen", state_id=2, key_codec=NAMES, key_groups=range(8)
+        columns, Entries(columns), name="seen", state_id=2, key_codec=NAMES, key_groups=range(8)
     )
     index, rows = ArrowListState(site, ROWS).get(site.keys(pa.array([LIST], pa.binary())))
     assert (len(index), rows.column("n")[count - 1].as_py()) == (count, count - 1)

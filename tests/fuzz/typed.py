@@ -13,7 +13,7 @@ from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl, parse_ddl_type
 from statebackend.schema.keys import KeyCodec
-from statebackend.schema.types import schema_from_json, schema_to_json
+from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import TAKEN, Target, refused_or
@@ -66,7 +66,7 @@ def _codec_made(schema: T.StructType) -> str:
 
 
 def _json_target() -> Target:
-    texts = [schema_to_json(parse_ddl(text)) for text, _ in _ROWS]
+    texts = [parse_ddl(text).json() for text, _ in _ROWS]
     plain = [msgspec.json.decode(text) for text in texts]
 
     def make(rng: random.Random) -> str:
@@ -84,7 +84,7 @@ def _json_target() -> Target:
 
 
 def _declaration_target() -> Target:
-    schema = schema_to_json(parse_ddl(_ROWS[0][0]))
+    schema = parse_ddl(_ROWS[0][0]).json()
     plain: dict[str, Any] = {
         "name": "s",
         "kind": "map",

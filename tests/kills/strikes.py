@@ -72,21 +72,20 @@ def _rescaled(stage: Stage, rng: Random) -> str:
     return f"{killed}, and from {before} to {stage.drivers.parallelism} subtasks"
 
 
-def _fault(fault: Fault, strike: Any, *, ends: bool = False) -> DrillFault:
+def _fault(fault: Fault, strike: Any) -> DrillFault:
     return DrillFault(
         name=fault.value,
         summary=f"{fault.sentence} By SIGKILL, at a random moment.",
         promise="Results are exact.",
         strike=strike,
-        ends_driver=ends,
     )
 
 
-DRIVER: Final = _fault(Fault.DRIVER_KILLED, _driver, ends=True)
-JVM: Final = _fault(Fault.JVM_KILLED, _jvm, ends=True)
+DRIVER: Final = _fault(Fault.DRIVER_KILLED, _driver)
+JVM: Final = _fault(Fault.JVM_KILLED, _jvm)
 WORKER: Final = _fault(Fault.WORKER_KILLED, _worker)
 EXECUTOR: Final = _fault(Fault.EXECUTOR_LOST, _executor)
 # The driver is killed, and the next one has another number of subtasks.
-RESCALED: Final = _fault(Fault.RESCALED, _rescaled, ends=True)
+RESCALED: Final = _fault(Fault.RESCALED, _rescaled)
 
 ALL: Final = (DRIVER, JVM, EXECUTOR, WORKER, RESCALED)

@@ -15,13 +15,8 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowBatchTransformer
 
 from statebackend.operators.frames import frame_reader as frames
-from statebackend.operators.frames.frame_reader import (
-    FrameReader,
-    choose_maker,
-    frame_names,
-    inner_maker,
-    public_maker,
-)
+from statebackend.operators.frames.frame_makers import choose_maker, inner_maker, public_maker
+from statebackend.operators.frames.frame_reader import FrameReader, frame_names
 from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.schema.keys import KeyCodec
@@ -87,7 +82,7 @@ SPARK_SAW_MIXED = {
 @pytest.fixture(params=[inner_maker, public_maker])
 def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Both ways of making frames."""
-    monkeypatch.setattr(frames, "_makers", lambda: request.param)
+    monkeypatch.setattr(frames, "frame_maker", lambda: request.param)
     return request.param
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from snapshot.formats.record import parse_record
-from snapshot.storage.failing import FailingStore, Failure
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
@@ -19,6 +18,7 @@ from statebackend.errors import (
 )
 from statebackend.runtime.driver.housekeeping import StorePatience
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
+from tests.support.failing_store import FailingStore, Failure
 
 
 @dataclass

@@ -37,7 +37,6 @@ from snapshot.formats.record import record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import SlicePart
-from snapshot.storage.failing import FailingStore
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.open import open_store
@@ -56,6 +55,7 @@ from statebackend.runtime.driver.job_start import specs_of
 from statebackend.state.operator_state import StoredList, encode_lists
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.recovery import driver
+from tests.support.failing_store import FailingStore
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 FILE_ENTRY = '{"path":"file:///in/%d.json","timestamp":1,"batchId":%d,"action":"add"}'

@@ -14,10 +14,10 @@ from recovery.savepoints.location_part import StoreLocation
 from snapshot.storage.deadline import Deadline, DeadlineStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.passing import PassingStore
-from snapshot.storage.slow import SlowStore
 from statebackend.errors import CorruptionError, StoreUnreachableError
 from tests.cli.folder import new_id
 from tests.recovery.test_savepoint import Location, Stand, log_of
+from tests.support.slow_store import SlowStore
 
 TIMEOUT_S, GRACE_S = 30.0, 10.0
 

@@ -25,7 +25,6 @@ from snapshot.formats.base import FileIndex, decode_index
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.messages import BaseGrant
-from snapshot.storage.failing import FailingStore, Failure
 from snapshot.storage.local_files import opened_file
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
@@ -42,6 +41,7 @@ from tests.recovery.test_local import SMALL, marker
 from tests.recovery.test_restore import Job
 from tests.recovery.test_store_pool import ROOT, keeping, store_of
 from tests.recovery.test_store_pool import subtask as subtask_of
+from tests.support.failing_store import FailingStore, Failure
 
 LONG_S = 30.0
 BIG = b"x" * 400

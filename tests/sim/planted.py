@@ -79,7 +79,7 @@ def ack_without_barrier() -> Patches:
 
 
 def claims_deleted() -> Patches:
-    really = snapshot.retention.retention._record
+    really = snapshot.retention.retention._record_fate
 
     def record(name: str, view: Any) -> Fate:
         fate = really(name, view)
@@ -87,7 +87,7 @@ def claims_deleted() -> Patches:
         old = sequence is not None and sequence < view.oldest_needed
         return Fate.DEAD if old and fate is Fate.LIVE else fate
 
-    yield snapshot.retention.retention, "_record", record
+    yield snapshot.retention.retention, "_record_fate", record
 
 
 def applied_too_early() -> Patches:
@@ -221,33 +221,33 @@ def lapsed_grants_count() -> Patches:
 
 def pending_ignored() -> Patches:
     yield RunningJob, "pending_names", lambda self: set()
-    really = snapshot.retention.retention._data
+    really = snapshot.retention.retention._data_fate
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DEAD if fate is Fate.DRIVERS and view.is_driver else fate
 
-    yield snapshot.retention.retention, "_data", data
+    yield snapshot.retention.retention, "_data_fate", data
 
 
 def garbage_is_kept() -> Patches:
-    really = snapshot.retention.retention._data
+    really = snapshot.retention.retention._data_fate
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention.retention, "_data", data
+    yield snapshot.retention.retention, "_data_fate", data
 
 
 def bases_are_kept() -> Patches:
-    really = snapshot.retention.retention._base
+    really = snapshot.retention.retention._base_fate
 
     def base(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention.retention, "_base", base
+    yield snapshot.retention.retention, "_base_fate", base
 
 
 def only_the_commit_taken_back() -> Patches:

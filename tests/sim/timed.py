@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from pyspark.sql.types import LongType, StructField, StructType
+
 from snapshot.protocol.messages import BeginReply
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import OperatorPhases
@@ -33,11 +35,16 @@ _TTL: Final = TTL(timemodel.TTL_MS)
 class _Codec:
     """Rows of one number."""
 
+    schema = StructType([StructField("n", LongType())])
+
     def encode(self, row: tuple[int]) -> bytes:
         return b"%d" % row[0]
 
     def decode(self, data: bytes) -> tuple[int]:
         return (int(data),)
+
+    def decode_many(self, rows: Sequence[bytes | None]) -> list[tuple[int] | None]:
+        return [None if row is None else self.decode(row) for row in rows]
 
 
 class _Writer:

@@ -180,7 +180,7 @@ def test_a_create_that_is_never_answered_is_unknown_and_not_a_failure(
     "fault",
     [
         *(Fault.drop_before(), Fault.refuse(500, "InternalError"), Fault.refuse()),
-        Fault.conflict(),
+        Fault.refuse(409, "ConditionalRequestConflict"),
         Fault.refuse(409, "OperationAborted"),
         Fault.refuse(400, "BadDigest"),
         Fault.refuse(400, "RequestTimeout"),

@@ -20,17 +20,14 @@ from snapshot.storage import (
     Capabilities,
     CountingStore,
     CreateOutcome,
-    FailingStore,
     LocalStore,
     MemoryStore,
     ObjectStore,
-    SlowStore,
     StoreOptions,
     VerbCount,
     open_store,
     probe,
 )
-from snapshot.storage.failing import Failure
 from snapshot.storage.object_store import Buffer, ObjectInfo
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import (
@@ -41,6 +38,8 @@ from statebackend.errors import (
     StoreCapabilityError,
     StoreUnreachableError,
 )
+from tests.support.failing_store import FailingStore, Failure
+from tests.support.slow_store import SlowStore
 
 
 def new_id() -> str:

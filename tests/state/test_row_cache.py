@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend.state.blocks import ABSENT, binary_array
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.overlay import FrozenOverlay, joined
 from statebackend.state.row_cache import RowCache
 from statebackend.state.spill import OverlaySpill
@@ -53,6 +54,7 @@ class Model:
         self.base = MemoryBase()
         spill = OverlaySpill(limit_bytes=1 << (30 if seed % 3 else 16), folder=lambda: folder)
         self.table = StateTable(self.base, small_writes=True, spill=spill)
+        self.columns = ColumnTable(self.table)
         self.known: dict[bytes, bytes] = {}
         self.frozen: list[FrozenOverlay] = []
         self.changed: set[bytes] = set()  # since the last barrier
@@ -63,13 +65,13 @@ class Model:
     def put(self, width: int) -> None:
         keys = self.some()
         values = [self.random.randbytes(width) for _ in keys]
-        self.table.put_values(column(keys), column(values))
+        self.columns.put_values(column(keys), column(values))
         self.changed.update(keys)
         self.known.update(zip(keys, values, strict=True))
 
     def delete(self) -> None:
         keys = self.some()
-        self.table.put_values(column(keys), None)
+        self.columns.put_values(column(keys), None)
         self.changed.update(keys)
         for key in keys:
             self.known.pop(key, None)
@@ -77,9 +79,9 @@ class Model:
     def read_and_put(self) -> None:
         keys = self.some()
         wanted = column(keys)
-        assert self.table.get_values(wanted).to_pylist() == list(map(self.known.get, keys))
+        assert self.columns.get_values(wanted).to_pylist() == list(map(self.known.get, keys))
         values = [self.random.randbytes(4) for _ in keys]
-        self.table.put_values(wanted, column(values))
+        self.columns.put_values(wanted, column(values))
         self.changed.update(keys)
         self.known.update(zip(keys, values, strict=True))
 
@@ -105,8 +107,8 @@ class Model:
     def check(self) -> None:
         keys = keys_of(*range(300))
         wanted = list(map(self.known.get, keys))
-        assert self.table.get_values(column(keys)).to_pylist() == wanted
-        assert self.table.get_columns(column(keys)).to_pylist() == wanted
+        assert self.columns.get_values(column(keys)).to_pylist() == wanted
+        assert self.columns.get_columns(column(keys)).to_pylist() == wanted
         assert self.table.multi_get(keys) == wanted
         assert [self.table.get(key) for key in keys[:20]] == wanted[:20]
         assert dict(self.table.snapshot()) == self.known
@@ -136,7 +138,7 @@ def test_the_base_is_not_asked_for_what_was_applied_last() -> None:
     asked: list[bytes] = []
     model.base.multi_get = lambda keys: asked.extend(keys) or []  # type: ignore[method-assign]
     model.base.merge_get = lambda keys, _: asked.extend(keys) or []  # type: ignore[method-assign]
-    assert model.table.get_values(column(keys)).to_pylist() == [model.known[key] for key in keys]
+    assert model.columns.get_values(column(keys)).to_pylist() == [model.known[key] for key in keys]
     assert not asked
 
 
@@ -159,18 +161,19 @@ def test_parts_of_an_epoch_count_by_what_they_hold_against_the_limit(tmp_path: P
     """A table that is sealed again and again is not written to disk for a few rows."""
     spill = OverlaySpill(limit_bytes=8 << 20, folder=lambda: tmp_path)
     table = StateTable(MemoryBase(), small_writes=True, spill=spill)
+    columns = ColumnTable(table)
     many = column(keys_of(*range(30_000)))
-    table.put_values(many, column([b"12345678"] * len(many)))
+    columns.put_values(many, column([b"12345678"] * len(many)))
     frozen = table.freeze(0)
     table.base.apply(*frozen.sorted())  # type: ignore[attr-defined]
     table.applied(frozen)
     for number in range(500):
         some = keys_of(*range(number, number + 10))
-        table.put_values(column(some), column([b"87654321"] * 10))
+        columns.put_values(column(some), column([b"87654321"] * 10))
         table.seal()
         table.relieve()
     assert not any(run.on_disk for run in table.sorted_runs_of_overlay)
-    assert table.get_values(column(keys_of(3))).to_pylist() == [b"87654321"]
+    assert columns.get_values(column(keys_of(3))).to_pylist() == [b"87654321"]
 
 
 @pytest.mark.parametrize(("states", "rows"), [(2, 12_500), (4, 3_750)])
@@ -180,12 +183,13 @@ def test_what_is_kept_of_the_epoch_before_sends_nothing_to_disk(
     """Keys drift, several states share the limit, and the changes alone are far below it."""
     spill = OverlaySpill(limit_bytes=4 << 20, folder=lambda: tmp_path)
     table = StateTable(MemoryBase(), small_writes=True, spill=spill)
+    columns = ColumnTable(table)
     for epoch in range(8):
         for start in range(0, rows, 1_250):
             for state in range(states):
                 numbers = range(epoch * rows + start, epoch * rows + start + 1_250)
                 keys = [b"\0\1\0" + bytes([state]) + n.to_bytes(8, "big") for n in numbers]
-                table.put_values(column(keys), column([b"12345678"] * len(keys)))
+                columns.put_values(column(keys), column([b"12345678"] * len(keys)))
                 table.relieve()
         assert not any(run.on_disk for run in table.sorted_runs_of_overlay)
         assert len(table.freeze(epoch)) == rows * states
@@ -196,17 +200,18 @@ def test_what_is_kept_of_the_epoch_before_sends_nothing_to_disk(
 def test_copies_are_let_go_before_changes_go_to_disk(tmp_path: Path) -> None:
     spill = OverlaySpill(limit_bytes=4 << 20, folder=lambda: tmp_path)
     table = StateTable(MemoryBase(), small_writes=True, spill=spill)
-    table.put_values(column(keys_of(*range(9_000))), column([b"12345678"] * 9_000))
+    columns = ColumnTable(table)
+    columns.put_values(column(keys_of(*range(9_000))), column([b"12345678"] * 9_000))
     table.freeze(0)
-    table.put_values(column(keys_of(1)), column([b"87654321"]))
-    table.put_values(column(keys_of(2)), None)
+    columns.put_values(column(keys_of(1)), column([b"87654321"]))
+    columns.put_values(column(keys_of(2)), None)
     copied_bytes = table._overlay.hot_bytes
     spill.limit_bytes = copied_bytes // 2
     table.relieve()
     assert table._overlay.hot_bytes < copied_bytes / 5
     assert not table.sorted_runs_of_overlay
     wanted = [b"12345678", b"87654321", None, b"12345678"]
-    assert table.get_values(column(keys_of(*range(4)))).to_pylist() == wanted
+    assert columns.get_values(column(keys_of(*range(4)))).to_pylist() == wanted
     assert table.freeze(1).sorted() == (keys_of(1, 2), [b"87654321", None])
 
 
@@ -215,8 +220,9 @@ def test_a_state_whose_first_change_is_a_deletion_stays_by_the_column() -> None:
     keys = keys_of(*range(20))
     base.apply(keys, [b"1234"] * 20)
     table = StateTable(base, small_writes=True)
-    table.put_values(column(keys[:3]), None)
+    columns = ColumnTable(table)
+    columns.put_values(column(keys[:3]), None)
     assert not table.entries
-    table.put_values(column(keys[2:9]), column([b"5678"] * 7))
+    columns.put_values(column(keys[2:9]), column([b"5678"] * 7))
     assert not table.entries
-    assert table.get_values(column(keys[:4])).to_pylist() == [None, None, b"5678", b"5678"]
+    assert columns.get_values(column(keys[:4])).to_pylist() == [None, None, b"5678", b"5678"]

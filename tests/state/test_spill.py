@@ -176,7 +176,8 @@ def test_sorted_rows_are_found_one_by_one_and_together(
     expected = [changes.get(key, ABSENT) for key in asked]
     assert [rows.get(key) for key in wanted] == expected
     assert (rows.get_many(wanted) if wanted else []) == expected
-    assert list(rows.scan(b"\0")) == [(b"\0" + k, changes[k]) for k in sorted(changes)]
+    scanned = Run.in_memory([rows]).scan(b"\0", b"\1")
+    assert list(scanned) == [(b"\0" + k, changes[k]) for k in sorted(changes)]
 
 
 def test_an_overlay_is_spilled_only_over_its_limit(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from statebackend.operators.input.staging import Part
 from statebackend.operators.vector.entries import scan_state, under_keys
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.blocks import SortedRows, binary_array
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
 from tests.schema.strategies import present, struct_of, to_arrow, types
@@ -69,6 +70,7 @@ class Overlays(RuleBasedStateMachine):
         self.base.entries = {key: value for key, value in base.items() if value is not None}
         self.truth: dict[bytes, bytes] = dict(self.base.entries)
         self.table = StateTable(self.base, spill=spill)
+        self.columns = ColumnTable(self.table)
         self.left: list[FrozenOverlay] = []
         for epoch, (changes, in_pieces) in enumerate(layers):
             keys, values = arrays(changes)
@@ -108,7 +110,7 @@ class Overlays(RuleBasedStateMachine):
 
     @rule(changes=CHANGES, cut=st.integers(0, 2))
     def put_columns(self, changes: Entries, cut: int) -> None:
-        self.table.put_columns(*arrays(changes, cut))
+        self.columns.put_columns(*arrays(changes, cut))
         self._own(changes)
 
     @rule()
@@ -151,13 +153,13 @@ class Overlays(RuleBasedStateMachine):
     def get(self, keys: list[bytes], cut: int) -> None:
         expected = [self.truth.get(key) for key in keys]
         column = pa.array([b"?"] * cut + keys, pa.binary()).slice(cut)
-        before = self.table.read_bytes
-        assert self.table.get_columns(column).to_pylist() == expected
-        assert self.table.read_bytes >= before
+        before = self.columns.read_bytes
+        assert self.columns.get_columns(column).to_pylist() == expected
+        assert self.columns.read_bytes >= before
         assert self.table.multi_get(keys) == expected
         assert [self.table.get(key) for key in keys] == expected
         ascending = pa.array(sorted(set(keys)), pa.binary())
-        assert self.table.get_columns(ascending).to_pylist() == [
+        assert self.columns.get_columns(ascending).to_pylist() == [
             self.truth.get(key) for key in sorted(set(keys))
         ]
 
@@ -165,7 +167,7 @@ class Overlays(RuleBasedStateMachine):
         prefixes=st.lists(st.sampled_from([*PREFIXES, b"\0\1\0\1none", b"\0\2\0\1a"]), max_size=6)
     )
     def under(self, prefixes: list[bytes]) -> None:
-        index, full, data = under_keys(self.table, pa.array(prefixes, pa.binary()))
+        index, full, data = under_keys(self.columns, pa.array(prefixes, pa.binary()))
         found: list[list[tuple[bytes, bytes]]] = [[] for _ in prefixes]
         assert all(a <= b for a, b in pairwise(index.tolist()))
         for which, key, value in zip(index, full.to_pylist(), data.to_pylist(), strict=True):
@@ -182,7 +184,7 @@ class Overlays(RuleBasedStateMachine):
     @rule()
     def scan_all_of_a_state(self) -> None:
         found = []
-        for full, data in scan_state(self.table, b"\0\1", range(4)):
+        for full, data in scan_state(self.columns, b"\0\1", range(4)):
             found += list(zip(full.to_pylist(), data.to_pylist(), strict=True))
         assert found == sorted(item for item in self.truth.items() if item[0][2:4] == b"\0\1")
 
@@ -198,26 +200,28 @@ TestOverlays = Overlays.TestCase
 
 def test_nothing_written_is_nothing_frozen() -> None:
     table = StateTable(MemoryBase())
-    table.put_columns(*arrays({}))
+    columns = ColumnTable(table)
+    columns.put_columns(*arrays({}))
     table.seal()
     frozen = table.freeze(0)
     assert len(frozen) == 0
     assert frozen.sorted() == ([], [])
     assert list(frozen.merged()) == []
-    assert table.get_columns(binary_array([])).to_pylist() == []
-    assert [len(one) for one in under_keys(table, binary_array([]))] == [0, 0, 0]
+    assert columns.get_columns(binary_array([])).to_pylist() == []
+    assert [len(one) for one in under_keys(columns, binary_array([]))] == [0, 0, 0]
 
 
 def test_many_small_columns_are_held_within_the_limit(tmp_path: Path) -> None:
     spill = OverlaySpill(limit_bytes=4096, folder=lambda: tmp_path / "runs")
     table = StateTable(MemoryBase(), spill=spill)
+    columns = ColumnTable(table)
     truth: Entries = {}
     for number in range(200):
         changes: Entries = {
             b"\0\1\0\1" + (n * 7 % 997).to_bytes(4, "big"): b"v%d" % number
             for n in range(number, number + 30)
         }
-        table.put_columns(*arrays(changes))
+        columns.put_columns(*arrays(changes))
         truth.update(changes)
         table.relieve()
         assert table._held_bytes <= 4096

@@ -224,7 +224,6 @@ FAULTS: tuple[DrillFault, ...] = (
         "are exact.",
         strike=_in_commit,
         needs=frozenset({"compiler"}),
-        ends_driver=True,
     ),
     DrillFault(
         name="crash-in-upload",
@@ -242,7 +241,6 @@ FAULTS: tuple[DrillFault, ...] = (
         strike=_in_clean_up,
         needs=frozenset({"compiler"}),
         settings=_CLEANS,
-        ends_driver=True,
     ),
     DrillFault(
         name="crash-in-rewind",
@@ -252,6 +250,5 @@ FAULTS: tuple[DrillFault, ...] = (
         "and results are exact.",
         strike=_in_rewind,
         needs=frozenset({"async", "batches", "compiler"}),
-        ends_driver=True,
     ),
 )

@@ -91,7 +91,6 @@ FAULTS: Final = (
         promise="Every key goes on with its state in the subtask that has it now; results are "
         "exact.",
         strike=_rescaled,
-        ends_driver=True,
         weight=2,
     ),
     DrillFault(
@@ -102,7 +101,6 @@ FAULTS: Final = (
         "parallelism; results are exact.",
         strike=_crashed,
         needs=frozenset({"compiler"}),
-        ends_driver=True,
         weight=2,
     ),
     DrillFault(

@@ -233,7 +233,6 @@ FAULTS: Final = (
         summary="The driver and its JVM get SIGKILL; another one is started.",
         promise="The next driver takes the job over where it stood.",
         strike=_kill_driver,
-        ends_driver=True,
         weight=3,
     ),
     DrillFault(
@@ -265,6 +264,5 @@ FAULTS: Final = (
         summary="A second driver is started on the same job, checkpoint and sink.",
         promise="One of them goes on; the other's next commit is refused.",
         strike=_rival,
-        ends_driver=True,
     ),
 )

@@ -161,6 +161,5 @@ FAULTS: Final = (
         strike=_crashed,
         needs=frozenset({"batches", "compiler"}),
         settings=UPLOADS,
-        ends_driver=True,
     ),
 )

@@ -287,7 +287,6 @@ FAULTS: tuple[DrillFault, ...] = (
         "exact.",
         strike=_corrupt,
         needs=_ON_S3,
-        ends_driver=True,
     ),
     DrillFault(
         name="credentials-expired",
@@ -304,7 +303,6 @@ FAULTS: tuple[DrillFault, ...] = (
         promise="The start is refused with SB3001, which names the record; no older state is used "
         "in its place, and once it is back the job goes on exactly.",
         strike=_damage_newest,
-        ends_driver=True,
     ),
     DrillFault(
         name="store-folder-failing",

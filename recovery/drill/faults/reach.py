@@ -144,9 +144,6 @@ class Stage(Protocol):
     def has_read_all(self) -> bool:
         """Whether a job that is not fed has come to the end of what there is."""
 
-    def wait_for_epoch(self, epoch: int, timeout_s: float = 120.0) -> None:
-        """Until Spark has committed it. Raises `DrillError` if the time runs out."""
-
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Poll until it gives something true, and give that. Raises `DrillError`."""
 

@@ -106,11 +106,6 @@ class Fault:
         return Fault.refuse(400, "ExpiredToken")
 
     @staticmethod
-    def conflict() -> Fault:
-        """409, which S3 gives to conditional writes that race."""
-        return Fault.refuse(409, "ConditionalRequestConflict")
-
-    @staticmethod
     def drop_before() -> Fault:
         """The connection is reset and the server hears nothing of the request."""
         return Fault(kind=Kind.DROP_BEFORE)

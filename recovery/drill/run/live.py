@@ -97,10 +97,6 @@ class LiveStage:
         """Whether a job that is not fed has come to the end of what there is."""
         return self.job.feed is None and self.drivers.are_idle()
 
-    def wait_for_epoch(self, epoch: int, timeout_s: float = 120.0) -> None:
-        """Until Spark has committed it. Raises `DrillError`."""
-        self.until(lambda: self.committed() >= epoch, f"epoch {epoch}", timeout_s)
-
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Poll until it gives something true, and give that. Raises `DrillError`."""
         return until(condition, what, timeout_s, tend=self.tend, system=self._system)

@@ -38,7 +38,6 @@ class DrillFault:
         needs: what the drill must be set up with.
         conf: Spark settings without which it does not show.
         settings: the backend's settings without which it does not show.
-        ends_driver: whether a driver ends by it (the drill starts another).
         weight: how often a random soak draws it, against the others; 0: never.
     """
 
@@ -49,7 +48,6 @@ class DrillFault:
     needs: frozenset[Need] = frozenset()
     conf: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    ends_driver: bool = False
     weight: int = 1
 
 

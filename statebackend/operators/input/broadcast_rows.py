@@ -7,10 +7,8 @@ they are read.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.operators.input.staging import ROW_BYTES
 from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
-from statebackend.state.blocks import BlockFile, disk_failed
+from statebackend.state.blocks import BlockFile, SpillFolder
 
 __all__ = ["BroadcastRows"]
 
@@ -47,9 +45,7 @@ class BroadcastRows:
     ) -> None:
         self._schema = schema.append(pa.field("n", pa.int64()))
         self._budget_bytes = budget_bytes
-        self._folder = folder
-        self._made: Path | None = None
-        self._names = count()
+        self._folder = SpillFolder(folder, "rules")
         self._batches: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._runs: list[BlockFile] = []
@@ -102,9 +98,7 @@ class BroadcastRows:
     def close(self) -> None:
         """Forget the rows and remove the folder; may be called twice."""
         self._batches, self._runs = [], []
-        if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
-            self._made = None
+        self._folder.remove()
 
     def _sorted(self) -> pa.RecordBatch:
         """What is in memory, in order."""
@@ -119,15 +113,7 @@ class BroadcastRows:
 
     def _spill(self) -> None:
         ordered, self._batches, self._held_bytes = self._sorted(), [], 0
-        if self._made is None:
-            assert self._folder is not None, "rules with a budget have a folder"
-            folder = self._folder()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_failed(folder, error) from error
-            self._made = folder
-        file = BlockFile(self._made / f"rules-{next(self._names)}", self._schema)
+        file = self._folder.new_file(self._schema)
         for piece in _cut(ordered):
             file.append(piece)
         self.staged_bytes += file.size_bytes

@@ -6,7 +6,7 @@ the same in every attempt. Rows of one key keep the order in which they arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from statebackend.state.binary_columns import (
     take,
 )
 
-__all__ = ["Groups", "group_batch", "group_part", "group_rows"]
+__all__ = ["Groups", "group_batch", "group_part", "group_parts", "group_rows"]
 
 Encode = Callable[[Sequence[pa.Array]], pa.Array]
 """From key columns to encoded keys (see ``KeyCodec.encode_arrow``)."""
@@ -185,6 +185,29 @@ def group_part(
         if _plain(column.type) and not column.null_count:
             return _group_by_column(rows, column, encode, _groups_by_rows(key_groups))
     return group_rows(rows, encoded(rows), key_groups)
+
+
+def group_parts(
+    parts: Iterator[Part],
+    encode: Encode,
+    key_positions: Sequence[int],
+    late: LateRows | None = None,
+) -> Iterator[Groups]:
+    """As :func:`group_part` for each part, of which one is in memory at a time.
+
+    Raises:
+        NullKeyError: a key is null.
+        LocalDirError: the disk is full or failed.
+    """
+    while True:
+        part = next(parts, None)
+        if part is None:
+            return
+        groups = group_part(part, encode, key_positions, late)
+        del part
+        if groups is not None:
+            yield groups
+        del groups
 
 
 def _plain(kind: pa.DataType) -> bool:

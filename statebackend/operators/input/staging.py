@@ -14,10 +14,8 @@ Rows of one key keep the order in which they arrived, whichever way they went.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +25,7 @@ from numpy.typing import NDArray
 
 from statebackend.hashing import hash_columns, murmur_mix
 from statebackend.keygroups import MAX_PARALLELISM
-from statebackend.state.blocks import BlockFile, disk_failed
+from statebackend.state.blocks import BlockFile, SpillFolder
 
 __all__ = ["ROW_BYTES", "InputStage", "Part", "StagedRows"]
 
@@ -109,9 +107,7 @@ class InputStage:
         self.schema = schema
         self._key_positions = key_positions
         self._budget_bytes = budget_bytes
-        self._folder = folder
-        self._made: Path | None = None
-        self._numbers = count()
+        self._folder = SpillFolder(folder, "rows")
         self._batches: list[pa.RecordBatch] = []
         self._key_groups: list[Groups] = []
         self._held_bytes = 0
@@ -172,9 +168,7 @@ class InputStage:
     def close(self) -> None:
         """Forget the rows and remove the folder; may be called twice."""
         self._batches, self._key_groups = [], []
-        if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
-            self._made = None
+        self._folder.remove()
 
     # --- to disk
 
@@ -195,16 +189,7 @@ class InputStage:
 
     def new_file(self) -> BlockFile:
         """A new file in the folder."""
-        if self._made is None:
-            assert self._folder is not None, "a stage with a budget has a folder"
-            folder = self._folder()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_failed(folder, error) from error
-            self._made = folder
-        schema = self.schema.append(pa.field(_GROUP_COLUMN, pa.uint16()))
-        return BlockFile(self._made / f"rows-{next(self._numbers)}", schema)
+        return self._folder.new_file(self.schema.append(pa.field(_GROUP_COLUMN, pa.uint16())))
 
     # --- and back
 

@@ -19,7 +19,7 @@ from statebackend.operators.vector.values import arrow_fields, columns_of, recor
 from statebackend.schema.keycolumns import decode_key_columns
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.binary_columns import take
-from statebackend.state.table import StateTable
+from statebackend.state.column_table import ColumnTable
 
 __all__ = ["Output", "VectorOperator"]
 
@@ -47,12 +47,12 @@ class VectorOperator:
     def __init__(
         self,
         uid: str,
-        table: StateTable,
+        columns: ColumnTable,
         key_codec: KeyCodec,
         output_schema: StructType,
         who: Callable[[], str],
     ) -> None:
-        self._uid, self._table, self._who = uid, table, who
+        self._uid, self._columns, self._who = uid, columns, who
         self._key_codec = key_codec
         self._key_fields = arrow_fields(key_codec.schema)
         self._output_schema = output_schema
@@ -94,10 +94,10 @@ class VectorOperator:
                 starts=starts,
                 ascending=True,
             )
-            before_bytes = self._table.read_bytes
+            before_bytes = self._columns.read_bytes
             yield from self._called(lambda b=batch, k=keys: call(b, k), len(keys))  # type: ignore[misc]
-            self._table.relieve()
-            self._adapt(len(keys), self._table.read_bytes - before_bytes)
+            self._columns.table.relieve()
+            self._adapt(len(keys), self._columns.read_bytes - before_bytes)
             first = last
 
     def _adapt(self, keys: int, state_bytes: int) -> None:
@@ -114,12 +114,12 @@ class VectorOperator:
         """
         for some in timers.due(key_groups, now_ms, lambda: self._chunk_keys):
             keys = self._owners(some)
-            before_bytes = self._table.read_bytes
+            before_bytes = self._columns.read_bytes
             yield from self._called(lambda s=some, k=keys: call(k, s.at_ms), len(keys))  # type: ignore[misc]
             timers.fired(some)
             self.timers_fired += len(keys)
-            self._table.relieve()
-            self._adapt(len(keys), self._table.read_bytes - before_bytes)
+            self._columns.table.relieve()
+            self._adapt(len(keys), self._columns.read_bytes - before_bytes)
 
     def _owners(self, some: Fired) -> Keys:
         owners, schema, fields = some.owners, self._key_codec.schema, self._key_fields

@@ -33,7 +33,7 @@ from statebackend.state.binary_columns import (
     valid_bits,
     width_of,
 )
-from statebackend.state.table import StateTable
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["ArrowListState", "ArrowMapState", "ArrowValueState", "StateSite"]
@@ -45,7 +45,7 @@ _PREFIX_BYTES: Final = 4
 
 
 class StateSite:
-    """Where a state is: its table, name and number, and the operator's keys.
+    """Where a state is: its table by the column, its name and number, and the operator's keys.
 
     Args:
         entries: reads and writes single entries; with a TTL, their stamps too.
@@ -54,7 +54,7 @@ class StateSite:
 
     def __init__(
         self,
-        table: StateTable,
+        columns: ColumnTable,
         entries: Entries,
         *,
         name: str,
@@ -62,7 +62,7 @@ class StateSite:
         key_codec: KeyCodec,
         key_groups: range,
     ) -> None:
-        self.table, self.entries = table, entries
+        self.columns, self.entries = columns, entries
         self.name = name
         self.id = state_id.to_bytes(2, "big")
         self.key_groups = key_groups
@@ -127,7 +127,7 @@ class ArrowValueState(OfOneEpoch):
         What is written meanwhile may be seen or not.
         """
         site = self._site
-        for full, data in scan_state(site.table, site.id, site.key_groups):
+        for full, data in scan_state(site.columns, site.id, site.key_groups):
             full, rows = site.entries.live(full, data)
             if len(full):
                 yield site.keys(full), record(self._codec.decode_arrow(rows), self._fields)
@@ -212,7 +212,7 @@ class ArrowMapState(OfOneEpoch):
     ) -> tuple[NDArray[np.int64], pa.BinaryArray, pa.BinaryArray, NDArray[np.int64]]:
         prefixes = self._site.full(keys)
         narrow = prefixes if under is None else self._narrowed(prefixes, under)
-        index, full, data = under_keys(self._site.table, narrow)
+        index, full, data = under_keys(self._site.columns, narrow)
         if not hidden:
             shown = self._site.entries.shown(data)
             if not shown.all():
@@ -251,7 +251,7 @@ class ArrowListState(OfOneEpoch):
         full = self._site.full(keys)
         counts = self._counts(full)
         index = np.repeat(np.arange(len(keys)), counts)
-        data = self._site.table.get_columns(_elements(full, index, places_in(counts)))
+        data = self._site.columns.get_columns(_elements(full, index, places_in(counts)))
         if data.null_count:
             raise LocalCopyError(
                 f"List state {self._name!r} misses {data.null_count} of {len(data)} elements.",
@@ -261,7 +261,7 @@ class ArrowListState(OfOneEpoch):
 
     def exists(self, keys: Keys) -> pa.BooleanArray:
         """Whether each key has at least one row."""
-        return pc.is_valid(self._site.table.get_columns(self._site.full(keys)))
+        return pc.is_valid(self._site.columns.get_columns(self._site.full(keys)))
 
     def append(self, keys: Keys, values: Columns) -> None:
         """Add the i-th row to the i-th key; a key may come many times, its rows stay in order.
@@ -298,10 +298,10 @@ class ArrowListState(OfOneEpoch):
         elements = _elements(full, index, places_in(counts))
         gone = pa.concat_arrays([take(full, np.flatnonzero(counts)), elements])
         gone = take(gone, order_of(gone))
-        self._site.table.put_columns(gone, pa.nulls(len(gone), pa.binary()))
+        self._site.columns.put_columns(gone, pa.nulls(len(gone), pa.binary()))
 
     def _counts(self, full: pa.BinaryArray) -> NDArray[np.int64]:
-        data = self._site.table.get_columns(full)
+        data = self._site.columns.get_columns(full)
         valid = valid_bits(data)
         counts = np.zeros(len(full), np.int64)
         there = data.drop_null()
@@ -322,7 +322,7 @@ class ArrowListState(OfOneEpoch):
         if not len(large):
             return
         last = _elements(full, large, counts[large] - 1)
-        if (counts < 0).any() or self._site.table.get_columns(last).null_count:
+        if (counts < 0).any() or self._site.columns.get_columns(last).null_count:
             raise LocalCopyError(
                 f"List state {self._name!r} has a count of which there is no last element.",
                 todo="The local store is set aside; the state is restored from the next good copy.",
@@ -344,7 +344,7 @@ class ArrowListState(OfOneEpoch):
         keys = pa.concat_arrays([owners, elements])
         values = pa.concat_arrays([counts, take(rows, order)])
         into = order_of(keys)
-        self._site.table.put_columns(take(keys, into), take(values, into))
+        self._site.columns.put_columns(take(keys, into), take(values, into))
 
 
 def _elements(

@@ -23,9 +23,9 @@ from statebackend.state.binary_columns import (
     take,
 )
 from statebackend.state.blocks import binary_array
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.ranges import BIAS
 from statebackend.state.streaming_timers import StreamingTimers
-from statebackend.state.table import StateTable
 from statebackend.state.timers import BY_KEY, BY_TIME, TimerIndex
 from statebackend.state.unbound import OfOneEpoch
 
@@ -55,8 +55,8 @@ class ArrowTimers(OfOneEpoch):
 
     called = "the timers object"
 
-    def __init__(self, table: StateTable, index: TimerIndex) -> None:
-        self._table, self._index = table, index
+    def __init__(self, columns: ColumnTable, index: TimerIndex) -> None:
+        self._columns, self._index = columns, index
         self._firing = False
         self._gone: list[pa.BinaryArray] = []  # by time: deleted since it was asked what is due
 
@@ -89,7 +89,7 @@ class ArrowTimers(OfOneEpoch):
     def list(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The timers of keys: which of ``keys`` each is of, and its time, ascending."""
         prefixes = _checked(keys).in_state(BY_KEY)
-        index, full, _ = under_keys(self._table, prefixes)
+        index, full, _ = under_keys(self._columns, prefixes)
         if not len(full):
             return index, np.zeros(0, np.int64)
         starts = indices_of(pc.binary_length(prefixes)).astype(np.int64)[index]
@@ -109,7 +109,7 @@ class ArrowTimers(OfOneEpoch):
             at_once: how many there may be in the next piece.
         """
         if not isinstance(self._index, StreamingTimers):
-            self._table.seal()
+            self._columns.table.seal()
         self._firing, self._gone = True, []
         for chunk in self._index.due_chunks(key_groups, now_ms, _CHUNK_ROWS):
             every = joined([binary_array(chunk.groups), binary_array(chunk.keys)])
@@ -143,7 +143,7 @@ class ArrowTimers(OfOneEpoch):
         return _full_keys(_checked(keys).full, at_ms)
 
     def _put(self, full: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        self._table.put_columns(*newest([(full, values)]))
+        self._columns.put_columns(*newest([(full, values)]))
 
 
 def _checked(keys: Keys) -> Keys:

@@ -35,7 +35,7 @@ class ArrowTtlListState(OfOneEpoch):
         self._cursor = KeyCursor()
         self._cell = TtlListCell(
             self._cursor,
-            site.table,
+            site.columns.table,
             site.name,
             int.from_bytes(site.id, "big"),
             codec,

@@ -30,7 +30,8 @@ from statebackend.state.binary_columns import (
     valid_bits,
     width_of,
 )
-from statebackend.state.blocks import binary_array
+from statebackend.state.column_table import ColumnTable
+from statebackend.state.confirmed import after
 from statebackend.state.expiry import (
     BY_EXPIRY,
     ENTRY,
@@ -42,8 +43,8 @@ from statebackend.state.expiry import (
     read_share_ms,
     stamp_time,
 )
-from statebackend.state.ranges import after, clamped
-from statebackend.state.table import StateTable, state_prefix
+from statebackend.state.ranges import clamped
+from statebackend.state.table import state_prefix
 
 __all__ = ["Entries", "TtlEntries", "places_in", "scan_state", "under_keys"]
 
@@ -58,16 +59,16 @@ Lengths = NDArray[np.int64] | None
 class Entries:
     """Entries without a time to live: what is stored are encoded rows."""
 
-    def __init__(self, table: StateTable) -> None:
-        self._table = table
+    def __init__(self, columns: ColumnTable) -> None:
+        self._columns = columns
 
     def look(self, full: pa.BinaryArray) -> pa.BinaryArray:
         """What is stored under keys, null where nothing is (or nothing is seen)."""
-        return self._table.get_values(full)
+        return self._columns.get_values(full)
 
     def get(self, full: pa.BinaryArray, lengths: Lengths = None) -> pa.BinaryArray:
         """The rows of keys, null where there is none; counts as a read."""
-        return self._table.get_values(full)
+        return self._columns.get_values(full)
 
     def rows(self, full: pa.BinaryArray, data: pa.BinaryArray, lengths: Lengths) -> pa.BinaryArray:
         """The rows in what was stored; counts as a read."""
@@ -85,11 +86,11 @@ class Entries:
 
     def put(self, full: pa.BinaryArray, rows: pa.BinaryArray, lengths: Lengths = None) -> None:
         """Write rows; keys ascend strictly."""
-        self._table.put_values(full, rows)
+        self._columns.put_values(full, rows)
 
     def delete(self, full: pa.BinaryArray, lengths: Lengths = None) -> None:
         """Remove entries; keys ascend strictly."""
-        self._table.put_values(full, None)
+        self._columns.put_values(full, None)
 
 
 class TtlEntries(Entries):
@@ -99,8 +100,8 @@ class TtlEntries(Entries):
         now_ms: the epoch's processing time.
     """
 
-    def __init__(self, table: StateTable, ttl: TTL, now_ms: int) -> None:
-        super().__init__(table)
+    def __init__(self, columns: ColumnTable, ttl: TTL, now_ms: int) -> None:
+        super().__init__(columns)
         self._ttl = ttl
         self._keeps, self._refreshes = ttl.update == "create", ttl.update == "read"
         self._hides = ttl.expired == "hide"
@@ -118,7 +119,7 @@ class TtlEntries(Entries):
 
     def look(self, full: pa.BinaryArray) -> pa.BinaryArray:
         """As :meth:`Entries.look`."""
-        data = self._table.get_columns(full)
+        data = self._columns.get_columns(full)
         shown = self.shown(data)
         if int(shown.sum()) == len(data) - data.null_count:
             return data
@@ -151,11 +152,11 @@ class TtlEntries(Entries):
 
     def put(self, full: pa.BinaryArray, rows: pa.BinaryArray, lengths: Lengths = None) -> None:
         """As :meth:`Entries.put`."""
-        self._write(full, rows, self._table.get_columns(full), lengths)
+        self._write(full, rows, self._columns.get_columns(full), lengths)
 
     def delete(self, full: pa.BinaryArray, lengths: Lengths = None) -> None:
         """As :meth:`Entries.delete`."""
-        old = self._table.get_columns(full)
+        old = self._columns.get_columns(full)
         there = np.flatnonzero(valid_bits(old))
         full, lengths = take(full, there), None if lengths is None else lengths[there]
         listed = self._listed(full, _index_times(take(old, there)), lengths)
@@ -216,7 +217,7 @@ class TtlEntries(Entries):
             (keys, pa.nulls(len(keys), pa.binary()) if values is None else values)
             for keys, values in parts
         ]
-        self._table.put_columns(*newest(filled))
+        self._columns.put_columns(*newest(filled))
 
     def _listed(
         self, full: pa.BinaryArray, times: NDArray[np.uint64], lengths: Lengths
@@ -280,18 +281,18 @@ def places_in(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def scan_state(
-    table: StateTable, state_id: bytes, key_groups: range
+    columns: ColumnTable, state_id: bytes, key_groups: range
 ) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
     """All entries of a state, in key order, in pieces of one key group or less."""
     for group in key_groups:
         prefix = state_prefix(group, int.from_bytes(state_id, "big"))
-        full, data = _between(table, [(prefix, after(prefix))])
+        full, data = columns.between([(prefix, after(prefix))])
         for start in range(0, len(full), _PIECE_ROWS):
             yield full.slice(start, _PIECE_ROWS), data.slice(start, _PIECE_ROWS)
 
 
 def under_keys(
-    table: StateTable, prefixes: pa.BinaryArray
+    columns: ColumnTable, prefixes: pa.BinaryArray
 ) -> tuple[NDArray[np.int64], pa.BinaryArray, pa.BinaryArray]:
     """The entries under prefixes of which none begins with another, in any order.
 
@@ -306,7 +307,7 @@ def under_keys(
     distinct = take(ordered, np.flatnonzero(first))
     which = np.empty(len(prefixes), np.int64)  # of each prefix, its place among the distinct
     which[order] = np.cumsum(first) - 1
-    full, data = _between(table, [(p, after(p)) for p in distinct.to_pylist()])
+    full, data = columns.between([(p, after(p)) for p in distinct.to_pylist()])
     owner = _owners(distinct, full)
     own = np.flatnonzero(owner >= 0)
     if len(own) < len(full):
@@ -334,25 +335,3 @@ def _owners(prefixes: pa.BinaryArray, full: pa.BinaryArray) -> NDArray[np.int64]
         same = bools_of(pc.equal(heads, take(prefixes, owner[places])))
         owner[places[~same]] = -1
     return owner
-
-
-def _between(
-    table: StateTable, ranges: list[tuple[bytes, bytes]]
-) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-    """The live entries of ranges that ascend and do not overlap; perhaps others between them."""
-    table.seal()
-    keys = [key for some in table.base.scan_keys((a, b, b) for a, b in ranges) for key in some]
-    parts = [(binary_array(keys), binary_array(table.base.multi_get(keys)))]
-    earlier, own = table.sorted_runs()
-    for run in (*earlier, *own):
-        if not run.on_disk:
-            parts.append(run.between(ranges[0][0], ranges[-1][1]))
-            continue
-        found = [entry for start, end in ranges for entry in run.scan_range(start, end)]
-        parts.append((binary_array([k for k, _ in found]), binary_array([v for _, v in found])))
-    full, data = newest(parts)
-    table.read_bytes += full.nbytes + data.nbytes
-    if data.null_count:
-        live = np.flatnonzero(valid_bits(data))
-        full, data = take(full, live), take(data, live)
-    return full, data

@@ -28,7 +28,7 @@ from statebackend.keygroups import default_max_parallelism
 from statebackend.operators.declared_states import Declarations, EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.errors.task_errors import code_first
-from statebackend.operators.input.group_by_key import Groups
+from statebackend.operators.input.group_by_key import Groups, group_parts
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.rowconv import arrow_schema
@@ -40,7 +40,6 @@ from statebackend.schema.ddl import quoted
 from statebackend.schema.keys import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.frames.keyhash import key_group_expression
-from statebackend.spark.worker.input_reader import EpochInput
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 
@@ -174,7 +173,7 @@ class StaticTask:
 
                 stack.enter_context(quick_frames())
             inputs = [
-                EpochInput(0, now_ms, stage, positions).groups(plan.key_codec)
+                group_parts(stage.parts(), plan.key_codec.encode_arrow, positions)
                 for stage, (_, positions) in zip(stages, schemas, strict=True)
             ]
             yield from self._epoch(StateTable(MemoryBase(), spill=spill), now_ms, inputs)

@@ -22,7 +22,7 @@ from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismat
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.input.broadcast_rows import BroadcastRows
-from statebackend.operators.input.group_by_key import Groups, group_part
+from statebackend.operators.input.group_by_key import Groups, group_parts
 from statebackend.operators.input.lateness import EventMaxima, LateRows
 from statebackend.operators.input.packing import unpacked
 from statebackend.operators.input.staging import InputStage, Part
@@ -98,17 +98,7 @@ class EpochInput:
             NullKeyError: a key is null.
             LocalDirError: the disk is full or failed.
         """
-        parts = self.parts()
-        while True:
-            part = next(parts, None)
-            if part is None:
-                return
-            groups = group_part(part, codec.encode_arrow, self.key_positions, late)
-            # Let go of each, so that one part is in memory and not two.
-            del part
-            if groups is not None:
-                yield groups
-            del groups
+        return group_parts(self.parts(), codec.encode_arrow, self.key_positions, late)
 
     def close(self) -> None:
         """Forget the rows and remove what is on disk; may be called twice."""

@@ -22,6 +22,7 @@ from statebackend.operators.rows.rowconv import arrow_schema
 from statebackend.operators.stateful_processor import record_states
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.schema.ddl import parse_ddl
+from statebackend.state.column_table import ColumnTable
 from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl import TTL
 from tests.continuous.state.streamjob import GROUPS, batch_of, plan_of, taken
@@ -404,20 +405,21 @@ def test_columns_may_be_kept_by_folder(tmp_path: Path) -> None:
 
     spill = OverlaySpill(limit_bytes=2000, folder=lambda: tmp_path / "spill")
     table = StateTable(MemoryBase(), spill=spill, small_writes=True)
+    columns = ColumnTable(table)
     model: dict[bytes, bytes | None] = {}
     rng = np.random.default_rng(5)
     for step in range(60):
         keys = sorted({b"%05d" % n for n in rng.integers(0, 300, 20)})
         random = rng.integers(0, 99, len(keys))
         values = [None if n % 5 == 0 else b"%d" % (n + step) for n in random]
-        table.put_columns(binary_array(keys), binary_array(values))
+        columns.put_columns(binary_array(keys), binary_array(values))
         model.update(zip(keys, values, strict=True))
         if step % 3 == 0:
             table.seal()
         if step % 4 == 0:
             table.relieve()
         wanted = [b"%05d" % n for n in range(0, 300, 7)]
-        found = table.get_columns(binary_array(wanted)).to_pylist()
+        found = columns.get_columns(binary_array(wanted)).to_pylist()
         assert found == [model.get(key) for key in wanted]
     live = {key: value for key, value in model.items() if value is not None}
     assert dict(table.snapshot()) == live

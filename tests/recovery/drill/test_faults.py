@@ -136,10 +136,12 @@ def test_the_third_put_of_the_log_loses_its_answer() -> None:
 def test_the_first_rule_that_matches_decides_even_if_it_spares() -> None:
     script = Script(
         Rule(fault=None, key=lambda key: key.endswith("7")),
-        Rule(fault=Fault.conflict(), nth=range(1, 3)),
+        Rule(fault=Fault.refuse(409, "ConditionalRequestConflict"), nth=range(1, 3)),
     )
     assert script.decide(facts(key="log/7"), seed=0) is None
-    assert script.decide(facts(key="log/8"), seed=0) == Fault.conflict()
+    assert script.decide(facts(key="log/8"), seed=0) == Fault.refuse(
+        409, "ConditionalRequestConflict"
+    )
     assert script.decide(facts(key="log/8", nth=3), seed=0) is None
 
 

@@ -179,7 +179,7 @@ def test_a_presigned_signature_is_not_kept(
     [
         (Fault.refuse(), (503, "SlowDown")),
         (Fault.refuse(500, "InternalError"), (500, "InternalError")),
-        (Fault.conflict(), (409, "ConditionalRequestConflict")),
+        (Fault.refuse(409, "ConditionalRequestConflict"), (409, "ConditionalRequestConflict")),
         (Fault.expired_token(), (400, "ExpiredToken")),
     ],
 )

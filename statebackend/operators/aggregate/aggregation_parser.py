@@ -88,12 +88,12 @@ def _accumulator(name: str, asked: Aggregation, schema: T.StructType) -> Accumul
     options = dict(asked.options)
     columns = () if asked.function == "count" and asked.columns == ("*",) else asked.columns
     if "by" in options and options["by"] is not None:
-        options["by"] = _column(name, options["by"], schema)
-    fields = [_column(name, column, schema) for column in columns]
+        options["by"] = _input_field(name, options["by"], schema)
+    fields = [_input_field(name, column, schema) for column in columns]
     return make(name, fields, options)
 
 
-def _column(name: str, column: object, schema: T.StructType) -> T.StructField:
+def _input_field(name: str, column: object, schema: T.StructType) -> T.StructField:
     for field in schema:
         if field.name == column:
             arrow_type(field.dataType, field.name)
