@@ -53,31 +53,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StateBackend(FrameMaker):
-    """Keyed state for one streaming query (one *job*), in RocksDB inside the executors.
+    """The state of one streaming query (one *job*), in RocksDB inside the executors.
+
+    Make one, make a frame with one of its methods, and start the query with `start`. Nothing is
+    opened or written before the first frame is made. A backend is for one start: make a new one to
+    start the query again.
 
     Args:
         spark: a classic session (not Spark Connect).
-        uri: where durable copies go: ``s3://bucket/prefix``, or ``file:///path`` or an absolute
+        uri: where the durable copy goes: ``s3://bucket/prefix``, or ``file:///path`` or an absolute
             path on a file system that driver and executors share.
-        job: a name under it; one job is one streaming query.
-        local_dir: directory for task-local copies on each executor's host; may name environment
-            variables of the executor (``$TMPDIR/state``).
-        parallelism: subtasks per operator; default ``spark.sql.shuffle.partitions``.
-        max_parallelism: key groups, fixed for the job's life; default by Flink's formula.
-        commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: the
-            record of a batch is written while the next one runs; after a crash of the driver the
-            query may go back by one batch, so its sources must be able to repeat one.
-        savepoint: what a new job begins with, at a new checkpoint location; a job that has begun
+        job: the job's name, a folder under ``uri``. Keep it: the state is found by it.
+        local_dir: a folder on each executor's disk for the local copy. Environment variables of the
+            executor are filled in (``$TMPDIR/state``).
+        parallelism: how many subtasks each operator has. Default: what the job had last, for a new
+            job ``spark.sql.shuffle.partitions``.
+        max_parallelism: how many key groups there are, fixed for the job's life. Default: 128, or
+            more if the parallelism is above 85.
+        commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: a batch
+            is made durable while the next one runs. After a crash of the driver the query may go
+            back by one batch, so its sources must be able to repeat one.
+        savepoint: what a new job begins with, at a new checkpoint location. A job that has begun
             with it goes on as it is.
-        allow_dropped_state: start although the checkpoint holds operators or states that the query
-            no longer has; their state is dropped.
-        settings: further settings by name (see docs/reference/settings.md); an argument beats a
-            ``spark.statebackend.*`` key, a key beats the default.
-
-    Nothing is opened or written before the first frame is made.
+        allow_dropped_state: start although the query no longer has an operator or a state that the
+            job holds. That state is dropped.
+        settings: further settings by name (docs/reference/settings.md). A setting that is given
+            here counts before a key ``spark.statebackend.*``, and a key before the default.
 
     Raises:
-        SparkConnectError, SettingError, EnvironmentMissingError, SparkLostError: at once.
+        SparkConnectError: the session is one of Spark Connect.
+        SettingError: a setting or argument is out of range.
+        EnvironmentMissingError: Java, or another part of the environment, is missing.
+        SparkLostError: Spark's JVM is gone.
     """
 
     def __init__(
@@ -158,22 +165,29 @@ class StateBackend(FrameMaker):
     # --- starting ------------------------------------------------------------------------------
 
     def start(self, writer: DataStreamWriter, *, go_back_to: int | None = None) -> StreamingQuery:
-        """Start a query over frames of this backend.
+        """Start a query over frames of this backend, in place of ``writer.start()``.
 
         Checks what must hold, goes back by a batch if one is due, and takes over the job: a driver
-        that ran it before is fenced.
+        that ran it before is fenced. A refusal changes no state and fences nobody.
 
         Args:
             writer: ``frame.writeStream...``, not started.
             go_back_to: only if the query cannot be started otherwise: give up what came after this
-            epoch, and go on with the next batch. The error of a plain start names the epochs that
-            can be given. Read "When the location and the log do not fit" in docs/howto/repair.md
-            first. If the query can go on, this is ignored, with a warning.
+                epoch, and go on with the next batch. The error of a plain start names the epochs
+                that can be given. Read "When the location and the log do not fit" in
+                docs/howto/repair.md first. If the query can go on, this is ignored, with a warning.
+
+        Returns:
+            Spark's query.
 
         Raises:
-            CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
-            UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
-            driver fenced.
+            CheckpointLocationError: checkpoint location and job do not belong together.
+            RewindError: they are not of the same moment.
+            StateMismatchError: a state's kind or schema is not what the job holds.
+            MissingUidError: an operator of the job is missing in the query.
+            ParallelismError: the parallelism is out of range.
+            UnsupportedQueryError: the query cannot be made exact.
+            JobRunningError: this driver runs the job already.
             SettingError: there is no frame yet, or ``go_back_to`` is no epoch.
         """
         launch = self._new_launch(go_back_to)
@@ -189,7 +203,7 @@ class StateBackend(FrameMaker):
     def starting(
         self, *, checkpoint_location: str | None = None, go_back_to: int | None = None
     ) -> Iterator[None]:
-        """For the other ways to start: ``with backend.starting(): query = writer.toTable("t")``.
+        """A block for other ways to start: ``with backend.starting(): writer.toTable("t")``.
 
         Exactly one query must be started inside, and the block be left at once: its tasks wait for
         the checks that are made then.
@@ -197,10 +211,9 @@ class StateBackend(FrameMaker):
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
                 entered, and a due rewind is done.
-            go_back_to: as for :meth:`start`; it needs ``checkpoint_location``.
+            go_back_to: as for `start`; it needs ``checkpoint_location``.
 
-        Raises:
-            as :meth:`start`; the query is stopped then.
+        Raises as `start`. The query is stopped then.
         """
         launch = self._new_launch(go_back_to)
         launch.prepare(None, checkpoint_location)
@@ -244,13 +257,19 @@ class StateBackend(FrameMaker):
         )
 
     def checked(self, function: F) -> F:
-        """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
+        """Wrap a ``foreachBatch`` function, so that a batch read in part fails at once.
 
         Without it, a function that reads only part of its frame fails the query in the *next*
-        batch, which then goes back by one. With asynchronous commits it is required: a function
-        that skips a batch which it has seen before must evaluate the frame all the same (for
-        instance into a ``noop`` writer), since the state of that batch may have to be made again.
-        A query that was given another function than this returns is refused in its second batch.
+        batch. With asynchronous commits it is required. There, a function that skips a batch must
+        evaluate the frame all the same (for instance into a ``noop`` writer), since the state of
+        that batch may have to be made again.
+
+        Args:
+            function: ``function(frame, batch_id)``.
+
+        Returns:
+            the function to give to ``foreachBatch``. With asynchronous commits a query that was
+            given another one is refused in its second batch.
         """
         self._checked = True
 
@@ -267,7 +286,7 @@ class StateBackend(FrameMaker):
         return checked_function  # type: ignore[return-value]
 
     def continuous(self, source: Source, *, name: str) -> ContinuousStream:
-        """The rows of a source, for a continuous job (docs/concepts/two-modes.md).
+        """Begin a continuous job with the rows of a source (docs/concepts/two-modes.md).
 
         Args:
             source: a ``statebackend`` source, such as ``FileSource``.
@@ -277,18 +296,19 @@ class StateBackend(FrameMaker):
             a ``ContinuousStream``, to be built on and started.
 
         Raises:
-            SettingError, DuplicateUidError: no source, or the name.
+            SettingError: it is no source.
+            DuplicateUidError: the name is taken.
         """
         return continuous(self._continuous, source, name=name)
 
     # --- what is going on ----------------------------------------------------------------------
 
     def restores(self) -> list[RestoreReport]:
-        """How each subtask got its state back since the query was started last."""
+        """How each subtask got its state back since the query was started: from where, and why."""
         return list(self._launch.session.restores) if self._launch else []
 
     def progress(self) -> CheckpointProgress:
-        """What the newest epochs cost, by operator and subtask: sizes, durations, requests.
+        """What the newest epochs cost, by operator and subtask: sizes, times, requests.
 
         The same events go to the logger ``statebackend.progress``, one JSON object each.
         """
@@ -302,7 +322,7 @@ class StateBackend(FrameMaker):
 
     @property
     def failure(self) -> StateBackendError | None:
-        """The typed error that made the coordinator stop, for example after being fenced."""
+        """Why the job takes nothing more, such as another driver that took it over; or None."""
         return self._launch.session.failure if self._launch else None
 
     def lineages(self) -> dict[str, OperatorLineage]:
@@ -319,10 +339,10 @@ class StateBackend(FrameMaker):
         self._rebalancer.by_hand(book, self.epoch)
 
     def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
-        """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
+        """Copy the job's state, and where its sources stood, into a folder of its own.
 
-        Beside a running query, which goes on meanwhile, or after it has stopped. Of a continuous
-        job: as `ContinuousQuery.savepoint`.
+        The state is that after the newest epoch. A running query goes on meanwhile; one that has
+        stopped may be copied too. Of a continuous job: as `ContinuousQuery.savepoint`.
 
         Args:
             to: the savepoint's folder, which must be empty; also in another store. Default: one of
@@ -354,7 +374,9 @@ class StateBackend(FrameMaker):
         For the end of a query, which may come before the end of its last commit.
 
         Raises:
-            CommitUnknownError, FencedError, StoreUnreachableError: why they are not.
+            CommitUnknownError: it is not known whether the last record was written.
+            FencedError: another driver has taken over the job.
+            StoreUnreachableError: the store did not answer in time.
         """
         if self._launch is not None:
             done = self._launch.session.drain(timeout_s)
@@ -367,7 +389,10 @@ class StateBackend(FrameMaker):
                 )
 
     def close(self) -> None:
-        """Let the cached anchor go; a running query goes on, less well placed."""
+        """Free the small frame that Spark caches for this backend. A running query goes on.
+
+        Its subtasks are less well placed then. Call it when the query is over.
+        """
         self._builder.close()
 
 
