@@ -17,6 +17,7 @@ DOCS = ROOT / "docs"
 GENERATOR: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))
 GENERATED: dict[str, str] = GENERATOR["pages"]()
 PAGES = sorted(DOCS.rglob("*.md")) + sorted(ROOT.glob("*.md"))
+DESIGN = sorted((DOCS / "design").rglob("*.md"))
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -38,6 +39,12 @@ def test_every_error_has_a_code_of_its_own_and_a_meaning() -> None:
     assert None not in codes
     assert len(set(codes)) == len(kinds)
     assert all(kind.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.stem)
+def test_a_design_page_names_modules_that_exist(page: Path) -> None:
+    named = re.findall(r"`([\w/.-]+\.py)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_every_public_name_stands_on_a_page_of_the_api() -> None:
