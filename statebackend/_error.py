@@ -10,9 +10,12 @@ __all__ = ["StateBackendError", "error_for_code"]
 class StateBackendError(Exception):
     """Base of every error this library raises on purpose.
 
-    Args:
-        what: what happened, and to what (one sentence, with a full stop).
-        todo: what to do next (one sentence).
+    Its text is ``[code] what todo``.
+
+    Attributes:
+        code: the stable code of this kind of error, such as ``SB4001``.
+        what: what happened, and to what.
+        todo: what to do next.
     """
 
     code: ClassVar[str] = "SB0000"

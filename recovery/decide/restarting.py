@@ -45,12 +45,16 @@ def is_final(error: BaseException, *, has_run: bool) -> bool:
 
 @dataclass(frozen=True)
 class NoRestart:
-    """The first failure ends the job."""
+    """Never start again: the first failure ends the job."""
 
 
 @dataclass(frozen=True)
 class FixedDelay:
-    """So many restarts over the job's life, each after the same delay; None: without limit.
+    """Start again after the same delay each time, so often over the job's life.
+
+    Attributes:
+        attempts: how often; None: without limit.
+        delay_s: before each.
 
     Raises:
         SettingError: a value is negative.
@@ -65,9 +69,12 @@ class FixedDelay:
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialDelay:
-    """Restarts without limit; the delay grows with every failure, up to a largest one.
+    """Start again without limit, after a delay that grows with every failure.
 
     Attributes:
+        initial_s: the first delay.
+        max_s: the largest.
+        factor: by which it grows.
         reset_after_s: a job that ran for so long since its last restart begins anew at
             ``initial_s``.
         jitter: each delay is drawn within this share of it, up or down: jobs that fell together
@@ -96,7 +103,12 @@ class ExponentialDelay:
 
 @dataclass(frozen=True)
 class FailureRate:
-    """Restarts while there were at most ``failures`` within the last ``per_s``.
+    """Start again while there were at most ``failures`` within the last ``per_s`` seconds.
+
+    Attributes:
+        failures: so many are borne.
+        per_s: within so many seconds.
+        delay_s: before each start.
 
     Raises:
         SettingError: a value is negative.

@@ -75,22 +75,30 @@ class SavepointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint.
+    """A savepoint: what `StateBackend.savepoint` returns, and ``savepoint=`` takes.
 
     Attributes:
         format: of `savepoint.json`.
-        id: names it. uri: where it lies.
-        job, job_id, job_uri: the job that it was taken from.
-        query_id, location: of the streaming query, and its checkpoint location.
+        id: names it.
+        uri: where it lies.
+        job: the name of the job that it was taken from.
+        job_id: that job's id.
+        job_uri: that job's folder.
+        query_id: of the streaming query.
+        location: the query's checkpoint location.
         continuous: it was a job without micro-batches. Where its sources stood, and what its sinks
             had prepared, is among the operators, and there is no ``location``.
         epoch: the batch (or checkpoint) after which this is the state, and where the sources stood.
         uncommitted: of a continuous job: its sinks may hold output of the epoch that nobody has
             committed. That is the job's own: no other commits it.
-        stamp_ms: that batch's own time. watermark_ms: in force in it; None = none.
+        stamp_ms: that batch's own time.
+        watermark_ms: in force in it; None: it had none.
         created_ms: when it was made, by the clock of the host that made it.
         operators: those that had begun by then.
-        records, objects, size_bytes: of the state. spark: files of Spark's checkpoint location.
+        records: how many records were copied.
+        objects: how many objects besides.
+        size_bytes: of the state.
+        spark: files of Spark's checkpoint location.
     """
 
     format: int = FORMAT_VERSION
@@ -119,8 +127,13 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         complete: whether it exists; what is left of one that was never finished does not.
-        epoch, created_ms: None where not known. job: empty where not known.
-        objects, size_bytes: everything in its folder.
+        id: names it.
+        uri: where it lies.
+        job: that it was taken from; empty if not known.
+        epoch: after which it is; None if not known.
+        created_ms: when it was made; None if not known.
+        objects: in its folder.
+        size_bytes: of all of them.
         problem: why `savepoint.json` does not read; empty if it does.
     """
 

@@ -37,7 +37,9 @@ class SubtaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One subtask's snapshot of one epoch.
 
     Attributes:
-        delta_bytes, delta_rows: what changed, as it is kept; ``inline`` in the record, or apart.
+        delta_bytes: of what changed, as it is kept.
+        delta_rows: how many entries changed.
+        inline: whether it is in the record; else it is an object of its own.
         base_bytes: of a full state sent along; 0 for none.
         timings_ms: how long each phase took, by name.
         figures: rows in, rows out, keys, spilled bytes, ... by name.
@@ -67,10 +69,14 @@ class EpochProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One operator's epoch, durable.
 
     Attributes:
-        sequence: of its record. record_bytes: of the slices in it.
+        sequence: the number of its record.
+        record_bytes: of the slices in it.
         subtasks: how many there are.
-        acks_ms: from the epoch's first begin to its last ack. commit_ms: of writing the record.
-        delta_bytes, delta_rows: over all subtasks.
+        acks_ms: from the epoch's first begin to its last ack.
+        commit_ms: of writing the record.
+        delta_bytes: over all subtasks.
+        delta_rows: over all subtasks.
+        bases: full states that it names.
         requests: over all subtasks; the record's own is one more.
         late_rows: rows that came after the watermark and were dropped, over all subtasks.
         timers_fired: over all subtasks.
@@ -111,14 +117,15 @@ class BaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebalanceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Subtasks were placed anew over the executors that are there.
+    """Subtasks were spread anew over the executors that are there.
 
     Attributes:
         epoch: the one that ran.
         reason: ``by hand`` or ``automatic``.
-        joined, left: executors that came and went since subtasks were placed before.
-        executors_before, executors_after: how many subtasks each has (of each operator); empty
-            where Spark does not say.
+        joined: executors that came since subtasks were placed before.
+        left: executors that went since.
+        executors_before: how many subtasks (of each operator) each had; empty if it is not known.
+        executors_after: how many each has now.
         subtasks_moved: how many have another executor than before.
         seconds: how long it took; the query ran on meanwhile.
     """
@@ -154,9 +161,17 @@ class RescaleProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``StateBackend.progress()`` gives: the newest events, oldest first.
+    """What ``StateBackend.progress()`` returns: the newest events, the oldest first.
 
-    ``rebalances``: how often subtasks were placed anew since the query was started.
+    Attributes:
+        job: the job's name.
+        epoch: the one that runs; None before the first.
+        durable_epoch: the newest that is durable.
+        epochs: of each operator, when its record is durable.
+        subtasks: of each subtask, when its snapshot was taken in.
+        bases: full states that were uploaded in the background.
+        rebalances: how often subtasks were spread anew since the query was started.
+        last_rebalance: the newest of these.
     """
 
     job: str

@@ -83,10 +83,17 @@ class RestoreStep(msgspec.Struct, frozen=True, kw_only=True):
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """How one subtask got its state back.
 
-    ``source``: ``local`` (a store on this host, with local deltas on top), ``mixed`` (a local store
-    with durable deltas on top), ``durable`` (records and objects alone) or ``empty`` (a new
-    operator). ``seconds`` is from asking the coordinator to a usable store. ``reason`` says why a
-    copy nearer by was not used, where there was one.
+    Attributes:
+        source: ``local`` (a store on this host, with local deltas on top), ``mixed`` (a local store
+            with durable deltas on top), ``durable`` (records and objects alone) or ``empty`` (a new
+            operator).
+        local_bytes: read from the host's disk.
+        durable_bytes: read from the store.
+        durable_reads: how many reads that took.
+        seconds: from asking the driver to a usable store.
+        host: where.
+        executor: Spark's number of it.
+        reason: why a copy nearer by was not used, if there was one.
     """
 
     operator: str

@@ -1,1 +1,1 @@
-"""What users write and test their processors with; see :mod:`statebackend.api.processors`."""
+"""What users write and test their processors with; see `statebackend.api.processors`."""

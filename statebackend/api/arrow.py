@@ -42,12 +42,12 @@ class StateMaker(Protocol):
 
 
 class ArrowContext(OfOneEpoch):
-    """States, timers, the times of the epoch, and the keys of the batch.
+    """What an `ArrowProcessor` is given: states, timers, the times of the batch, and its keys.
 
     Attributes:
         timers: ``register(keys, at_ms)``, ``delete(keys, at_ms)`` and ``list(keys)``.
-        epoch: counts from 0; the same whenever an epoch is repeated.
-        processing_time_ms: the epoch's, the same in all subtasks and whenever it is repeated.
+        epoch: the number of the batch; in a continuous job of the checkpoint that comes next.
+        processing_time_ms: the batch's, the same in all subtasks and whenever it is repeated.
         watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
         late_watermark_ms: what rows were late by in this epoch: the watermark before it.
         late_rows: to be added to, by a processor that leaves late rows out itself; shown in
@@ -87,7 +87,7 @@ class ArrowContext(OfOneEpoch):
         return self._keys
 
     def value_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ArrowValueState:
-        """A row per key.
+        """A state with one row per key.
 
         Args:
             name: of the state, unique in the operator; it names the state in checkpoints.
@@ -102,19 +102,25 @@ class ArrowContext(OfOneEpoch):
         return cast(ArrowValueState, self._make("value", name, schema, None, ttl))
 
     def list_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ArrowListState:
-        """Rows per key; each has its own time to live. See :meth:`value_state`."""
+        """A state with a list of rows per key. Each row has its own time to live.
+
+        Arguments and errors: as `value_state`.
+        """
         return cast(ArrowListState, self._make("list", name, schema, None, ttl))
 
     def map_state(
         self, name: str, key_schema: Schema, value_schema: Schema, *, ttl: TTL | None = None
     ) -> ArrowMapState:
-        """A map per key; each entry has its own time to live. See :meth:`value_state`."""
+        """A state with a map per key. Each entry has its own time to live.
+
+        Arguments and errors: as `value_state`; ``key_schema`` is that of the map's keys.
+        """
         return cast(ArrowMapState, self._make("map", name, value_schema, key_schema, ttl))
 
     def operator_list(self, name: str, schema: Schema, *, mode: str = "split") -> OperatorRows:
-        """Rows (tuples) of the subtask that belong to no key.
+        """A list of rows (tuples) of the subtask that belong to no key.
 
-        See :meth:`ProcessorContext.operator_list`.
+        As `ProcessorContext.operator_list`.
         """
         check_mode(name, mode)
         return cast(OperatorRows, self._make(mode, name, schema, None, None))
@@ -131,7 +137,7 @@ class _BatchProcessor:
         """
 
     def on_timers(self, keys: Keys, at_ms: NDArray[np.int64], ctx: ArrowContext) -> Output:
-        """Timers are due; they are gone after the call. As ``process`` otherwise.
+        """Handle timers that are due. They are gone after the call. Gives output as ``process``.
 
         Args:
             keys: of each timer, in the order of their times; a key comes as often as it has one.
@@ -150,11 +156,11 @@ class _BatchProcessor:
         )
 
     def close(self) -> None:
-        """Let go of what :meth:`open` opened; after the epoch's last call, if none failed."""
+        """Let go of what `open` opened; after the epoch's last call, if none failed."""
 
 
 class ArrowProcessor(_BatchProcessor, ABC):
-    """Processes record batches; no Python object is made for a row.
+    """A processor of whole record batches; no Python object is made for a row.
 
     Example::
 
@@ -173,7 +179,7 @@ class ArrowProcessor(_BatchProcessor, ABC):
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch, ctx: ArrowContext) -> Output:
-        """All rows of one or more keys in this epoch; called only if there are any.
+        """Handle all rows of one or more keys in this batch; called only if there are any.
 
         Args:
             batch: the input's columns. Rows are sorted by key (in the order in which keys are

@@ -31,12 +31,14 @@ Schema = StructType | str
 
 
 class ProcessorContext(OfOneEpoch, ABC):
-    """States, timers and the times of the epoch.
+    """What a processor is given: its states, its timers, and the times of the batch.
+
+    Ask for states in ``open``, and keep them as attributes.
 
     Attributes:
         timers: of the current key.
-        epoch: counts from 0; the same whenever an epoch is repeated.
-        processing_time_ms: the epoch's, the same in all subtasks and whenever it is repeated.
+        epoch: the number of the batch; in a continuous job of the checkpoint that comes next.
+        processing_time_ms: the batch's, the same in all subtasks and whenever it is repeated.
         watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
     """
 
@@ -55,7 +57,7 @@ class ProcessorContext(OfOneEpoch, ABC):
         self.watermark_ms = times.watermark_ms if self._time_mode == "event" else -1
 
     def value_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ValueState:
-        """A row per key.
+        """A state with one row per key.
 
         Args:
             name: of the state, unique in the operator; it names the state in checkpoints.
@@ -70,13 +72,19 @@ class ProcessorContext(OfOneEpoch, ABC):
         return cast(ValueState, self._state("value", name, schema, ttl=ttl))
 
     def list_state(self, name: str, schema: Schema, *, ttl: TTL | None = None) -> ListState:
-        """Rows per key; each has its own time to live. See :meth:`value_state`."""
+        """A state with a list of rows per key. Each row has its own time to live.
+
+        Arguments and errors: as `value_state`.
+        """
         return cast(ListState, self._state("list", name, schema, ttl=ttl))
 
     def map_state(
         self, name: str, key_schema: Schema, value_schema: Schema, *, ttl: TTL | None = None
     ) -> MapState:
-        """A map per key; each entry has its own time to live. See :meth:`value_state`."""
+        """A state with a map per key. Each entry has its own time to live.
+
+        Arguments and errors: as `value_state`; ``key_schema`` is that of the map's keys.
+        """
         return cast(MapState, self._state("map", name, value_schema, key_schema, ttl=ttl))
 
     def reducing_state(
@@ -87,7 +95,7 @@ class ProcessorContext(OfOneEpoch, ABC):
         *,
         ttl: TTL | None = None,
     ) -> ReducingState:
-        """A row per key into which ``add`` reduces others of the same schema.
+        """A state with one row per key, into which ``add`` reduces others of the same schema.
 
         Args:
             reduce: from the row so far and the added one to the next; the first is kept as it is.
@@ -106,7 +114,7 @@ class ProcessorContext(OfOneEpoch, ABC):
         merge: Callable[[Row, Row], Row] | None = None,
         ttl: TTL | None = None,
     ) -> AggregatingState:
-        """An accumulator per key.
+        """A state with an accumulator per key.
 
         Args:
             schema: of the accumulator; what is added and what is got has none.
@@ -123,22 +131,26 @@ class ProcessorContext(OfOneEpoch, ABC):
         return cast(AggregatingState, self._state("aggregating", name, schema, ttl=ttl, fold=fold))
 
     def operator_list(self, name: str, schema: Schema, *, mode: str = "split") -> OperatorRows:
-        """Rows of the subtask that belong to no key: used anywhere, in ``open`` and ``close`` too.
+        """A list of rows of the subtask that belong to no key.
+
+        It may be used anywhere, in ``open`` and ``close`` too. Errors: as `value_state`.
 
         Args:
             mode: what becomes of the rows when the query is started with another parallelism.
                 ``"split"``: those of all subtasks, one after the other, are cut into runs of equal
                 length, one for each. ``"union"``: every subtask gets those of all.
 
-        Raises: as :meth:`value_state`, and SettingError: another mode.
+        Raises:
+            SettingError: another mode.
         """
         check_mode(name, mode)
         return cast(OperatorRows, self._state(mode, name, schema, ttl=None))
 
     def broadcast_state(self, name: str, key_schema: Schema, value_schema: Schema) -> BroadcastMap:
-        """A map that is the same in every subtask, of a :class:`BroadcastProcessor`.
+        """A map that is the same in every subtask, of a `BroadcastProcessor`.
 
-        It is read everywhere and written in ``process_broadcast``. Raises: as :meth:`value_state`.
+        It is read everywhere and written in ``process_broadcast``. Arguments and errors: as
+        `map_state`.
         """
         return cast(BroadcastMap, self._state(BROADCAST, name, value_schema, key_schema, ttl=None))
 

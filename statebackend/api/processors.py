@@ -35,7 +35,10 @@ class _Processor:
         """
 
     def on_timer(self, key: Key, at_ms: int, ctx: ProcessorContext) -> Output:
-        """A timer of ``key`` is due; it is gone after the call. As ``process`` otherwise."""
+        """Handle a timer of ``key`` that is due; gives output as ``process``.
+
+        The timer is gone after the call.
+        """
         raise UsageError(
             f"{type(self).__name__} registered a timer, but has no on_timer().",
             todo="Define on_timer(self, key, at_ms, ctx).",
@@ -49,11 +52,14 @@ class _Processor:
         )
 
     def close(self) -> None:
-        """Let go of what :meth:`open` opened; after the epoch's last call, if none failed."""
+        """Let go of what `open` opened; after the epoch's last call, if none failed."""
 
 
 class KeyedProcessor(_Processor, ABC):
-    """One input.
+    """A processor of one input.
+
+    In a streaming query ``process`` is called once for each key that has rows in the batch. In a
+    continuous job it is called with the rows of a key that came together.
 
     Example::
 
@@ -70,17 +76,21 @@ class KeyedProcessor(_Processor, ABC):
 
     @abstractmethod
     def process(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
-        """All rows of ``key`` in this epoch; called only if there are any.
+        """Handle all rows of ``key`` in this batch; called only if there are any.
 
         Args:
             key: the values of the key columns.
             rows: can be read once, in the order of arrival.
             ctx: times and timers.
+
+        Returns:
+            rows of the output, or None: tuples in the order of the output schema, or Rows by its
+            names. It may be a generator.
         """
 
 
 class CoProcessor(_Processor, ABC):
-    """Two inputs that share their keys and their state.
+    """A processor of two inputs that share their keys and their state.
 
     For each key ``process_left`` comes first, then ``process_right``, each only if its input has
     rows; what ``process_left`` yields is taken before ``process_right`` is called.
@@ -88,15 +98,17 @@ class CoProcessor(_Processor, ABC):
 
     @abstractmethod
     def process_left(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
-        """All rows of ``key`` in the left input: see :meth:`KeyedProcessor.process`."""
+        """Handle all rows of ``key`` in the left input, as `KeyedProcessor.process`."""
 
     @abstractmethod
     def process_right(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
-        """All rows of ``key`` in the right input: see :meth:`KeyedProcessor.process`."""
+        """Handle all rows of ``key`` in the right input, as `KeyedProcessor.process`."""
 
 
 class BroadcastProcessor(_Processor, ABC):
-    """One input with keys, and one of few rows that go to every subtask: rules, settings, models.
+    """A processor of one input with keys, and one of few rows that go to every subtask.
+
+    Such rows are rules, settings or models.
 
     ``process_broadcast`` runs once in each subtask in every epoch that has such rows, before any
     other row of the epoch.
@@ -120,11 +132,11 @@ class BroadcastProcessor(_Processor, ABC):
 
     @abstractmethod
     def process(self, key: Key, rows: Iterator[Row], ctx: ProcessorContext) -> Output:
-        """All rows of ``key`` in the epoch: see :meth:`KeyedProcessor.process`."""
+        """Handle all rows of ``key`` in this batch, as `KeyedProcessor.process`."""
 
     @abstractmethod
     def process_broadcast(self, rows: Iterator[Row], ctx: ProcessorContext) -> None:
-        """All rows of the broadcast input in the epoch; gives no output.
+        """Handle all rows of the broadcast input in this batch; gives no output.
 
         Every subtask is given the same rows in the same order, and must come to the same broadcast
         state: go by the rows and that state alone, not by random numbers, the host or the clock

@@ -3,7 +3,7 @@
 They are protocols: the objects are the cells themselves (``statebackend.state``), so that a call
 goes through no layer. Rows are tuples, positional as the schema; what ``get`` gives is a plain
 tuple, as in Spark. All of them belong to the key of the call, and are refused outside it, but for
-:class:`OperatorRows` and :class:`BroadcastMap`, which belong to none.
+`OperatorRows` and `BroadcastMap`, which belong to none.
 """
 
 from __future__ import annotations
@@ -37,19 +37,23 @@ class _State(Protocol):
 
 
 class ValueState(_State, Protocol):
-    """One row per key."""
+    """A state with one row per key."""
 
     def get(self) -> Row | None:
         """The row, None if there is none."""
         ...
 
     def update(self, newValue: Row, /) -> None:
-        """Set the row. Raises ValueMismatchError if it does not fit the schema."""
+        """Set the row.
+
+        Raises:
+            ValueMismatchError: it does not fit the schema.
+        """
         ...
 
 
 class ListState(_State, Protocol):
-    """Rows per key, in the order they were appended."""
+    """A state with a list of rows per key, in the order in which they were appended."""
 
     def get(self) -> Iterator[Row]:
         """The rows; later changes do not show in the iterator."""
@@ -69,7 +73,7 @@ class ListState(_State, Protocol):
 
 
 class MapState(_State, Protocol):
-    """A map per key, from rows to rows; touching one entry reads no other."""
+    """A state with a map per key, from rows to rows; touching one entry reads no other."""
 
     def get_value(self, key: Row, /) -> Row | None:
         """The row under a map key, or None."""
@@ -101,7 +105,7 @@ class MapState(_State, Protocol):
 
 
 class ReducingState(_State, Protocol):
-    """One row per key, into which others are reduced."""
+    """A state with one row per key, into which others are reduced."""
 
     def get(self) -> Row | None:
         """The row so far, None before the first."""
@@ -117,7 +121,7 @@ class ReducingState(_State, Protocol):
 
 
 class AggregatingState(_State, Protocol):
-    """An accumulator per key; what is added and what is got may be of other shapes."""
+    """A state with an accumulator per key; what is added, and what is got, may differ in shape."""
 
     def get(self) -> Any:
         """The result of what was added so far, None before the first."""
@@ -141,7 +145,7 @@ class AggregatingState(_State, Protocol):
 
 
 class OperatorRows(Protocol):
-    """Rows of the subtask, in the order in which they were added; they belong to no key."""
+    """A list of rows of the subtask, in the order in which they were added; of no key."""
 
     def get(self) -> Iterator[Row]:
         """The rows; later changes do not show in the iterator."""

@@ -50,15 +50,20 @@ class RescalePolicy:
     """When a query gets another parallelism, and which.
 
     Attributes:
-        min_parallelism, max_parallelism: the range; 0: up to the job's key groups.
+        min_parallelism: the least.
+        max_parallelism: the most; 0: as many as the job has key groups.
         target_busy_share: how busy subtasks are to be.
-        lower_busy_share, upper_busy_share: nothing is done in between. Not above half the target,
-            and not below it: so a parallelism that was suggested is never changed for itself.
-        window_s: the load is looked at for so long, and for so many batches (``min_samples``).
+        lower_busy_share: nothing is done above it; at most half the target. So a parallelism that
+            was suggested is never changed for itself.
+        upper_busy_share: nothing is done below it; at least the target.
+        window_s: the load is looked at for so long.
+        min_samples: and for so many batches.
         warm_up_s: what is measured so soon after a start does not count.
-        up_pause_s, down_pause_s: after a change, before another one upwards or downwards.
+        up_pause_s: after a start, before a change upwards.
+        down_pause_s: after a start, before a change downwards.
         min_change_share: a smaller change, of the parallelism there is, is not worth a restart.
-        up_factor_max, down_factor_max: the largest step.
+        up_factor_max: the largest step upwards.
+        down_factor_max: the largest step downwards.
         catch_up_s: rows that wait are to be worked off within this time.
         batch_target_s: batches that follow each other at once are as long as they are: one that
             takes less than this counts as idle for the rest of it.

@@ -31,11 +31,14 @@ class Rescaler:
         build: makes a query at a parallelism and starts it: a new `StateBackend` with that
             ``parallelism=``, its frames, ``backend.start(...)``; gives both back. It is called
             again for each change.
-        parallelism: of the first start. policy: when there is another, and which.
+        parallelism: of the first start.
+        policy: when there is another, and which.
         look_every_s: how often the load is looked at.
         confirm_s: a start counts as good when its first batch is done, or none has come in so long.
         failures_max: it is given up after so many failed changes, one after the other.
-        watch: of what ``build`` gives makes what is asked; for tests without Spark.
+        now_s: a clock; for tests.
+        sleep_s: waits; for tests.
+        watch: makes what is looked at of what ``build`` gives; for tests without Spark.
 
     A change is an ordinary stop and start: the query stops between two batches, what it has done is
     durable, and the next one goes on there. Where the new start fails, it goes on at the old
@@ -97,7 +100,7 @@ class Rescaler:
     # --- running -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start the query and look after it until it ends, or :meth:`stop` is called.
+        """Start the query and look after it until it ends, or `stop` is called.
 
         Raises:
             RescaleError: changes failed again and again (the query runs on, at the old
@@ -108,7 +111,7 @@ class Rescaler:
         self._look_after()
 
     def start(self) -> None:
-        """As :meth:`run`, in a thread: returns when the query is started.
+        """As `run`, in a thread: returns when the query is started.
 
         Raises:
             Exception: what its start failed with.

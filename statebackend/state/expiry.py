@@ -87,7 +87,7 @@ Expired = Literal["hide", "until_cleaned"]
 
 @dataclass(frozen=True, slots=True)
 class TTL:
-    """How long state lives.
+    """How long a state's entries live. The clock is the batch's processing time.
 
     Args:
         ms: from the last update until it expires, in milliseconds.

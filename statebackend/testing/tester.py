@@ -43,14 +43,14 @@ class ProcessorTester:
     The processor runs in the code that runs it in a query, over RocksDB in a temporary directory,
     with no SparkSession and no JVM. It may be a ``StatefulProcessor`` (rows or pandas), a
     ``KeyedProcessor``, a ``CoProcessor``, a ``BroadcastProcessor`` or an ``ArrowProcessor`` (with
-    :meth:`testBatch`, and both schemas given). Beyond ``TwsTester`` there are time to live,
-    operator and broadcast state, :meth:`restart`, :meth:`rescale`, :meth:`testSides`,
-    :meth:`testBroadcast`, :meth:`testBatch` and :meth:`peekTimers`. Use it in a ``with`` statement,
-    or call :meth:`close`; otherwise the directory goes with the object.
+    `testBatch`, and both schemas given). Beyond ``TwsTester`` there are time to live,
+    operator and broadcast state, `restart`, `rescale`, `testSides`,
+    `testBroadcast`, `testBatch` and `peekTimers`. Use it in a ``with`` statement,
+    or call `close`; otherwise the directory goes with the object.
 
-    Each call of :meth:`test` is a micro-batch of its own, with the data of one key: ``init``, the
+    Each call of `test` is a micro-batch of its own, with the data of one key: ``init``, the
     rows, the timers that are due by then, ``close``. The same processor object is used until
-    :meth:`restart`. In a query each batch has a new one. The object may go into a query afterwards:
+    `restart`. In a query each batch has a new one. The object may go into a query afterwards:
     its states stay behind, and it is given others there.
 
     Where ``TwsTester`` does not do what a query does, this one does as a query:
@@ -186,7 +186,7 @@ class ProcessorTester:
         return self._harness.run(self._times(), items)
 
     def testInPandas(self, key: Any, input: Any) -> Any:
-        """As :meth:`test`, from DataFrame to DataFrame, for pandas processors."""
+        """As `test`, from DataFrame to DataFrame, for pandas processors."""
         if self._flavour != "rows":
             raise refuse_flavour(self.processor)
         self._pandas = True
@@ -201,7 +201,7 @@ class ProcessorTester:
     def testSides(
         self, key: Any, *, left: Iterable[Row] = (), right: Iterable[Row] = ()
     ) -> list[Any]:
-        """As :meth:`test`, for a :class:`CoProcessor`."""
+        """As `test`, for a `CoProcessor`."""
         if self._flavour != "sides":
             raise refuse_flavour(self.processor)
         sides = Sides(self._in_time(left), self._in_time(right))
@@ -210,14 +210,14 @@ class ProcessorTester:
     def testBroadcast(
         self, rules: Iterable[Row], *, key: Any = None, input: Iterable[Row] = ()
     ) -> list[Any]:
-        """A micro-batch of a :class:`BroadcastProcessor`: rows for every subtask, then one key's.
+        """A micro-batch of a `BroadcastProcessor`: rows for every subtask, then one key's.
 
         Args:
-            rules: for ``process_broadcast``, in this order. key, input: as for :meth:`test`.
+            rules: for ``process_broadcast``, in this order. key, input: as for `test`.
 
         Raises:
             BroadcastDivergedError: the subtasks came to different broadcast states.
-            others: as :meth:`test`.
+            others: as `test`.
         """
         if self._flavour != "broadcast":
             raise refuse_flavour(self.processor)
@@ -226,7 +226,7 @@ class ProcessorTester:
         return self._harness.run(self._times(), items, everywhere=True, rules=list(rules))
 
     def testBatch(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
-        """A micro-batch for an :class:`ArrowProcessor`: rows of any keys, in any order.
+        """A micro-batch for an `ArrowProcessor`: rows of any keys, in any order.
 
         They are spread over the subtasks and grouped as in a query; late ones are dropped first.
 
@@ -281,7 +281,7 @@ class ProcessorTester:
     def setWatermark(self, currentWatermarkMs: int) -> Any:
         """Move the watermark on, and run a batch without data: due timers fire.
 
-        Returns, raises: as :meth:`setProcessingTime`, for event time.
+        Returns, raises: as `setProcessingTime`, for event time.
         """
         if self._mode != "event":
             raise WrongTimeModeError(

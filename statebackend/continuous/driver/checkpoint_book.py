@@ -23,10 +23,11 @@ _KEPT: Final = 200
 
 
 class ContinuousCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="continuous_checkpoint"):
-    """A checkpoint that is over.
+    """A checkpoint of a continuous job that is over, complete or not.
 
     Attributes:
-        checkpoint: the attempt's number. epoch: of the commit log, if it is complete.
+        checkpoint: the number of the attempt.
+        epoch: the epoch that it became, if it is complete.
         aborted: why it was given up; "" if it is complete.
         took_ms: from its trigger to the commit of its output.
         subtasks: by ``vertex/index``: start_delay, alignment, sync and async in milliseconds, and

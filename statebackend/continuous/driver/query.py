@@ -65,7 +65,7 @@ class _Final(Exception):
 class ContinuousQuery:
     """A continuous job that runs, and is started again when it fails.
 
-    Made by `ContinuousStream.start`.
+    What `ContinuousStream.start` returns.
     """
 
     running_jobs: ClassVar[dict[str, ContinuousQuery]] = {}
@@ -119,7 +119,7 @@ class ContinuousQuery:
 
     @property
     def epoch(self) -> int | None:
-        """Of the last complete checkpoint of this start; None before the first."""
+        """The epoch of the last complete checkpoint since this start; None before the first."""
         return self._checkpoints.epoch
 
     @property
@@ -128,7 +128,7 @@ class ContinuousQuery:
         return self._restarts
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end.
+        """Wait for the end of the job.
 
         Returns:
             whether it has ended; False after ``timeout_s``.
@@ -142,7 +142,9 @@ class ContinuousQuery:
         return ended
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """End it, without another checkpoint: the next start goes on from the last complete one.
+        """End the job, without another checkpoint.
+
+        The next start goes on from the last complete one, and reads again what came after it.
 
         Returns:
             whether it has ended within ``timeout_s``.
@@ -154,7 +156,7 @@ class ContinuousQuery:
         return self._done.wait(timeout_s)
 
     def checkpoint(self, timeout_s: float = 60.0) -> int | None:
-        """Have a checkpoint taken as soon as there is room for one, and wait until it is complete.
+        """Take a checkpoint now, and wait until it is complete.
 
         While the job starts, or starts again, that is waited for as well.
 
@@ -165,9 +167,9 @@ class ContinuousQuery:
         return self._checkpoints.ask("checkpoint", timeout_s)
 
     def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
-        """Have a checkpoint taken and copied into a folder of its own; the job goes on meanwhile.
+        """Take a checkpoint and copy it into a folder of its own; the job goes on meanwhile.
 
-        Of a job that has ended its last complete checkpoint is copied.
+        Of a job that has ended, the last complete checkpoint is copied.
 
         Args:
             to: the savepoint's folder, which must be empty; also in another store. Default: one of
@@ -183,11 +185,10 @@ class ContinuousQuery:
         return self._savings.take(to, timeout_s)
 
     def stop_with_savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
-        """As `savepoint`, and the job ends with that checkpoint: no row after it is committed.
+        """As `savepoint`, and end the job with that checkpoint: no row after it is committed.
 
-        Where its checkpoint is given up, the job goes on. Where it takes longer than ``timeout_s``,
-        the job ends as soon as it is complete; then, and where it cannot be copied, `savepoint`
-        copies it.
+        If the checkpoint is given up, the job goes on. If it takes longer than ``timeout_s``, the
+        job ends as soon as it is complete; `savepoint` copies it then.
         """
         made = self._savings.take(to, timeout_s, last=True)
         self._done.wait(timeout_s)

@@ -58,10 +58,11 @@ def continuous(flow: Flow, source: Source, *, name: str) -> ContinuousStream:
 
 @dataclass(frozen=True)
 class ContinuousStream:
-    """Rows in a continuous job.
+    """A stream of rows in a continuous job: a source's, or what an operator put out.
 
     Attributes:
-        vertex: whose they are. schema: of them.
+        vertex: the source or operator that it comes from.
+        schema: of its rows.
     """
 
     flow: Flow = field(repr=False)
@@ -69,7 +70,10 @@ class ContinuousStream:
     schema: StructType
 
     def key_by(self, *columns: str) -> KeyedStream:
-        """The same rows, where all of one key go to one subtask.
+        """The same rows, sorted out by key: all of one key go to one subtask.
+
+        Args:
+            columns: the key's.
 
         Raises:
             SchemaError: there are no such columns, or they cannot be a key.
@@ -90,9 +94,10 @@ class ContinuousStream:
         return KeyedStream(self, positions)
 
     def sink(self, sink: Sink, *, uid: str | None = None) -> ContinuousStream:
-        """Have the rows written to a sink; a stream may have several.
+        """Write the rows to a sink; a stream may have several.
 
         Args:
+            sink: such as a `FileSink`.
             uid: the sink's name for the life of the job; default ``sink-<vertex>``.
 
         Returns:
@@ -100,7 +105,8 @@ class ContinuousStream:
 
         Raises:
             UnsupportedTypeError: the sink has no form for a column.
-            SettingError, DuplicateUidError: the name.
+            SettingError: it is no sink.
+            DuplicateUidError: the name is taken.
         """
         uid = f"sink-{self.vertex}" if uid is None else uid
         self.flow.check_new(uid, "A sink")
@@ -136,19 +142,20 @@ class ContinuousStream:
         Args:
             parallelism: subtasks of each vertex; the cluster needs as many free task slots.
             checkpoint_interval_s: from one checkpoint to the next; None: only at the end.
-            min_pause_s: between checkpoints. max_share: of the time that they may take, such as
-                0.1. max_concurrent: at the same time. timeout_s: after so long one is given up.
+            min_pause_s: from the end of one to the begin of the next, at least.
+            max_share: of the time that checkpoints may take, such as 0.1.
+            max_concurrent: so many at the same time.
+            timeout_s: after so long one is given up.
             alignment_timeout_s: after so long a barrier overtakes the rows that it waits for, and
                 they become a part of the checkpoint; None: never.
             mode: ``exactly_once``, or ``at_least_once`` (no channel waits for another's barrier).
-            tolerable_failures: of checkpoints in a row, before the job fails.
+            tolerable_failures: so many checkpoints in a row may fail before the job does.
             restart: what happens when the job fails.
             buffer_timeout_s: how long rows wait for others to travel with.
             more: the other fields of `RunOptions`.
 
         Raises:
-            SettingError, StateMismatchError, MissingUidError, ParallelismError: nothing was
-            changed. JobRunningError: this driver runs the job.
+            UsageError: (one of its kinds) arguments or states do not fit; nothing was changed.
             StorageError: the store cannot be reached.
         """
         try:
@@ -175,7 +182,7 @@ class ContinuousStream:
 
 @dataclass(frozen=True)
 class KeyedStream:
-    """Rows by key."""
+    """A stream by key: what `ContinuousStream.key_by` gives."""
 
     stream: ContinuousStream
     key_positions: tuple[int, ...]
@@ -190,10 +197,10 @@ class KeyedStream:
         time_mode: str = "none",
         event_time: str | None = None,
     ) -> ContinuousStream:
-        """A processor on the rows, as in micro-batches; what it returns are the new stream's rows.
+        """Run a processor over the rows; what it returns is the new stream.
 
-        It is given rows as they come, in small batches: all of a key that came together at once.
-        Its output of one batch goes on at once.
+        It is given rows as they come: in one call all of a key that came together, which may be
+        one. What it returns goes on at once.
 
         Args:
             processor: a `KeyedProcessor`, an `ArrowProcessor`, or one of Spark's
@@ -225,7 +232,7 @@ class KeyedStream:
         )
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
-        """Two streams by the same key, for one operator that sees both.
+        """Connect two streams by their keys, for one operator that sees both.
 
         Raises:
             SettingError: the other one is of another backend.
@@ -234,7 +241,7 @@ class KeyedStream:
         return ConnectedStreams(self, other)
 
     def connect_broadcast(self, rules: ContinuousStream) -> BroadcastConnected:
-        """This stream, and one of few rows that go to every subtask.
+        """Connect a stream of few rows that go to every subtask: rules, settings.
 
         Args:
             rules: a source's rows; one subtask reads them, so that all get them in one order.
@@ -254,7 +261,7 @@ class KeyedStream:
 
 @dataclass(frozen=True)
 class ConnectedStreams:
-    """Two streams with one keyed state."""
+    """Two streams with one keyed state: what `KeyedStream.connect` gives."""
 
     left: KeyedStream
     right: KeyedStream
@@ -268,7 +275,7 @@ class ConnectedStreams:
         time_mode: str = "none",
         event_time: str | None = None,
     ) -> ContinuousStream:
-        """A `CoProcessor` on both; arguments as `KeyedStream.process`.
+        """Run a `CoProcessor` over both. Other arguments: as `KeyedStream.process`.
 
         The watermark goes by the side that is behind, of those whose source makes one.
 
@@ -311,7 +318,10 @@ class ConnectedStreams:
 
 @dataclass(frozen=True)
 class BroadcastConnected:
-    """A stream by key, and one of few rows that every subtask sees, each in one order."""
+    """A stream by key, and one of few rows that every subtask sees in one order.
+
+    What `KeyedStream.connect_broadcast` gives.
+    """
 
     data: KeyedStream
     rules: ContinuousStream
@@ -339,7 +349,7 @@ class BroadcastConnected:
         time_mode: str = "none",
         event_time: str | None = None,
     ) -> ContinuousStream:
-        """A `BroadcastProcessor` on both; arguments as `KeyedStream.process`.
+        """Run a `BroadcastProcessor` over both. Other arguments: as `KeyedStream.process`.
 
         Rules have no event time: the watermark is that of the data.
 

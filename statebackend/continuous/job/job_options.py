@@ -21,11 +21,13 @@ _CONCURRENT_MAX: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Settings of one start; plain data, shipped to the slots.
+    """The settings of a start: what `ContinuousStream.start` takes.
 
     Attributes:
-        checkpoint_interval_s, min_pause_s, max_share: see `TriggerPolicy`. Without an interval
-            and a share only at the end, or when somebody asks.
+        checkpoint_interval_s: from one checkpoint to the next. None, and no ``max_share``: only at
+            the end, or when somebody asks.
+        min_pause_s: from the end of one checkpoint to the begin of the next, at least.
+        max_share: of the time that checkpoints may take, such as 0.1.
         max_concurrent: so many checkpoints may be under way at the same time. More than 1 goes
             with neither pauses (``min_pause_s``, ``max_share``) nor ``alignment_timeout_s``.
         timeout_s: a checkpoint that takes longer is given up.

@@ -14,10 +14,10 @@ Callback = Callable[[pa.RecordBatch, SinkContext], None]
 
 
 class CallbackSink(Sink):
-    """Calls a function with each batch, in the subtasks, as it comes.
+    """Calls a function with each batch, in the subtasks, as it comes. At least once.
 
-    At least once: after a failure the rows since the last checkpoint come again, and were seen
-    before. Where that must not show, have the function write by a key of the rows.
+    After a failure the rows since the last checkpoint come again. Where that must not show, have
+    the function write by a key of the rows.
     """
 
     def __init__(self, function: Callback) -> None:

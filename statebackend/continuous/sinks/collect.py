@@ -30,7 +30,10 @@ class _Committable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectSink(Sink):
-    """Rows of completed checkpoints, in this very object; they travel with the checkpoints."""
+    """Collects rows in this object, in the driver's memory, exactly once: for tests.
+
+    The rows travel with the checkpoints, so they must be few.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, list[pa.RecordBatch]] = {}

@@ -64,7 +64,7 @@ class _Committable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileSink(Sink):
-    """Files of rows in a folder, exactly once.
+    """Writes files into a folder, exactly once. They are visible when their checkpoint is complete.
 
     Readers must pass over names that start with ``_``, as Spark does.
 

@@ -55,7 +55,7 @@ def generation_of(run: str) -> int | None:
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Where a writer runs.
+    """Where a writer runs: job, sink, run and subtask.
 
     Attributes:
         job: the job's name.
@@ -74,7 +74,7 @@ class SinkContext:
 
 
 class SinkWriter(ABC):
-    """One subtask's output; used by one thread."""
+    """Takes one subtask's rows, in one thread; what `Sink.open` returns."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -105,7 +105,7 @@ class SinkWriter(ABC):
 
 
 class Committer(ABC):
-    """Makes visible what writers prepared; on the driver, used by one thread."""
+    """Makes visible what the writers prepared; on the driver, in one thread."""
 
     @abstractmethod
     def commit(self, committables: Sequence[bytes]) -> None:
@@ -143,7 +143,10 @@ class NoCommitter(Committer):
 
 
 class Sink(ABC):
-    """An output of a continuous job. It is shipped to the subtasks, so it must be picklable."""
+    """An output of a continuous job; subclass it for one of your own.
+
+    It is shipped to the subtasks, so it must be picklable.
+    """
 
     def check(self, schema: T.StructType) -> None:
         """Refuse rows that cannot be written; when the job is built.

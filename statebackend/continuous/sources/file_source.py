@@ -26,7 +26,7 @@ _TODO: Final = (
 
 
 class FileSource(Source):
-    """Files of a folder and its subfolders, in the order of their names.
+    """Reads the files of a folder and its subfolders, in the order of their names.
 
     A file must be whole when it appears under its name: write it beside, or under a name that
     starts with ``.`` or ``_`` (such names are passed over), and move it. It may not be changed
@@ -61,7 +61,9 @@ class FileSource(Source):
             pattern: only files whose name, without folders, matches it (``*.jsonl``).
             header: whether a CSV file's first line names its columns; else they are the schema's.
             split_bytes: larger files are read by several subtasks.
-            event_time, watermark_delay, idle_after_s: see `Source`.
+            event_time: the column that says when a row happened; None: there is no watermark.
+            watermark_delay: how late rows may come: "10 seconds", or a timedelta.
+            idle_after_s: a split without rows for so long no longer holds the watermark back.
 
         Raises:
             SchemaError, UnsupportedTypeError: a schema that is none or that the format cannot hold.

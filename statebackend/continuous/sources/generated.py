@@ -168,7 +168,7 @@ class GeneratedReader(SplitReader):
 
 
 class RangeSource(GeneratedSource):
-    """Whole numbers from 0 on, in a column ``id``."""
+    """A source of whole numbers from 0 on, in a column ``id``: for tests."""
 
     def __init__(
         self,
@@ -178,7 +178,17 @@ class RangeSource(GeneratedSource):
         rows_per_s: float | None = None,
         clock: Clock = monotonic_s,
     ) -> None:
-        """So many, in so many splits; see `GeneratedSource`."""
+        """Say how many.
+
+        Args:
+            rows: of all splits together; None: without end.
+            splits: as many subtasks can read at once.
+            rows_per_s: of all splits together; None: as fast as they are taken.
+            clock: seconds that never go backwards.
+
+        Raises:
+            SettingError: a figure out of range.
+        """
         super().__init__(
             "id BIGINT NOT NULL", rows=rows, splits=splits, rows_per_s=rows_per_s, clock=clock
         )

@@ -112,7 +112,7 @@ class NexmarkSource(GeneratedSource):
         clock: Clock = monotonic_s,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """Choose the events.
+        """Choose the events; nothing is made before they are read.
 
         Args:
             kind: ``bid``, ``auction`` or ``person``.
@@ -125,7 +125,8 @@ class NexmarkSource(GeneratedSource):
             events_per_s: events of all kinds in a second of event time.
             first_ms: when the first event happens, in milliseconds since 1970.
             columns: only these, in this order; the others cost nothing then.
-            watermark_delay, idle_after_s: see `Source`; ``dateTime`` is the event time.
+            watermark_delay: how far the watermark stays behind ``dateTime``, the event time.
+            idle_after_s: a split without rows for so long no longer holds the watermark back.
             clock: seconds that never go backwards.
             clock_ms: milliseconds since 1970.
 

@@ -34,7 +34,7 @@ _R = TypeVar("_R")
 
 
 class RedisStreamSource(Source):
-    """Entries of streams, in the order of their ids; needs Redis 7 and the extra ``redis``.
+    """Reads Redis streams, in the order of their ids; needs Redis 7 and the extra ``redis``.
 
     Each field of an entry is the column of that name, as text that its type is read from; one that
     is missing is null. Fields that the schema does not name are left out.
@@ -65,7 +65,9 @@ class RedisStreamSource(Source):
             schema: of the rows: booleans, numbers, strings, dates and timestamps.
             start: ``earliest``, or ``latest`` for entries from the first start of the job on.
             bounded: end with the last entry that is there at the first start of the job.
-            event_time, watermark_delay, idle_after_s: see `Source`.
+            event_time: the column that says when a row happened; None: there is no watermark.
+            watermark_delay: how late rows may come: "10 seconds", or a timedelta.
+            idle_after_s: a split without rows for so long no longer holds the watermark back.
             password: gives it, in each process that connects.
 
         Raises:

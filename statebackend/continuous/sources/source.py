@@ -47,7 +47,7 @@ _UNITS_MS: Final = {
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the input.
+    """A part of the input with an order of its own: a file, a partition, a stream.
 
     Attributes:
         id: never another split's in the life of the job.
@@ -106,7 +106,7 @@ def decode_assignment(id: str, state: str) -> Assignment:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What `Source.discover` found.
+    """What `Source.discover` returns: new splits, and what to remember.
 
     Attributes:
         splits: those that no earlier discovery gave, in the order to read them in.
@@ -120,7 +120,7 @@ class Discovery:
 
 
 class SplitReader(ABC):
-    """One split being read, by one thread."""
+    """Reads one split, in one thread; what `Source.open` returns."""
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
@@ -150,7 +150,9 @@ class SplitReader(ABC):
 
 
 class Source(ABC):
-    """An input of a continuous job. It is shipped to the subtasks, so it must be picklable.
+    """An input of a continuous job; subclass it for one of your own.
+
+    It is shipped to the subtasks, so it must be picklable.
 
     Attributes:
         schema: of its rows.
@@ -173,11 +175,14 @@ class Source(ABC):
         watermark_delay: str | timedelta = "0 seconds",
         idle_after_s: float | None = None,
     ) -> None:
-        """Check what all sources have.
+        """Set what all sources have.
 
         Args:
-            schema: a `StructType` or Spark DDL.
-            watermark_delay: "10 seconds", or a timedelta.
+            schema: of the rows: a `StructType` or Spark DDL.
+            bounded: whether the source ends.
+            event_time: the column that says when a row happened; None: there is no watermark.
+            watermark_delay: how late rows may come: "10 seconds", or a timedelta.
+            idle_after_s: a split without rows for so long no longer holds the watermark back.
 
         Raises:
             SchemaError: no valid schema, or no such column of timestamps in it.

@@ -52,7 +52,7 @@ def first(column: str, *, by: str | None = None, ignore_nulls: bool = False) -> 
 
 
 def last(column: str, *, by: str | None = None, ignore_nulls: bool = False) -> Aggregation:
-    """The value that arrived last, or that of the largest ``by``: see :func:`first`."""
+    """The value that arrived last, or that of the largest ``by``: see `first`."""
     return Aggregation("last", (column,), {"by": by, "ignore_nulls": ignore_nulls})
 
 
@@ -104,7 +104,7 @@ _PART: Final = re.compile(r"([+-]?\d+)\s*([a-z]+?)s?(?:\s+|$)")
 
 @dataclass(frozen=True)
 class Window:
-    """An event-time window; made by :func:`tumbling`, :func:`sliding` and :func:`session`.
+    """An event-time window; made by `tumbling`, `sliding` and `session`.
 
     Attributes:
         kind: tumbling, sliding or session.
@@ -138,7 +138,7 @@ def sliding(duration: Duration, slide: Duration, *, offset: Duration = "0 second
     """Windows of ``duration`` that start every ``slide``, which is not longer.
 
     Raises:
-        SettingError: as :func:`tumbling`, or a slide that is longer than the duration.
+        SettingError: as `tumbling`, or a slide that is longer than the duration.
     """
     length_us = duration_us(duration, "The window's duration", least=1)
     step_us = duration_us(slide, "The window's slide", least=1)

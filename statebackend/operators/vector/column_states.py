@@ -90,7 +90,7 @@ class StateSite:
 
 
 class ArrowValueState(OfOneEpoch):
-    """One row per key."""
+    """A state with one row per key, read and written by the column."""
 
     def __init__(self, site: StateSite, codec: RowCodec) -> None:
         self._site, self._codec = site, codec
@@ -134,7 +134,7 @@ class ArrowValueState(OfOneEpoch):
 
 
 class ArrowMapState(OfOneEpoch):
-    """A map per key; an entry is touched without reading the others."""
+    """A state with a map per key, read and written by the column; single entries are touched."""
 
     def __init__(self, site: StateSite, map_codec: KeyCodec, codec: RowCodec) -> None:
         self._site, self._map_codec, self._codec = site, map_codec, codec
@@ -239,7 +239,7 @@ class ArrowMapState(OfOneEpoch):
 
 
 class ArrowListState(OfOneEpoch):
-    """Rows per key, in the order they were appended."""
+    """A state with a list of rows per key, read and written by the column."""
 
     def __init__(self, site: StateSite, codec: RowCodec) -> None:
         self._site, self._codec = site, codec

@@ -47,7 +47,7 @@ class Fired:
 
 
 class ArrowTimers(OfOneEpoch):
-    """The timers of one subtask in one epoch.
+    """Timers by the column: each call sets or deletes one for each of many keys.
 
     Args:
         index: finds what is due, and what is left.
@@ -78,7 +78,7 @@ class ArrowTimers(OfOneEpoch):
         """Delete a timer of each key, if there is one; one that is due later in this epoch too.
 
         Raises:
-            ValueMismatchError: as :meth:`register`.
+            ValueMismatchError: as `register`.
         """
         by_time, by_key = self._both(keys, _times(at_ms, len(keys)))
         full = pa.concat_arrays([by_time, by_key])
@@ -103,7 +103,7 @@ class ArrowTimers(OfOneEpoch):
     def due(self, key_groups: range, now_ms: int, at_once: Callable[[], int]) -> Iterator[Fired]:
         """The timers that are due, in the order of time, key group and key.
 
-        What was deleted since is left out; :meth:`fired` is called after each piece.
+        What was deleted since is left out; `fired` is called after each piece.
 
         Args:
             at_once: how many there may be in the next piece.

@@ -31,9 +31,11 @@ Which = Any
 
 
 class Keys:
-    """Keys, in an order that states' columns follow; made by the context, and by :meth:`take`.
+    """A column of keys. The columns that states take and give follow its order.
 
-    A key may be there several times in what :meth:`take` gives.
+    ``ctx.keys`` are those of the batch; `take` gives others.
+
+    A key may be there several times in what `take` gives.
     """
 
     __slots__ = ("_columns", "_full_in", "_index", "_starts", "ascending", "full")

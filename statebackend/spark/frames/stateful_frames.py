@@ -1,4 +1,4 @@
-"""The ways to make a frame with state: what a :class:`StateBackend` is asked for."""
+"""The ways to make a frame with state: what a `StateBackend` is asked for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FrameMaker:
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
     ) -> DataFrame:
-        """Spark's ``transformWithState`` with state kept here.
+        """Spark's ``transformWithState``, with its state in this backend.
 
         The arguments up to ``eventTimeColumnName`` are Spark's, in Spark's order. ``processor``,
         ``output_schema``, ``time_mode`` and ``initial_state`` are other names of them.
@@ -138,11 +138,7 @@ class FrameMaker:
         initial_state: DataFrame | GroupedData | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """A :class:`statebackend.KeyedProcessor` on ``df``; arguments as above.
-
-        Raises:
-            as :meth:`transform_with_state`.
-        """
+        """A `KeyedProcessor` on ``df``; the rest is as for `transform_with_state`."""
         return self._builder.build(
             df,
             names=key_names(df, keys, static=True),
@@ -171,12 +167,9 @@ class FrameMaker:
         initial_state: DataFrame | GroupedData | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """A :class:`statebackend.ArrowProcessor` on ``df``: whole batches, columns of state.
+        """An `ArrowProcessor` on ``df``: whole batches in, whole columns of state out.
 
-        Arguments as above.
-
-        Raises:
-            as :meth:`transform_with_state`.
+        Arguments and errors are those of `transform_with_state`.
         """
         return self._builder.build(
             df,
@@ -202,24 +195,25 @@ class FrameMaker:
         watermark_delay: str | timedelta | None = None,
         emit: str = "updates",
     ) -> DataFrame:
-        """Aggregates by key, in whole columns; before the shuffle too, where it can be.
+        """Counts, sums and other aggregates by key, in windows of event time if you like.
+
+        What may change later is in docs/howto/columns.md.
 
         Args:
+            df: a streaming frame.
+            keys: names of the key columns.
+            uid: the operator's name for the life of the job.
             aggregations: from the name of an output column to what is in it: ``"count"``,
                 ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
                 last, count_distinct or approx_count_distinct, or one of the functions of
-                :mod:`statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
+                `statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
                 Nulls and types are as in Spark SQL.
             window: ``tumbling("10 minutes")``, ``sliding("10 minutes", "5 minutes")`` or
                 ``session("30 minutes")`` of event time.
-            event_time, watermark_delay: as above; a window is closed by the watermark. A row is
-                late if its window has been closed.
+            event_time: the timestamp column of the windows. A row is late if its window is closed.
+            watermark_delay: how far the watermark stays behind. It closes the windows.
             emit: ``"updates"``: a row for each key (and window) that an epoch touched.
                 ``"closed"``: one for each window, once it is closed.
-
-        An aggregation that is added (or renamed) later begins with nothing, for keys and open
-        windows that are there too: only rows from then on count. One name keeps one meaning;
-        windows of another length or kind need a new ``uid``. docs/howto/columns.md has the list.
 
         Returns:
             the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
@@ -265,15 +259,16 @@ class FrameMaker:
         watermark_delay: str | timedelta | None = None,
         initial_state: DataFrame | GroupedData | None = None,
     ) -> DataFrame:
-        """Two streams with one keyed state: a :class:`statebackend.CoProcessor` sees both.
+        """Two streams with one keyed state: a `CoProcessor` sees both.
+
+        The other arguments, and the errors, are those of `transform_with_state`.
 
         Args:
+            left: a streaming frame.
+            right: another one.
             keys: of ``left``, and of ``right`` too unless ``right_keys`` says otherwise.
             event_time: a column of both sides, or of one; rows of the other are never late.
             initial_state: with the key columns of ``left``.
-
-        Raises:
-            as :meth:`transform_with_state`.
         """
         left_names = key_names(left, keys)
         right_names = key_names(right, keys if right_keys is None else right_keys)
@@ -315,16 +310,15 @@ class FrameMaker:
         """A stream with keys, and one of few rows that every subtask sees, each in one order.
 
         The rows of ``rules`` in a micro-batch come before those of ``data`` in it. A
-        :class:`statebackend.BroadcastProcessor` sees both.
+        `BroadcastProcessor` sees both. The other arguments, and the errors, are those of
+        `transform_with_state`.
 
         Args:
+            data: a streaming frame.
             rules: a streaming frame; each of its rows goes to every subtask.
             keys: of ``data``.
             event_time: a column of ``data``; rules have no event time, and are never late.
             initial_state: with the key columns of ``data``.
-
-        Raises:
-            as :meth:`transform_with_state`.
         """
         check_rules(rules)
         return self._builder.build(
