@@ -17,6 +17,7 @@ from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor import record_states
 from statebackend.runtime.driver.inputs import key_names, united_sides
+from statebackend.settings import Settings
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder
@@ -24,6 +25,7 @@ from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
+    from pyspark.sql.pandas._typing import PandasGroupedMapFunctionWithState
 
     from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 
@@ -34,6 +36,7 @@ class FrameMaker:
     """Makes frames, each with one stateful operator."""
 
     _builder: FrameBuilder
+    _settings: Settings
 
     def transform_with_state(
         self,
@@ -94,6 +97,65 @@ class FrameMaker:
             flavour=flavour,
             time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
+        )
+
+    def apply_in_pandas_with_state(
+        self,
+        grouped: GroupedData | DataFrame,
+        func: PandasGroupedMapFunctionWithState,
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+        *,
+        uid: str,
+        keys: str | list[str] | None = None,
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+    ) -> DataFrame:
+        """Spark's ``applyInPandasWithState`` with state kept here.
+
+        Args:
+            grouped: what ``groupBy`` of a streaming frame gave, or the frame, with ``keys=``.
+            func: called as ``func(key, frames, state)`` for each key with rows in a micro-batch,
+                and then for each key whose timeout is over: a function for Spark, unmodified.
+            outputStructType: of the rows in the DataFrames that it yields.
+            stateStructType: of the tuple that ``state`` holds.
+            outputMode: ``"append"`` or ``"update"``, in any case.
+            timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
+            uid: the operator's name for the life of the job: state is found by it.
+            keys: names of the key columns, of a frame that is not grouped.
+            event_time, watermark_delay: as above. Timeouts in event time need a watermark, and rows
+                behind it are dropped; otherwise it is only what ``getCurrentWatermarkMs`` gives.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        # It imports pandas, which other operators do without.
+        from statebackend.spark.frames.group_state_frame import function_frame
+
+        made = function_frame(
+            grouped,
+            func,
+            outputStructType,
+            stateStructType,
+            outputMode,
+            timeoutConf,
+            keys=keys,
+            uid=uid,
+            event_time=event_time,
+            watermark_delay=watermark_delay,
+            quick_frames=bool(self._settings.quick_frames),
+        )
+        return self._builder.build(
+            made.frame,
+            names=made.names,
+            processor=made.processor,
+            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            output_schema=made.output_schema,
+            uid=uid,
+            flavour="arrow",
+            time=made.time,
         )
 
     def process(
