@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
-from statebackend.errors import StateBackendError, UsageError
+from statebackend.errors import StateBackendError, UsageError, ValueMismatchError
 from statebackend.operators.errors.user_errors import failure
 from statebackend.operators.frames.frame_reader import FrameReader, empty_frames
 from statebackend.operators.frames.framewriter import FrameWriter
@@ -31,6 +31,7 @@ from statebackend.operators.frames.group_state import (
     with_timeouts,
 )
 from statebackend.operators.frames.quickframes import quick_frames
+from statebackend.operators.rows.rowshapes import MisfitError
 from statebackend.operators.vector.column_states import ArrowValueState
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.cells import is_flat
@@ -154,9 +155,10 @@ class _Calls:
         timeouts: Timeouts | None,
     ) -> None:
         self._function, self._uid, self._state, self._values = function, plan.uid, state, values
+        self._describe = functools.partial(_described, plan.uid, function)
         self._writer = FrameWriter(
             plan.output_schema,
-            functools.partial(_described, plan.uid, function),
+            self._describe,
             timezone=plan.timezone,
             by_name=plan.by_name,
             safe=plan.safe,
@@ -172,7 +174,7 @@ class _Calls:
             ProcessorError, ValueMismatchError: the function raised, or gave what does not fit.
         """
         function, state_of, collect = self._function, self._state, self._writer.collect
-        note = self.changes.note
+        note = self._note
         key: Key = ()
         try:
             rows = self._rows(keys.take(np.arange(first, last)))
@@ -186,6 +188,15 @@ class _Calls:
             if isinstance(error, StateBackendError) and not isinstance(error, UsageError):
                 raise
             raise failure(self._uid, key, error, FrameWriter.__module__) from error
+
+    def _note(self, place: int, state: KeyState) -> None:
+        try:
+            self.changes.note(place, state)
+        except ValueMismatchError as error:
+            raise MisfitError(
+                f"{self._describe()} updated its state with what does not fit: {error.what}",
+                todo=error.todo,
+            ) from error
 
     def _rows(self, keys: Keys) -> Iterable[tuple[Any, ...] | None]:
         found, codec = self._values.get_encoded(keys), self._values.codec

@@ -17,7 +17,7 @@ from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
 from tests.spark.local.conformance import PROVIDER, Both, Case
 from tests.spark.local.conforming import TOLD, TYPED, frame_shown, shown
 from tests.spark.local.test_conformance_of_time import EVENTS, event
-from tests.spark.local.world import Input, durable_state, finish, setting
+from tests.spark.local.world import durable_state, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +77,15 @@ class BothFunctions(Both):
             uid="both",
         )
         return self.backend.start(self._writer(result, self.ours, self.world.location, case))  # type: ignore[no-any-return]
+
+    def agree_in_order_of_keys(self) -> None:
+        """Every key gave the same rows in one order, in whichever batches."""
+
+        def by_key(batches: Any) -> dict[int, list[Any]]:
+            rows = [row for _, some in sorted(batches.items()) for row in some]
+            return {0: sorted(rows, key=lambda row: row[0])}
+
+        assert by_key(self.sparks.batches) == by_key(self.ours.batches)
 
     def _writer(self, frame: Any, sink: Any, location: Any, case: Any) -> Any:
         return super()._writer(frame, sink, location, case).outputMode(case.output_mode)
@@ -156,8 +165,8 @@ def test_frames_and_keys_are_as_in_spark(both: BothFunctions, keys: tuple[str, .
 
 
 STATE = (
-    "n bigint, plan string, t timestamp, d date, c decimal(10, 2), b binary, a array<int>, "
-    "m map<string, int>, s struct<x: int, y: string>, f float, z boolean, u timestamp_ntz"
+    "n bigint, plan string, t timestamp, d date, c decimal(10, 2), b binary, "
+    "s struct<x: int, y: string>, f float, z boolean, u timestamp_ntz"
 )
 
 
@@ -172,12 +181,12 @@ def stored(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         pass
     n = 1 if before is None else before[0] + 1
     if n == 2:
-        state.update((np.int64(n), *[None] * 11))
+        state.update((np.int64(n), *[None] * 9))
     else:
         state.update(
             (
                 np.int32(n), "p", pd.Timestamp("2026-01-02 03:04:05.678901"),
-                datetime.date(2026, 1, 2), decimal.Decimal("1.25"), b"xy", [1, None], {"a": 1},
+                datetime.date(2026, 1, 2), decimal.Decimal("1.25"), b"xy",
                 Row(x=1, y="s"), 0.5, np.bool_(True), datetime.datetime(2026, 1, 2, 3, 4),
             )
         )  # fmt: skip
@@ -233,12 +242,54 @@ def test_mistakes_are_told_as_in_spark(
     both.agree_but_for_empty_batches()
 
 
+def held(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """Keeps what to do when it times out, and the duration until then."""
+    import numpy as np
+
+    before, timed_out = state.getOption, state.hasTimedOut
+    ids = [int(n) for frame in frames for n in frame["id"]]
+    what = f"{timed_out} {before} {ids}"
+    if not timed_out:
+        n = (before or (0, ""))[0] + sum(ids)
+        if 7 not in ids:
+            state.update((np.int64(n), "plan"))
+        # The wall clock moves between batches: what is due at once is due in the next one.
+        if max(ids) < 5:
+            state.setTimeoutDuration(1 if min(ids) < 3 else DAY_MS)
+        yield told(key, state, [what])
+    elif before is not None and before[1] == "plan":
+        state.update((before[0] + 100, "again"))
+        state.setTimeoutDuration(1)
+        yield told(key, state, [what])
+    else:
+        state.remove()
+        yield told(key, state, [what, state.exists])
+
+
+def test_timeouts_in_processing_time_are_as_in_spark(both: BothFunctions) -> None:
+    case = FunctionCase(
+        "k string, id bigint", None, function=held, mode="processing", output_mode="Append",
+        timeout="ProcessingTimeTimeout",
+    )  # fmt: skip
+    case.rows_out = 9
+    # a and b time out twice; c has a timeout that is far, d's is cleared, e is never written.
+    both.run(case, [[{"k": "a", "id": 1}, {"k": "b", "id": 2}, {"k": "c", "id": 3},
+                     {"k": "d", "id": 4}, {"k": "d", "id": 6}, {"k": "e", "id": 7}]])  # fmt: skip
+    both.parallelism = 3
+    case.rows_out += 4
+    both.run(case, [[{"k": "a", "id": 2}, {"k": "c", "id": 9}]])
+    both.agree_in_order_of_keys()
+    assert set(durable_state(both.backend, "both")["state"]) == {("c",), ("d",)}
+
+
 def timed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     """What a row says (+timeout, =value, -: remove, .: nothing); state keeps what to do later."""
     what = [seen(state), state.getCurrentWatermarkMs()]
     ops, ids = [], []
     for frame in frames:
-        what.append(f"{type(frames).__name__ if state.hasTimedOut else ''} {frame_shown(frame)[:0]}")
+        what.append(
+            f"{type(frames).__name__ if state.hasTimedOut else ''} {frame_shown(frame)[:0]}"
+        )
         what.append(f"{list(frame.columns)} {len(frame)}")
         ops += " ".join(frame["ops"]).split()
         ids += list(frame["id"])
@@ -298,3 +349,96 @@ def test_timeouts_in_event_time_are_as_in_spark(
     assert both.dropped_by_spark
     late = sum(epoch.late_rows for epoch in both.backend.progress().epochs)
     assert again or late == both.dropped_by_spark
+
+
+# --- what is refused, and what differs ----------------------------------------------------------
+
+
+def untold(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    yield pd.DataFrame({"k": [key[0]]})
+
+
+def test_what_cannot_run_is_refused_where_it_is_made(world: World) -> None:
+    backend, frame = world.backend(), world.input.stream(world.spark)
+    good: dict[str, Any] = {
+        "func": untold, "outputStructType": "k string", "stateStructType": "n bigint",
+        "outputMode": "Update", "timeoutConf": "NoTimeout", "uid": "f",
+    }  # fmt: skip
+
+    def refused(grouped: Any, kind: type[Exception], text: str, **other: Any) -> None:
+        with pytest.raises(kind, match=text):
+            backend.apply_in_pandas_with_state(grouped, **(good | other))
+
+    by_key = frame.groupBy("k")
+    refused(by_key, SettingError, "output mode", outputMode="Complete")
+    refused(by_key, SettingError, "timeout", timeoutConf="notimeout")
+    refused(by_key, SettingError, "function", func=3)
+    refused(by_key, UnsupportedQueryError, "no watermark", timeoutConf="EventTimeTimeout")
+    refused(by_key, SchemaError, "state of operator", stateStructType="n nothing")
+    refused(by_key, SettingError, "grouped already", keys="k")
+    refused(frame, SettingError, "without keys=")
+    refused("k", SettingError, "given a str")
+    refused(frame.groupBy(F.length("k")), SchemaError, "withColumn")
+    refused(frame.groupBy(), SchemaError, "grouped by nothing")
+    refused(world.spark.range(3).groupBy("id"), UnsupportedQueryError, "batch query")
+    assert backend.apply_in_pandas_with_state(by_key, **good).isStreaming
+    made = backend.apply_in_pandas_with_state(frame, **(good | {"keys": "k", "uid": "g"}))
+    assert made.columns == ["k"]
+
+
+@pytest.mark.parametrize("what", ["raises", "column", "frame", "none", "state"])
+def test_what_goes_wrong_in_a_function_names_the_key_and_the_function(
+    world: World, what: str
+) -> None:
+    def wrong(key: Any, frames: Any, state: Any) -> Any:
+        if what == "raises":
+            raise ValueError("no such thing")
+        if what == "state":
+            state.update(("text",))
+        return {
+            "column": [pd.DataFrame({"other": [1]})],
+            "frame": pd.DataFrame({"k": ["a"]}),
+            "state": iter([]),
+        }.get(what)
+
+    world.input.add_keys("a")
+    backend = world.backend()
+    frame = backend.apply_in_pandas_with_state(
+        world.input.stream(world.spark).groupBy("k"), wrong, "k string", "n bigint", "append",
+        "NoTimeout", uid="f",
+    )  # fmt: skip
+    text = world.fail(backend, frame)
+    assert {
+        "raises": "raised ValueError: no such thing for key ('a',)",
+        "column": "without the column 'k'",
+        "frame": "where an iterator of pandas DataFrames was expected",
+        "none": "no iterable of rows",
+        "state": "updated its state with what does not fit: Field 'n' is bigint",
+    }[what] in text, text
+    assert "for key ('a',)" in text or what == "frame"
+    assert __file__ in text or what == "none"
+
+
+def everything(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    before = state.getOption
+    seen_before = shown(before)
+    items, names = before or ([], {})
+    ids = [int(n) for frame in frames for n in frame["id"]]
+    items += ids
+    state.update((items, {**names, str(len(items)): ids[0]}))
+    items.append(99)  # still within the call
+    yield pd.DataFrame({"k": [key[0]], "seq": [len(items)], "what": [seen_before]})
+
+
+def test_lists_and_maps_are_kept_which_sparks_own_state_has_no_room_for(world: World) -> None:
+    for number in (1, 2, 3):
+        world.input.add([{"k": "a", "id": number}])
+    backend = world.backend()
+    frame = backend.apply_in_pandas_with_state(
+        world.input.stream(world.spark).groupBy("k"), everything, TOLD,
+        "items array<int>, names map<string, int>", "append", "NoTimeout", uid="f",
+    )  # fmt: skip
+    world.run(backend, frame)
+    assert [row["what"] for row in world.sink.rows()] == [
+        "None", "tuple(list(1, 99), {'1': 1})", "tuple(list(1, 99, 2, 99), {'1': 1, '3': 2})",
+    ]  # fmt: skip
