@@ -40,6 +40,7 @@ __all__ = ["FunctionPlan", "StateFunction"]
 
 # As in statebackend.operators.keyed_operator: rows that are Python objects at one time.
 _CHUNK_ROWS: Final = 16_384
+_CHUNK_ROWS_MIN: Final = 1_024  # however small Spark's frames are to be
 _CHUNK_BYTES: Final = 8 << 20
 _CHANGED_BYTES: Final = 16 << 20  # of encoded state, held until it is written
 
@@ -95,7 +96,9 @@ class StateFunction(ArrowProcessor):
         )
         keys, table = ctx.keys, pa.Table.from_batches([batch])
         with self._quick():
-            for first, last in _chunks(keys.starts, _rows_at_once(table)):
+            # What fits into one frame is cut without a look at how much it is.
+            rows_at_once = min(_rows_at_once(table), max(plan.frame_rows, _CHUNK_ROWS_MIN))
+            for first, last in _chunks(keys.starts, rows_at_once):
                 shown, inputs = self._inputs(reader, table, keys.starts[first : last + 1])
                 yield from calls.run(keys, first, last, shown, inputs)
                 if calls.changes.nbytes > _CHANGED_BYTES:
@@ -136,7 +139,7 @@ class StateFunction(ArrowProcessor):
         """The keys of a chunk, and what makes the frames of each."""
         begin, end = int(starts[0]), int(starts[-1])
         rows = table.slice(begin, end - begin)
-        if len(starts) > 2 or end - begin <= _CHUNK_ROWS:
+        if len(starts) > 2 or end - begin <= self.plan.frame_rows:
             return reader.chunk(rows, (starts - begin).tolist())
         step = self.plan.frame_rows
         pieces = (rows.slice(at, step) for at in range(0, end - begin, step))
