@@ -50,7 +50,7 @@ def main() -> int:
     if arguments.map_keys:
         sizes = replace(sizes, map_keys=arguments.map_keys)
     if arguments.rows:
-        sizes = replace(sizes, rows=arguments.rows)
+        sizes = replace(sizes, rows=arguments.rows, pandas_rows=arguments.rows)
     wanted = _BENCHMARKS if arguments.benchmark == "all" else (arguments.benchmark,)
     machine = describe()
     machine["busy_share_at_start"] = busy = busy_share(2.0)

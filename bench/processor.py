@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
+from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from bench.works import ENTRIES, START_MS
 
-__all__ = ["OUTPUT_SCHEMA", "PROCESSORS", "Alarm", "Counter", "PandasCounter", "Tally"]
+__all__ = ["OUTPUT_SCHEMA", "PROCESSORS", "Alarm", "Counter", "PandasCounter", "Tally", "summed"]
 
 OUTPUT_SCHEMA = "k bigint, n bigint"
 
@@ -52,6 +53,15 @@ class PandasCounter(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+def summed(key: Any, frames: Any, state: GroupState) -> Iterator[pd.DataFrame]:
+    """The sum of a column by key, for applyInPandasWithState."""
+    total = sum(int(frame["v"].sum()) for frame in frames)
+    if state.exists:
+        total += state.get[0]
+    state.update((total,))
+    yield pd.DataFrame({"k": [key[0]], "n": [total]})
 
 
 class Tally(StatefulProcessor):

@@ -24,13 +24,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from bench.cpu import CpuSampler
 from bench.data import FILES_PER_BATCH, INPUT_SCHEMA
 from bench.layers import task_layers, watch_session
-from bench.processor import OUTPUT_SCHEMA, PROCESSORS
+from bench.processor import OUTPUT_SCHEMA, PROCESSORS, summed
 from bench.works import START_MS, WORKS
 from snapshot.storage.store_options import StoreOptions
 
 __all__ = ["SIDES", "run"]
 
 SIDES = ("spark", "ours", "stateless", "anchored")
+_FUNCTION = (summed, OUTPUT_SCHEMA, "n bigint", "update", "NoTimeout")
 
 
 def session(task: dict[str, Any]) -> SparkSession:
@@ -72,6 +73,8 @@ def _spark_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]
     work, grouped = WORKS[task["name"]], frame.groupBy("k")
     if work.flavour == "aggregate":
         return grouped.count().withColumnRenamed("count", "n"), None
+    if work.flavour == "function":
+        return grouped.applyInPandasWithState(*_FUNCTION), None
     pandas = work.flavour == "pandas"
     operator = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
     result = operator(
@@ -98,6 +101,9 @@ def _our_side(frame: DataFrame, task: dict[str, Any]) -> tuple[DataFrame, Any]:
     if work.flavour == "aggregate":
         counts = {"n": "count"}
         return backend.aggregate(frame, keys="k", aggregations=counts, uid=work.name), backend
+    if work.flavour == "function":
+        grouped = frame.groupBy("k")
+        return backend.apply_in_pandas_with_state(grouped, *_FUNCTION, uid=work.name), backend
     result = backend.transform_with_state(
         frame,
         keys="k",

@@ -40,7 +40,7 @@ def throughput_text(found: dict[str, Any], *, layers: bool = False) -> str:
 
 def _summary(works: dict[str, Any]) -> list[str]:
     lines = [
-        f"{'work':<10}{'partitions':>11}{'Spark rows/s':>14}{'ours rows/s':>13}{'ratio':>8}"
+        f"{'work':<14}{'partitions':>11}{'Spark rows/s':>14}{'ours rows/s':>13}{'ratio':>8}"
         f"{'cpu ratio':>11}{'wanted':>8}  ratio by round"
     ]
     for name, one in works.items():
@@ -48,7 +48,7 @@ def _summary(works: dict[str, Any]) -> list[str]:
             rates = configuration["rows_per_s"]
             each = ", ".join(f"{r['ratio']:.1f}" for r in configuration["rounds"])
             lines.append(
-                f"{name:<10}{configuration['partitions']:>11}{rates['spark']:>14,.0f}"
+                f"{name:<14}{configuration['partitions']:>11}{rates['spark']:>14,.0f}"
                 f"{rates['ours']:>13,.0f}{configuration['ratio_median']:>8.1f}"
                 f"{configuration['cpu_ratio_median']:>11.1f}{one['wanted']:>8g}  {each}"
             )

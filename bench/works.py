@@ -56,7 +56,8 @@ class Work:
     """One work; its processor is in `bench.processor`, but for those of flavour ``aggregate``.
 
     ``wanted``: how many times as fast as Spark's operator the issue wants it. ``keys_per_row``: of
-    an aggregate, its keys as a multiple of a batch's rows.
+    an aggregate, its keys as a multiple of a batch's rows. ``rows_per_key``: of a function with
+    state, in each batch.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Work:
     event_time: bool = False
     fills: bool = False
     keys_per_row: float = 0.0
+    rows_per_key: int = 1
 
     def shape(self, sizes: Sizes, side: str) -> Shape:
         """How much ``side`` runs of it."""
@@ -80,6 +82,11 @@ class Work:
         if self.flavour == "pandas":
             keys = rows = sizes.pandas_rows
             if side == "spark":
+                warm, counted = sizes.pandas_spark_batches
+        if self.flavour == "function":
+            rows = sizes.pandas_rows
+            keys = rows // self.rows_per_key
+            if side == "spark" and self.rows_per_key == 1:
                 warm, counted = sizes.pandas_spark_batches
         if self.fills:
             keys, warm = sizes.map_keys, warm + 1
@@ -116,6 +123,16 @@ def _counts(shape: Shape) -> Iterator[tuple[Numbers, Numbers, Truth]]:
         touched = np.unique(keys)
         values = np.arange(len(keys), dtype=np.int64) + batch
         yield keys, values, _truth(keys, touched, seen[touched])
+
+
+def _sums(shape: Shape) -> Iterator[tuple[Numbers, Numbers, Truth]]:
+    random = np.random.default_rng(_SEED)
+    sums = np.zeros(shape.keys, dtype=np.int64)
+    for _ in range(shape.full):
+        keys = shuffled(random, shape.keys, shape.rows)
+        values = random.integers(0, 1_000, len(keys), dtype=np.int64)
+        np.add.at(sums, keys, values)
+        yield keys, values, _truth(keys, np.arange(shape.keys), sums)
 
 
 def _picks(shape: Shape) -> Iterator[tuple[Numbers, Numbers, Truth]]:
@@ -178,6 +195,17 @@ WORKS: Final = _named(
     [
         Work("counter", "keyed counter, row processor", 15, _counts),
         Work("pandas", "keyed counter, pandas processor", 20, _counts, flavour="pandas"),
+        *(
+            Work(
+                f"function-{rows}",
+                f"applyInPandasWithState, {rows} rows a key, the sum of a column",
+                wanted,
+                _sums,
+                flavour="function",
+                rows_per_key=rows,
+            )
+            for rows, wanted in ((1, 10), (10, 5), (1000, 1))
+        ),
         Work(
             "map",
             f"map state, {ENTRIES} entries a key, one read and written a row; the first batch "

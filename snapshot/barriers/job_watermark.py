@@ -3,8 +3,9 @@
 One epoch has one watermark W(n), in force for the whole job, and the one of the epoch before, by
 which rows are late. W(n) follows from what was seen up to the end of epoch n - 1:
 
-* an operator in event mode with a delay *defines* a watermark: its largest event time less that
-  delay; one that has seen nothing counts as 0;
+* an operator with a delay *defines* a watermark: its largest event time less that delay; one that
+  has seen nothing counts as 0. It need not be in event mode: one whose timers run on processing
+  time, or that has none, may show its function the watermark;
 * W(n) is the smallest of these, or W(n - 1) if that is larger: it never goes back. A delay that is
   made longer at a restart holds it where it is; one that is made shorter moves it at once;
 * an operator in event mode without a delay takes the job's, and has no say in it.
@@ -43,7 +44,7 @@ class OperatorTime:
     @property
     def candidate_ms(self) -> int | None:
         """The watermark that it would have the job go to; None: it defines none."""
-        if self.time_mode != "event" or self.delay_ms is None:
+        if self.delay_ms is None:
             return None
         seen = [self.event_max_ms, self.second_max_ms] if self.two_inputs else [self.event_max_ms]
         # An input that has seen nothing holds it: its first rows may be of any time.

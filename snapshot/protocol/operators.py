@@ -77,8 +77,8 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         states: ids by name. schemas: JSON by name.
         time_mode: none, processing or event: what its timers run on.
-        watermark_delay_ms: how late its rows may be. An operator in event mode without one takes
-            the job's watermark and has no say in it.
+        watermark_delay_ms: how late its rows may be. An operator without one takes the job's
+            watermark and has no say in it.
         two_inputs: it measures two streams, and goes by the one that is behind.
         initial: its initial state by subtask, for its first epoch: objects that are durable,
             named by `snapshot.formats.names.data_name` with the generation and the epoch that

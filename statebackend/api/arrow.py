@@ -49,6 +49,7 @@ class ArrowContext(OfOneEpoch):
         epoch: the number of the batch; in a continuous job of the checkpoint that comes next.
         processing_time_ms: the batch's, the same in all subtasks and whenever it is repeated.
         watermark_ms: as in Spark, -1 without event time and 0 before any was seen.
+        job_watermark_ms: the same, whatever the operator's time mode is.
         late_watermark_ms: what rows were late by in this epoch: the watermark before it.
         late_rows: to be added to, by a processor that leaves late rows out itself; shown in
             ``backend.progress()``.
@@ -67,6 +68,7 @@ class ArrowContext(OfOneEpoch):
 
     def _move(self, times: Times) -> None:
         timed = self._time_mode == "event"
+        self.job_watermark_ms = times.watermark_ms
         self.epoch = times.epoch
         self.processing_time_ms = times.processing_time_ms
         self.watermark_ms = times.watermark_ms if timed else -1

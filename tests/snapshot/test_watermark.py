@@ -46,8 +46,10 @@ def seen(max_ms: int | None, delay_ms: int | None = 10, mode: str = "event") -> 
         pytest.param([seen(-500)], 0, id="before 1970"),
         pytest.param([seen(100), seen(None, None)], 90, id="one without a delay"),
         pytest.param([seen(100, None)], 0, id="only without a delay"),
-        pytest.param([seen(100), seen(None, 10, "processing")], 90, id="one in processing time"),
-        pytest.param([seen(100, 10, "none")], 0, id="one without timers"),
+        pytest.param([seen(100), seen(None, None, "processing")], 90, id="one in processing time"),
+        pytest.param([seen(100), seen(70, 10, "processing")], 60, id="one that shows it there"),
+        pytest.param([seen(100, 10, "none")], 90, id="one without timers that shows it"),
+        pytest.param([seen(100, None, "none")], 0, id="one without timers"),
     ],
 )
 def test_the_smallest_of_those_that_define_one_is_the_jobs(

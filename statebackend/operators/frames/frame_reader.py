@@ -6,13 +6,15 @@ key's frame is cut out of the chunk's columns. They depend on nothing but the ke
 integer column that holds a null is float64, a boolean one object. (In Spark it also becomes so if
 another key of the same record batch holds the null.)
 
+``applyInPandasWithState`` is given Arrow's own types instead: an int column stays int32.
+
 A frame owns its values and its labels: changing it changes no other, keeping it keeps no other.
 """
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -43,7 +45,7 @@ from pyspark.sql.types import (
 from statebackend.operators.frames.frame_makers import Array, Make, frame_maker
 from statebackend.operators.frames.framewriter import FrameWriter
 
-__all__ = ["FrameReader", "FrameWriter", "frame_names"]
+__all__ = ["FrameReader", "FrameWriter", "empty_frames", "frame_names"]
 
 _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _REALS: Final = (FloatType, DoubleType)
@@ -70,6 +72,8 @@ class FrameReader:
         max_rows: of a frame.
         max_bytes: of a frame, as Spark counts them: it has as many rows as take that many bytes in
         Arrow, by the average row of the key, and at least one.
+        own_types: numbers keep the width of their column, keys are numpy's numbers, and columns
+            have the schema's names to the letter: as ``applyInPandasWithState`` shows them.
     """
 
     def __init__(
@@ -80,12 +84,14 @@ class FrameReader:
         timezone: str,
         max_rows: int = _FRAME_ROWS,
         max_bytes: int = _NO_LIMIT,
+        own_types: bool = False,
     ) -> None:
         self._schema = schema
         self._key_positions = tuple(key_positions)
         self._timezone = timezone
         self._max_rows, self._max_bytes = max_rows, max_bytes
-        self._names = frame_names(schema)
+        self._own_types = own_types
+        self._names = list(schema.names) if own_types else frame_names(schema)
 
     def chunk(
         self, table: pa.Table, starts: Sequence[int]
@@ -97,7 +103,7 @@ class FrameReader:
             starts: n + 1 offsets; the i-th key has the rows ``starts[i]:starts[i + 1]``.
         """
         columns = self._columns(table)
-        keys = _keys([columns[i] for i in self._key_positions], starts[:-1])
+        keys = self._keys([columns[i] for i in self._key_positions], starts[:-1])
         pieces = self._pieces(columns, starts)
         if table.num_rows <= self._max_rows and table.nbytes <= self._max_bytes:
             return keys, [map(make, (a,), (b,)) for make, a, b in pieces]
@@ -106,7 +112,12 @@ class FrameReader:
     def key(self, table: pa.Table) -> tuple[Any, ...]:
         """The key of the first row."""
         columns = self._columns(table.slice(0, 1))
-        return _keys([columns[i] for i in self._key_positions], [0])[0]
+        return self._keys([columns[i] for i in self._key_positions], [0])[0]
+
+    def keys(self, table: pa.Table) -> list[tuple[Any, ...]]:
+        """The keys of rows that have one each."""
+        columns = self._columns(table)
+        return self._keys([columns[i] for i in self._key_positions], range(table.num_rows))
 
     def piece(self, table: pa.Table) -> Iterable[Any]:
         """Frames of some rows of one key."""
@@ -129,9 +140,12 @@ class FrameReader:
 
     def _columns(self, table: pa.Table) -> list[_Column]:
         return [
-            _column(column, field, self._timezone)
+            _column(column, field, self._timezone, own_types=self._own_types)
             for column, field in zip(table.columns, self._schema.fields, strict=True)
         ]
+
+    def _keys(self, columns: Sequence[_Column], firsts: Sequence[int]) -> list[tuple[Any, ...]]:
+        return (_own_keys if self._own_types else _keys)(columns, firsts)
 
     def _pieces(
         self, columns: Sequence[_Column], starts: Sequence[int]
@@ -181,16 +195,19 @@ class _Column:
         return found
 
 
-def _column(column: pa.ChunkedArray, field: StructField, timezone: str) -> _Column:
+def _column(
+    column: pa.ChunkedArray, field: StructField, timezone: str, *, own_types: bool
+) -> _Column:
     kind = field.dataType
     if isinstance(kind, _INTEGERS):
+        integer = column.type.to_pandas_dtype() if own_types else np.int64
         if column.null_count == 0:
-            return _Column(_numpy(column, np.int64))
-        filled = _numpy(pc.fill_null(column, 0), np.int64)
+            return _Column(_numpy(column, integer))
+        filled = _numpy(pc.fill_null(column, 0), integer)
         nulls = _numpy(column.is_null(), np.bool_)
         return _Column(filled, np.where(nulls, np.nan, filled.astype(np.float64)), nulls)
     if isinstance(kind, _REALS):
-        return _Column(_numpy(column, np.float64))
+        return _Column(_numpy(column, column.type.to_pandas_dtype() if own_types else np.float64))
     if isinstance(kind, BooleanType):
         if column.null_count == 0:
             return _Column(_numpy(column, np.bool_))
@@ -251,3 +268,23 @@ def _keys(columns: Sequence[_Column], firsts: Sequence[int]) -> list[tuple[Any, 
         else:
             lists.append(values.tolist())
     return list(zip(*lists, strict=True))
+
+
+def _own_keys(columns: Sequence[_Column], firsts: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Keys whose values are what the columns of a key's frame hold."""
+    lists = []
+    for column in columns:
+        at = np.asarray(firsts)
+        values = list(pd.Series(column.values[at])) if column.values.dtype.kind in "mM" else None
+        values = list(column.values[at]) if values is None else values
+        if column.nulls is not None and column.with_nulls is not None:
+            for place in np.flatnonzero(column.nulls[at]):
+                values[place] = column.with_nulls[at[place]]
+        lists.append(values)
+    return list(zip(*lists, strict=True))
+
+
+def empty_frames(names: Sequence[str]) -> Callable[[], Any]:
+    """Makes frames with these columns and no rows."""
+    make = frame_maker()(names, [np.empty(0, object)] * len(names))
+    return lambda: make(0, 0)

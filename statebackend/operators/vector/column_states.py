@@ -5,7 +5,7 @@ The layout is that of ``statebackend.state.cells``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from statebackend.state.binary_columns import (
     valid_bits,
     width_of,
 )
+from statebackend.state.blocks import binary_array
 from statebackend.state.column_table import ColumnTable
 from statebackend.state.unbound import OfOneEpoch
 
@@ -96,6 +97,21 @@ class ArrowValueState(OfOneEpoch):
         self._site, self._codec = site, codec
         self._name = site.name
         self._fields = arrow_fields(codec.schema)
+
+    @property
+    def codec(self) -> RowCodec:
+        """Of the rows, for who reads and writes them encoded."""
+        return self._codec
+
+    def get_encoded(self, keys: Keys) -> list[bytes | None]:
+        """The encoded row of each key; None where there is none."""
+        found: list[bytes | None] = self._site.entries.get(self._site.full(keys)).to_pylist()
+        return found
+
+    def put_encoded(self, keys: Keys, rows: Sequence[bytes]) -> None:
+        """As :meth:`put`, of rows that the codec has encoded."""
+        full = self._site.full(keys)
+        self._site.entries.put(*_in_order(full, binary_array(rows), keys.ascending))
 
     def get(self, keys: Keys) -> pa.RecordBatch:
         """The row of each key; null in every column where there is none."""

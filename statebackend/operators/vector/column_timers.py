@@ -59,6 +59,7 @@ class ArrowTimers(OfOneEpoch):
         self._columns, self._index = columns, index
         self._firing = False
         self._gone: list[pa.BinaryArray] = []  # by time: deleted since it was asked what is due
+        self._kept: list[pa.BinaryArray] = []  # by time: to be left set though they fire
 
     # --- for users -----------------------------------------------------------------------------
 
@@ -125,9 +126,17 @@ class ArrowTimers(OfOneEpoch):
                 if len(owners):
                     yield Fired(owners, at)
 
+    def keep(self, keys: Keys, at_ms: AtMs) -> None:
+        """Leave timers set that are firing: they are due again in the next epoch there is."""
+        self._kept.append(self._both(keys, _times(at_ms, len(keys)))[0])
+
     def fired(self, some: Fired) -> None:
         """Their call is over: delete them."""
         by_time, by_key = _full_keys(some.owners, some.at_ms)
+        if self._kept:
+            kept, self._kept = pa.concat_arrays(self._kept), []
+            places = np.flatnonzero(~bools_of(pc.is_in(by_time, value_set=kept)))
+            by_time, by_key = take(by_time, places), take(by_key, places)
         full = pa.concat_arrays([by_time, by_key])
         self._put(full, pa.nulls(len(full), pa.binary()))
 

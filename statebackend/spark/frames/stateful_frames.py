@@ -16,6 +16,7 @@ from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor import record_states
 from statebackend.runtime.driver.inputs import grouped_input, key_names, united_sides
+from statebackend.settings import Settings
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder
@@ -28,6 +29,7 @@ from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
+    from pyspark.sql.pandas._typing import PandasGroupedMapFunctionWithState
 
     from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 
@@ -50,6 +52,7 @@ class FrameMaker:
     """
 
     _builder: FrameBuilder
+    _settings: Settings
 
     def transform_with_state(
         self,
@@ -122,6 +125,66 @@ class FrameMaker:
         """Spark's ``transformWithStateInPandas``: :meth:`transform_with_state` with DataFrames."""
         return self.transform_with_state(
             grouped, statefulProcessor, outputStructType, *given, flavour="pandas", **named
+        )
+
+    def apply_in_pandas_with_state(
+        self,
+        grouped: GroupedData | DataFrame,
+        func: PandasGroupedMapFunctionWithState,
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+        *,
+        uid: str | None = None,
+        keys: str | list[str] | None = None,
+        event_time: str | None = None,
+        watermark_delay: str | timedelta | None = None,
+    ) -> DataFrame:
+        """Spark's ``applyInPandasWithState`` with state kept here.
+
+        Args:
+            grouped: what ``groupBy`` of a streaming frame gave, or the frame, with ``keys=``.
+            func: called as ``func(key, frames, state)`` for each key with rows in a micro-batch,
+                and then for each key whose timeout is over: a function for Spark, unmodified.
+            outputStructType: of the rows in the DataFrames that it yields.
+            stateStructType: of the tuple that ``state`` holds.
+            outputMode: ``"append"`` or ``"update"``, in any case.
+            timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
+            uid: default: the function's name.
+            keys: names of the key columns, of a frame that is not grouped.
+            event_time, watermark_delay: as above. Timeouts in event time need a watermark, and rows
+                behind it are dropped; otherwise it is only what ``getCurrentWatermarkMs`` gives.
+
+        Raises:
+            as :meth:`transform_with_state`.
+        """
+        # It imports pandas, which other operators do without.
+        from statebackend.spark.frames.group_state_frame import function_frame
+
+        name = uid or uid_of(func)
+        made = function_frame(
+            grouped,
+            func,
+            outputStructType,
+            stateStructType,
+            outputMode,
+            timeoutConf,
+            keys=keys,
+            uid=name,
+            event_time=event_time,
+            watermark_delay=watermark_delay,
+            quick_frames=bool(self._settings.quick_frames),
+        )
+        return self._builder.build(
+            made.frame,
+            names=made.names,
+            processor=made.processor,
+            record=lambda copy, mode: record_arrow_states(copy, name, time_mode=mode),
+            output_schema=made.output_schema,
+            uid=name,
+            flavour="arrow",
+            time=made.time,
         )
 
     def process(
