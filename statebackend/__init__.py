@@ -85,8 +85,6 @@ def _check_siblings() -> None:
             )
 
 
-_check_siblings()
-
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {
     "TTL": "statebackend.state.ttl",
@@ -148,6 +146,7 @@ def __getattr__(name: str) -> object:
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_siblings()  # not at import: pytest loads the plugin in projects that use nothing of this
     value: object = getattr(import_module(module), name)
     globals()[name] = value  # the next look-up does not come here
     return value

@@ -198,6 +198,7 @@ class StateBackend(FrameMaker, StartedQuery):
             SettingError: the query has no frame of this backend, ``writer`` is none, or
             ``go_back_to`` is no epoch.
         """
+        check_go_back_to(go_back_to)
         if not isinstance(writer, DataStreamWriter):
             raise SettingError(
                 f"start() was given a {type(writer).__name__}.",
@@ -215,7 +216,6 @@ class StateBackend(FrameMaker, StartedQuery):
         go_back_to: int | None = None,
     ) -> StreamingQuery:
         check_internals(self._spark)
-        check_go_back_to(go_back_to)
         frames = frames_of(self._builder, writer)
         job, found = self._job, None
         if job is None:

@@ -62,7 +62,7 @@ def test_a_program_is_run_with_its_sessions_installed_in(tmp_path: Path) -> None
 def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "snapshot.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-c", "import statebackend"],
+        [sys.executable, "-c", "from statebackend import StateBackend"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

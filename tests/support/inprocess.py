@@ -38,7 +38,7 @@ from statebackend.runtime.driver.operator_specs import Operator, operator_specs
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.operator_time import TimePlan
 from statebackend.runtime.worker.shipped_constants import pack
-from statebackend.runtime.worker.task_spec import TaskSpec
+from statebackend.runtime.worker.task_spec import JobPlace, TaskSpec
 from statebackend.settings import Settings
 from statebackend.spark.worker import task as task_module
 from statebackend.spark.worker.batch_context import EpochContext
@@ -189,9 +189,13 @@ class InProcessJob:
             endpoint=Endpoint(location="", session=f"{self._id}/run", token=""),
         )
         current = SimpleNamespace(current=lambda uid, token: context)
+        place = JobPlace(
+            job=self.name, local_name=self.name, uri=self._uri, local_dir=str(self._local)
+        )
         out: list[pa.RecordBatch] = []
         with (
             mock.patch.object(task_module, "EpochContext", current),
+            mock.patch.object(task_module, "job_place", return_value=place),
             mock.patch.object(task_module, "client_for", return_value=_Client(self._session)),
         ):
             given = list(rows)
