@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "k string, id bigint, at timestamp"
 OUTPUT = "k string, n bigint"
+SURROGATE = "start_it_with_backend_write_stream"  # the column that the anchor's join is on
 
 
 class Counted(StatefulProcessor):
@@ -229,9 +230,9 @@ def _below(lines: list[str], top: int) -> list[list[str]]:
 
 def check_plan(lines: list[str], parallelism: int, operators: int) -> None:
     """Each operator's join is fed by one exchange of its stream, and by the anchor as it lies."""
-    joins = [n for n, line in enumerate(lines) if "Join" in line and "surrogate" in line]
+    joins = [n for n, line in enumerate(lines) if "Join" in line and SURROGATE in line]
     assert len(joins) == operators, "\n".join(lines)
-    ours = r"SinglePartition|hashpartitioning\(__statebackend_surrogate#\d+, (\d+)\)"
+    ours = rf"SinglePartition|hashpartitioning\({SURROGATE}#\d+, (\d+)\)"
     for top in joins:
         assert re.search(r"ShuffledHashJoin .*RightOuter, BuildRight", lines[top]), lines[top]
         stream, anchor = _below(lines, top)
