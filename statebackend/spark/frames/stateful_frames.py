@@ -101,7 +101,8 @@ class FrameMaker:
         output = either(outputStructType, output_schema, "outputStructType", "output_schema")
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
-        name, avro = uid or uid_of(made), df.isStreaming and keeps_avro(df)
+        name = uid_of(made) if uid is None else uid
+        avro = df.isStreaming and keeps_avro(df)
         return self._builder.build(
             df,
             names=names,
@@ -162,7 +163,7 @@ class FrameMaker:
         # It imports pandas, which other operators do without.
         from statebackend.spark.frames.group_state_frame import function_frame
 
-        name = uid or uid_of(func)
+        name = uid_of(func) if uid is None else uid
         made = function_frame(
             grouped,
             func,
