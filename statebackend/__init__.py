@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from statebackend.operators.aggregate.functions import tumbling as tumbling
     from statebackend.scaling.policy import RescalePolicy as RescalePolicy
     from statebackend.scaling.rescaler import Rescaler as Rescaler
+    from statebackend.spark.state_source import register as register
     from statebackend.state.ttl import TTL as TTL
     from statebackend.tables.read import read_state as read_state
     from statebackend.tables.read import read_timers as read_timers
@@ -136,6 +137,7 @@ _EXPORTS: dict[str, str] = {
     "last": "statebackend.operators.aggregate.functions",
     "read_state": "statebackend.tables.read",
     "read_timers": "statebackend.tables.read",
+    "register": "statebackend.spark.state_source",
     "run_drill": "recovery.drill.run.runner",
     "session": "statebackend.operators.aggregate.functions",
     "sliding": "statebackend.operators.aggregate.functions",
