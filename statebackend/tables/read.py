@@ -122,7 +122,7 @@ def states(
                     "operator": one.uid,
                     "state": name,
                     "kind": declared.kind,
-                    "key_schema": _ddl_of(one.last.schemas[""]) if of_keys else None,
+                    "key_schema": _ddl_of(one.last.schemas.get("", "")) if of_keys else None,
                     "map_key_schema": _ddl_of(declared.key_schema),
                     "value_schema": _ddl_of(declared.value_schema),
                     "ttl_ms": declared.ttl_ms if isinstance(declared.ttl_ms, int) else None,

@@ -53,8 +53,9 @@ class StoredOperator:
 
     @property
     def key_schema(self) -> StructType:
-        """Of its keys."""
-        return schema_from_json(self.last.schemas[_KEY])
+        """Of its keys; without fields, if it has none."""
+        text = self.last.schemas.get(_KEY)
+        return schema_from_json(text) if text else StructType()
 
     @property
     def states(self) -> dict[str, StoredState]:

@@ -9,7 +9,8 @@ from recovery.decide.restore_plan import plan_restore
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock
 from recovery.restore.restorer import Restorer, Site
-from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy
+from snapshot.protocol.lineage import SubtaskLineage
+from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy, RestoreStep
 from statebackend.rocks.store import RocksSettings
 from statebackend.runtime.driver.replies import plan_steps
 from statebackend.runtime.driver.restore_records import DamagedSliceError
@@ -57,25 +58,7 @@ def fetch_subtask(
             except DamagedSliceError as damaged:
                 avoid.add(damaged.ref.key)
                 continue
-            chain = lineage.chain_at(job.epoch) or ""
-            reply = BeginReply(
-                job_id=job.job_id,
-                generation=0,
-                base_epoch=job.epoch,
-                durable_epoch=job.epoch,
-                durable_chain=chain,
-                chain=chain,
-                key_group_start=lineage.key_groups.start,
-                key_group_end=lineage.key_groups.end,
-                fresh=True,
-                reason="it is read",
-                steps=steps,
-                states={},
-                inline_budget_bytes=0,
-                restoring=False,
-                base_due=False,
-            )
-            return reply, bodies
+            return _reply(job, lineage, steps), bodies
 
     local = LocalSubtask(
         str(folder),
@@ -97,3 +80,25 @@ def fetch_subtask(
     ).open()
     opened.directory.release()
     return opened.directory.path / "db"
+
+
+def _reply(job: StoredJob, lineage: SubtaskLineage, steps: list[RestoreStep]) -> BeginReply:
+    """What a coordinator would answer to a subtask that has nothing."""
+    chain = lineage.chain_at(job.epoch) or ""
+    return BeginReply(
+        job_id=job.job_id,
+        generation=0,
+        base_epoch=job.epoch,
+        durable_epoch=job.epoch,
+        durable_chain=chain,
+        chain=chain,
+        key_group_start=lineage.key_groups.start,
+        key_group_end=lineage.key_groups.end,
+        fresh=True,
+        reason="it is read",
+        steps=steps,
+        states={},
+        inline_budget_bytes=0,
+        restoring=False,
+        base_due=False,
+    )
