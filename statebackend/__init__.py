@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from statebackend.scaling.rescaler import Rescaler as Rescaler
     from statebackend.spark.state_source import register as register
     from statebackend.state.ttl import TTL as TTL
+    from statebackend.tables.changes import read_changes as read_changes
     from statebackend.tables.read import read_state as read_state
     from statebackend.tables.read import read_timers as read_timers
     from statebackend.tables.read import states as states
@@ -135,6 +136,7 @@ _EXPORTS: dict[str, str] = {
     "first": "statebackend.operators.aggregate.functions",
     "install": "statebackend.installation",
     "last": "statebackend.operators.aggregate.functions",
+    "read_changes": "statebackend.tables.changes",
     "read_state": "statebackend.tables.read",
     "read_timers": "statebackend.tables.read",
     "register": "statebackend.spark.state_source",

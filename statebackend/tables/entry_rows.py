@@ -98,31 +98,45 @@ class StateRows:
     def batch(self, keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
         """See `EntryRows`."""
         full, data = binary_array(keys), binary_array(values)
+        named, places = self.named(full)
+        if places is not None:
+            data = data.take(places)
+        expires = [pa.array(_times(data, 0))] if self._stamped else []
+        arrays = [*named, self.values(data), *expires]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def named(self, full: pa.BinaryArray) -> tuple[list[pa.Array], pa.Array | None]:
+        """The columns that say where entries are: key group, key, and index or map key.
+
+        Returns:
+            the columns; and which of the entries they are for, if not for all.
+        """
         own: list[pa.Array] = []
+        places = None
         if self._map_keys is not None:
             both = StructType(_renamed("k", self._keys) + _renamed("m", self._map_keys))
             columns = decode_key_columns(full, both, _PREFIX_BYTES)
-            width = len(self._keys)
-            columns, map_columns = columns[:width], columns[width:]
+            columns, map_columns = columns[: len(self._keys)], columns[len(self._keys) :]
             own = [_rows_of(map_columns, self._map_keys)]
         elif self._kind == "list":
             columns, left = decode_leading_columns(full, self._keys, _PREFIX_BYTES)
             elements = np.flatnonzero(left == _INDEX_BYTES)  # the others are heads of lists
             if len(elements) < len(full):
                 places = pa.array(elements)
-                full, data = full.take(places), data.take(places)
+                full = full.take(places)
                 columns = [column.take(places) for column in columns]
             own = [pa.array(_numbers(full, -_INDEX_BYTES).astype(np.int64))]
         else:
             columns = decode_key_columns(full, self._keys, _PREFIX_BYTES)
-        expires = []
+        return [pa.array(_groups(full)), _rows_of(columns, self._keys), *own], places
+
+    def values(self, data: pa.BinaryArray) -> pa.StructArray:
+        """The rows in what is stored; null where nothing is."""
         if self._stamped:
-            expires = [pa.array(_times(data, 0))]
             data = tail(data, TIME_BYTES if self._kind == "list" else STAMP_BYTES)
-        rows = _rows_of(self._codec.decode_arrow(data), self._codec.schema)
-        groups = pa.array(_groups(full))
-        arrays = [groups, _rows_of(columns, self._keys), *own, rows, *expires]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        columns, fields = self._codec.decode_arrow(data), list(arrow_fields(self._codec.schema))
+        mask = data.is_null() if data.null_count else None
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
 
 
 class TimerRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,21 +17,35 @@ import pyarrow.compute as pc
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
     CorruptionError,
+    LocalDirError,
     NotRestorableError,
     ObjectNotFoundError,
     SettingError,
 )
-from statebackend.rocks.parted import Store, open_store
+from statebackend.rocks.parted import open_store
 from statebackend.tables.entry_rows import EntryRows, StateRows, TimerRows
 from statebackend.tables.operator_rows import operator_batches, operator_schema
 from statebackend.tables.stored_job import StoredJob, StoredOperator, StoredState, find_job
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.tables.wanted_keys import encoded_keys
 
-__all__ = ["ChosenColumns", "StatePlace", "StateSource", "state_source", "timer_source"]
+__all__ = [
+    "ChosenColumns",
+    "Entries",
+    "StatePlace",
+    "StateSource",
+    "entries",
+    "scratch_folder",
+    "state_source",
+    "timer_source",
+]
+
+Entries = tuple[list[bytes], list[bytes]]
+"""Keys and their values."""
 
 _BATCH_ROWS: Final = 65_536
 _BATCH_BYTES: Final = 16 << 20
+_SCRATCH: Final = "statebackend-read-"
 _TRIES: Final = 3  # the newest epoch may be cleaned while it is read; then there is a newer one
 
 
@@ -157,35 +171,66 @@ def _batches(
         found = operator_batches(job, source.operator, source.state)
         yield from found if job.kept else list(found)
         return
-    with tempfile.TemporaryDirectory(prefix="statebackend-read-", dir=scratch_dir) as folder:
-        wanted = source.subtasks()
-        fetched = {}
-        for number in wanted if not job.kept else ():
-            fetched[number] = fetch_subtask(job, source.operator, number, Path(folder, str(number)))
-        for number in wanted:
-            own = Path(folder, str(number))
-            path = fetched.get(number) or fetch_subtask(job, source.operator, number, own)
-            with closing(open_store(str(path), READ_SETTINGS)) as store:
-                yield from _subtask_batches(store, source, number)
-            shutil.rmtree(own, ignore_errors=True)  # room for the next
-
-
-def _subtask_batches(store: Store, source: StateSource, subtask: int) -> Iterator[pa.RecordBatch]:
     rows = source.rows
-    assert rows is not None
-    groups, own = source.wanted(subtask)
+    with scratch_folder(scratch_dir) as folder:
+        for keys, values in _in_batches(entries(job, source, folder)):
+            yield rows.batch(keys, values)
+
+
+@contextmanager
+def scratch_folder(scratch_dir: str | None) -> Iterator[Path]:
+    """A folder for what is fetched.
+
+    Raises:
+        LocalDirError: it cannot be made.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=scratch_dir)
+    except OSError as error:
+        raise LocalDirError(
+            f"No folder can be made in {scratch_dir or tempfile.gettempdir()} "
+            f"({error.strerror or error}).",
+            todo="Give scratch_dir= a local directory with room for the state.",
+        ) from error
+    with folder as path:
+        yield Path(path)
+
+
+def entries(job: StoredJob, source: StateSource, folder: Path) -> Iterator[Entries]:
+    """The entries that hold the rows of a source, in their order, in pieces.
+
+    All that may be cleaned is fetched before the first piece comes.
+
+    Raises:
+        as `fetch_subtask`.
+    """
+    wanted = source.subtasks()
+    fetched = {}
+    for number in wanted if not job.kept else ():
+        fetched[number] = fetch_subtask(job, source.operator, number, folder / str(number))
+    assert source.rows is not None
+    for number in wanted:
+        own = folder / str(number)
+        path = fetched.get(number) or fetch_subtask(job, source.operator, number, own)
+        with closing(open_store(str(path), READ_SETTINGS)) as store:
+            yield from store.scan_ranges(source.rows.ranges(*source.wanted(number)))
+        shutil.rmtree(own, ignore_errors=True)  # room for the next
+
+
+def _in_batches(pieces: Iterator[Entries]) -> Iterator[Entries]:
+    """Pieces of entries, joined until there is enough for a batch."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size_bytes = 0
-    for some_keys, some_values in store.scan_ranges(rows.ranges(groups, own)):
+    for some_keys, some_values in pieces:
         keys += some_keys
         values += some_values
         size_bytes += sum(map(len, some_values)) + sum(map(len, some_keys))
         if len(keys) >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
-            yield rows.batch(keys, values)
+            yield keys, values
             keys, values, size_bytes = [], [], 0
     if keys:
-        yield rows.batch(keys, values)
+        yield keys, values
 
 
 class ChosenColumns:
