@@ -62,7 +62,12 @@ if TYPE_CHECKING:
     from statebackend.operators.aggregate.functions import tumbling as tumbling
     from statebackend.scaling.policy import RescalePolicy as RescalePolicy
     from statebackend.scaling.rescaler import Rescaler as Rescaler
+    from statebackend.spark.state_source import register as register
     from statebackend.state.ttl import TTL as TTL
+    from statebackend.tables.changes import read_changes as read_changes
+    from statebackend.tables.read import read_state as read_state
+    from statebackend.tables.read import read_timers as read_timers
+    from statebackend.tables.read import states as states
     from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
@@ -131,9 +136,14 @@ _EXPORTS: dict[str, str] = {
     "first": "statebackend.operators.aggregate.functions",
     "install": "statebackend.installation",
     "last": "statebackend.operators.aggregate.functions",
+    "read_changes": "statebackend.tables.changes",
+    "read_state": "statebackend.tables.read",
+    "read_timers": "statebackend.tables.read",
+    "register": "statebackend.spark.state_source",
     "run_drill": "recovery.drill.run.runner",
     "session": "statebackend.operators.aggregate.functions",
     "sliding": "statebackend.operators.aggregate.functions",
+    "states": "statebackend.tables.read",
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.functions",
     "uninstall": "statebackend.installation",

@@ -36,6 +36,7 @@ from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
+from statebackend.spark.state_source import register
 from statebackend.system import SYSTEM, default_local_dir
 
 __all__ = ["StateBackend"]
@@ -121,6 +122,7 @@ class StateBackend(FrameMaker, StartedQuery):
         if not self._settings.local_dir:
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
+        register(spark)
         self._newest: QueryStart | None = None
         self._checked: list[CheckedBatches] = []
         self.writer_calls: Final = WriterCalls(self._begin)

@@ -19,6 +19,7 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend import system
 from statebackend.cli import drill, show
 from statebackend.cli import savepoint_commands as savepoint
+from statebackend.cli import state_commands as state
 from statebackend.cli.console_output import FAILED, console, guarded, reading, say_json
 from statebackend.cli.doctor import examine, examine_spark
 from statebackend.cli.job_folders import Place, place_of
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(drill.app, name="drill")
 app.add_typer(savepoint.app, name="savepoint")
+app.add_typer(state.app, name="state")
 
 Uri = Annotated[str, typer.Argument(help="The folder of all jobs: the uri= of the query.")]
 Job = Annotated[str | None, typer.Option("--job", help="One job's name; all jobs if left out.")]

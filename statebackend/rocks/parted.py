@@ -211,6 +211,13 @@ class PartedStore:
         finally:
             views.clear()
 
+    def scan_ranges(
+        self, ranges: Iterable[tuple[bytes, bytes]]
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """As :meth:`RocksStore.scan_ranges`; each range lies within one key group."""
+        for place, inside in groupby(ranges, key=lambda one: self._routes.place(one[0])):
+            yield from self._of_place[place].scan_ranges(inside)
+
     def scan_keys(self, ranges: Iterable[KeyRange]) -> Iterator[list[bytes]]:
         """As :meth:`RocksStore.scan_keys`."""
         for place, inside in groupby(ranges, key=self._place_of):

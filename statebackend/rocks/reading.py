@@ -21,6 +21,7 @@ META_PREFIX: Final = b"\xff\xff"
 # Pieces of a scan by ranges: short at first, because often the first key is all that is wanted.
 _FIRST_KEYS: Final = 16
 _KEYS_MAX: Final = 8192
+_ENTRIES_MAX: Final = 1024
 _PREFIX_BYTES: Final = 4  # key group and state
 _NO_KEY: Final = META_PREFIX  # above every key of a state
 
@@ -129,6 +130,36 @@ class RocksReads:
             raise
         except Exception as error:
             raise classify(error, self.path) from error
+
+    def scan_ranges(
+        self, ranges: Iterable[tuple[bytes, bytes]]
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """The entries of ranges [start, end) that ascend, in pieces of keys and of their values."""
+        iterator = self._db.iter()
+        current, value_of, advance = iterator.key, iterator.value, iterator.next
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        add_key, add_value = keys.append, values.append
+        try:
+            for start, end in ranges:
+                iterator.seek(start)
+                while (at := current()) is not None and at < end:
+                    add_key(at)
+                    add_value(value_of())
+                    advance()
+                    if len(keys) >= _ENTRIES_MAX:
+                        yield keys[:], values[:]
+                        keys.clear()
+                        values.clear()
+            iterator.status()
+        except StateBackendError:
+            raise
+        except Exception as error:
+            raise classify(error, self.path) from error
+        finally:
+            del iterator, current, value_of, advance
+        if keys:
+            yield keys, values
 
     def scan_keys(self, ranges: Iterable[tuple[bytes, bytes, bytes]]) -> Iterator[list[bytes]]:
         """The keys of ranges that ascend and do not overlap, in pieces, in key order.

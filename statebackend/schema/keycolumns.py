@@ -19,7 +19,7 @@ from statebackend.schema.keyparts import boolean_array
 from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type
 
-__all__ = ["decode_key_columns"]
+__all__ = ["decode_key_columns", "decode_leading_columns"]
 
 _TAG_BYTES: Final = 1
 _LENGTH_BYTES: Final = 4
@@ -36,14 +36,26 @@ def decode_key_columns(
     Raises:
         CorruptionError: bytes that are no keys of this schema.
     """
+    columns, left = decode_leading_columns(keys, schema, skip)
+    if left.any():
+        raise _damaged(schema, "their length is another")
+    return columns
+
+
+def decode_leading_columns(
+    keys: pa.BinaryArray, schema: T.StructType, skip: int | NDArray[np.int64] = 0
+) -> tuple[list[pa.Array], NDArray[np.int64]]:
+    """As :func:`decode_key_columns`, of keys that something follows; how many bytes, of each.
+
+    Raises:
+        CorruptionError: bytes that do not begin with keys of this schema.
+    """
     reader = _Reader(keys, skip)
     try:
         columns = [reader.field(field.dataType) for field in schema]
     except (IndexError, pa.ArrowInvalid) as error:
         raise _damaged(schema, str(error)) from error
-    if (reader.at != reader.ends).any():
-        raise _damaged(schema, "their length is another")
-    return columns
+    return columns, reader.ends - reader.at
 
 
 def _damaged(schema: T.StructType, why: str) -> CorruptionError:

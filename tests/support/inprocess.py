@@ -137,6 +137,7 @@ class InProcessJob:
             lineages=lineages,
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
             bases=BasePolicy(every_epochs=self._settings.base_every_epochs),
+            retain_epochs=self._settings.retain_epochs,
             now_s=system.monotonic_s,
             new_id=system.new_id,
         )

@@ -14,18 +14,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from recovery.local.folders import own_file_text, own_folder
 from statebackend import system
 from statebackend.errors import UnsupportedQueryError
+from statebackend.spark.data_sources import registered
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -47,7 +47,6 @@ ASKED_AT_THE_END: Final = SupportsTriggerAvailableNow is not object
 
 SOURCE_NAME: Final = "statebackend_heartbeat"
 _OFFSET: Final = "epoch"
-_registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 _NEVER: Final = -2  # a query that has run nothing says that epoch -1 is over
 
 
@@ -171,9 +170,7 @@ class Heartbeat(DataSource):
 def beating(df: DataFrame, file: HeartbeatFile) -> DataFrame:
     """``df`` with one source more, which has no rows."""
     session = df.sparkSession
-    if session not in _registered:  # Spark warns of a source that is registered again
-        session.dataSource.register(Heartbeat)
-        _registered.add(session)
+    registered(session, Heartbeat)
     beats = session.readStream.format(SOURCE_NAME).option("path", file.path).load()
     nothing = [F.lit(None).cast(f.dataType).alias(f"c{i}") for i, f in enumerate(df.schema)]
     return df.union(beats.select(*nothing).where("false"))

@@ -1,0 +1,1 @@
+"""State as tables: read without Spark, and without claiming the job."""

@@ -1,0 +1,38 @@
+"""A continuous job's state as tables: while it runs, and of its savepoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import statebackend
+from statebackend.continuous.sinks.collect import CollectSink
+from tests.continuous.runtime.jobs import OUTPUT, Counting, HeldClock, Numbers
+from tests.continuous.runtime.world import soon
+
+if TYPE_CHECKING:
+    from tests.continuous.runtime.world import World
+
+ROWS = 4000
+
+
+def test_its_state_is_read_while_it_runs_and_of_its_savepoint(world: World) -> None:
+    clock: HeldClock = world.held(1.0)
+    keyed = world.source(Numbers(ROWS, splits=4, rows_per_s=1000, clock=clock)).key_by("key")
+    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(CollectSink())
+    query = world.start(2)
+    soon(lambda: (query.epoch or 0) >= 1)
+    uri, job = f"file://{world.folder}/state", "job"
+    rows = statebackend.states(uri, job).to_pylist()
+    assert {(row["operator"], row["state"]) for row in rows} >= {("count", "counts")}
+    running = statebackend.read_state(uri, job, "count", "counts").read_all()
+    assert running.num_rows > 0
+    made = query.stop_with_savepoint()
+    saved = statebackend.read_state(
+        "", savepoint=made.uri, operator="count", state="counts"
+    ).read_all()
+    assert sum(row["value"]["n"] for row in saved.to_pylist()) >= sum(
+        row["value"]["n"] for row in running.to_pylist()
+    )
+    for row in statebackend.states("", savepoint=made.uri).to_pylist():
+        given = {"operator": row["operator"], "state": row["state"]}
+        statebackend.read_state("", savepoint=made.uri, **given).read_all()
