@@ -27,6 +27,7 @@ _BENCHMARKS = (
     "handover",
     "recovery",
     "rescale",
+    "state-read",
     "profile",
     "requests",
     "commits",
@@ -213,6 +214,11 @@ def _run_store(
             state_bytes=(64 if quick else 1024) << 20, repeats=3 if quick else 7, work=folder
         )
         return found, recovery_text(found)
+    if name == "state-read":
+        from bench.state_read import state_read, state_read_text
+
+        found = state_read(keys=200_000 if quick else 10_000_000, work=folder, progress=_say)
+        return found, state_read_text(found)
     if name == "rescale":
         from bench.rescale import rescale, rescale_text
 

@@ -59,14 +59,19 @@ _CONTROL = [
 
 
 def spark_batches(
-    keys: np.ndarray, epoch: int, subtask: int = 0, *, values: np.ndarray | None = None
+    keys: np.ndarray | pa.Array,
+    epoch: int,
+    subtask: int = 0,
+    *,
+    values: np.ndarray | None = None,
 ) -> list[pa.RecordBatch]:
     """``keys`` as the operator gets them from Spark: our control columns, the barrier last."""
     if values is None:
         values = np.arange(len(keys), dtype=np.int64) + epoch
-    data = [("k", pa.array(keys)), ("v", pa.array(values))]
+    column = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    data = [("k", column), ("v", pa.array(values))]
     schema = pa.schema([*(pa.field(name, of.type) for name, of in data), *_CONTROL])
-    groups = key_groups([pa.array(keys)], MAX_PARALLELISM).astype(np.int32)
+    groups = key_groups([column], MAX_PARALLELISM).astype(np.int32)
     owner = np.full(len(keys), subtask, dtype=np.int32)
     stamps = pa.nulls(len(keys), _CONTROL[2].type)
     columns = [*(of for _, of in data), pa.array(groups), pa.array(owner), stamps]
@@ -196,7 +201,10 @@ class Harness:
             parallelism=1,
             max_parallelism=MAX_PARALLELISM,
             states={self.declared.name: 1},
-            schemas={self.declared.name: self.declared.to_json()},
+            schemas={
+                "": StructType(self.spec.plan.input_schema.fields[:1]).json(),
+                self.declared.name: self.declared.to_json(),
+            },
         )
         self.coordinator = Coordinator(
             job="bench",
@@ -241,21 +249,19 @@ class Harness:
             endpoint=Endpoint(location="", session=f"{self.job_id}/run", token=""),
         )
         client = _Client(self.session)
-        current = SimpleNamespace(current=lambda uid, token: context)
-        with (
-            mock.patch.object(task_module, "EpochContext", current),
-            mock.patch.object(task_module, "client_for", return_value=client),
-        ):
+        with mock.patch.object(task_module, "client_for", return_value=client):
             out = 0
-            for batch in self._through(iter(batches)):
+            for batch in self._through(context, iter(batches)):
                 out += batch.num_rows
                 if take is not None:
                     take(batch)
         self.epoch += 1
         return out
 
-    def _through(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from self.task(batches)
+    def _through(
+        self, context: EpochContext, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        yield from self.task.attempt(context, batches)
 
     def timings_ms(self) -> dict[str, float]:
         """The phases of the last epoch, as the task told the driver."""
