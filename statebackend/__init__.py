@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from statebackend.tables.read import read_state as read_state
     from statebackend.tables.read import read_timers as read_timers
     from statebackend.tables.read import states as states
+    from statebackend.tables.write import OperatorState as OperatorState
+    from statebackend.tables.write import write_savepoint as write_savepoint
     from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
@@ -115,6 +117,7 @@ _EXPORTS: dict[str, str] = {
     "Keys": "statebackend.api.arrow",
     "NexmarkSource": "statebackend.continuous.sources.nexmark",
     "NoRestart": "recovery.decide.restarting",
+    "OperatorState": "statebackend.tables.write",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.testing.tester",
     "RangeSource": "statebackend.continuous.sources.generated",
@@ -147,6 +150,7 @@ _EXPORTS: dict[str, str] = {
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.functions",
     "uninstall": "statebackend.installation",
+    "write_savepoint": "statebackend.tables.write",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -24,19 +24,19 @@ class LocationFile:
 def location_files(savepoint: Savepoint, sources: int | None) -> dict[str, LocationFile]:
     """What the location of a query is to hold that begins with a savepoint, but for `metadata`.
 
-    After a continuous job: a plan of the savepoint's batch (Spark asks for the one before, too) in
-    which no source has given anything yet.
+    After a continuous job, or where the savepoint says nothing of sources: a plan of its batch
+    (Spark asks for the one before, too) in which no source has given anything yet.
 
     Raises:
         SettingError: it is not known how many sources that are.
     """
-    if not savepoint.continuous:
+    if savepoint.spark:
         known = (file for file in savepoint.spark if file.name != "metadata")
         return {file.name: LocationFile(file.digest) for file in known}
     if sources is None:
         raise SettingError(
-            "A query that begins with the savepoint of a continuous job is not started by "
-            "backend.starting(): how many sources it has must be known before.",
+            "The savepoint says nothing of Spark's sources, so a query that begins with it is not "
+            "started by backend.starting(): how many sources it has must be known before.",
             todo="Use backend.start(writer).",
         )
     epoch = savepoint.epoch

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+
 import statebackend
+from statebackend import OperatorState
 from statebackend.continuous.sinks.collect import CollectSink
-from tests.continuous.runtime.jobs import OUTPUT, Counting, HeldClock, Numbers
+from tests.continuous.runtime.jobs import (
+    KEYS,
+    OUTPUT,
+    Counting,
+    HeldClock,
+    Numbers,
+    check_counts,
+    truth,
+)
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
@@ -36,3 +48,19 @@ def test_its_state_is_read_while_it_runs_and_of_its_savepoint(world: World) -> N
     for row in statebackend.states("", savepoint=made.uri).to_pylist():
         given = {"operator": row["operator"], "state": row["state"]}
         statebackend.read_state("", savepoint=made.uri, **given).read_all()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_job_goes_on_from_tables(world: World, parallelism: int) -> None:
+    rows = pa.table({"key": list(range(KEYS)), "n": [100] * KEYS, "total": [7] * KEYS})
+    to = f"file://{world.folder}/made"
+    made = statebackend.write_savepoint(
+        to, {"count": OperatorState("key bigint", {"counts": rows})}, parallelism=2
+    )
+    world.renew(job="bootstrapped", savepoint=made)
+    sink = CollectSink()
+    keyed = world.source(Numbers(ROWS, splits=4)).key_by("key")
+    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
+    assert world.start(parallelism).await_termination(60.0)
+    wanted = {key: (n + 100, total + 7) for key, (n, total) in truth(ROWS).items()}
+    check_counts(sink.rows(), wanted)

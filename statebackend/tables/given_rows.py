@@ -1,0 +1,215 @@
+"""Rows that a caller gives for a state, as the entries of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from statebackend.errors import SchemaError, ValueMismatchError
+from statebackend.hashing import key_groups
+from statebackend.operators.declared_states import StateDeclaration, parse_schema
+from statebackend.operators.vector.values import columns_of
+from statebackend.schema.codec import codec_for
+from statebackend.schema.keys import KeyCodec
+from statebackend.state.timers import BY_KEY, BY_TIME, at_bytes
+
+__all__ = ["Entry", "GivenState", "batches_of", "given_state", "timer_entries"]
+
+_KEY: Final = "key"
+_VALUE: Final = "value"
+_MAP_KEY: Final = "map_key"
+_INDEX: Final = "index"
+_OURS: Final = ("key_group", "subtask")  # what reading adds, and writing finds anew
+
+Entry = tuple[bytes, bytes]
+"""A key and its value."""
+
+
+@dataclass(frozen=True)
+class GivenState:
+    """A state as it is going to be declared, and how its rows become entries.
+
+    Attributes:
+        kind: value, list or map.
+    """
+
+    name: str
+    kind: str
+    id: int
+    key: StructType
+    value: StructType
+    map_key: StructType | None
+
+    @property
+    def declared(self) -> StateDeclaration:
+        """As a checkpoint says it."""
+        return StateDeclaration(
+            name=self.name,
+            kind=self.kind,
+            value_schema=self.value.json(),
+            key_schema=self.map_key.json() if self.map_key is not None else "",
+        )
+
+    def entries(self, batch: pa.RecordBatch, max_parallelism: int, first: int) -> Iterator[Entry]:
+        """The entries of a batch.
+
+        Args:
+            first: how many rows came before: elements of a list keep their order.
+
+        Raises:
+            ValueMismatchError, NullKeyError: a row that does not fit.
+        """
+        what = f"State {self.name!r}"
+        prefixes = _prefixes(batch, self.key, max_parallelism, self.id.to_bytes(2, "big"), what)
+        if self.map_key is not None:
+            columns = columns_of(_fields(batch, _MAP_KEY), self.map_key, None, f"{what} (map_key)")
+            rests = KeyCodec(self.map_key, allow_all_null=True).encode_arrow(columns).to_pylist()
+        elif self.kind == "list":
+            numbers = range(first, first + batch.num_rows)
+            rests = [number.to_bytes(8, "big") for number in numbers]
+        else:
+            rests = [b""] * batch.num_rows
+        columns = columns_of(_values(batch, self.key), self.value, None, what)
+        rows = codec_for(self.value).encode_arrow(columns).to_pylist()
+        for prefix, rest, row in zip(prefixes, rests, rows, strict=True):
+            yield prefix + rest, row
+
+
+def given_state(
+    name: str, number: int, key: StructType, schema: pa.Schema, declared: str | StructType | None
+) -> GivenState:
+    """A state by the columns of its rows: `map_key` makes it a map, `index` a list.
+
+    Args:
+        declared: the schema of its values, where it is not to follow from the columns' types.
+
+    Raises:
+        SchemaError: the columns are not those of a state.
+        UnsupportedTypeError: of a column's type.
+    """
+    if "expires_at_ms" in schema.names:
+        raise SchemaError(
+            f"State {name!r} has a column expires_at_ms: a state with a time to live cannot be "
+            f"written yet.",
+            todo="Leave the column out, and let the processor declare the state without a TTL.",
+        )
+    map_key = _struct(schema, _MAP_KEY, name) if _MAP_KEY in schema.names else None
+    kind = "map" if map_key is not None else "list" if _INDEX in schema.names else "value"
+    if declared is not None:
+        value = parse_schema(declared, f"state {name!r}")
+    elif _VALUE in schema.names and pa.types.is_struct(schema.field(_VALUE).type):
+        value = _struct(schema, _VALUE, name)
+    else:
+        names = [one for one in schema.names if one in _value_names(schema.names, key)]
+        value = _spark(pa.schema([schema.field(one) for one in names]), name)
+    if not value.fields:
+        raise SchemaError(
+            f"State {name!r} has no column for its values ({', '.join(schema.names)}).",
+            todo="Give the columns of read_state(): key and value; or key columns and others.",
+        )
+    codec_for(value)
+    return GivenState(name, kind, number, key, value, map_key)
+
+
+def timer_entries(batch: pa.RecordBatch, key: StructType, max_parallelism: int) -> Iterator[Entry]:
+    """The entries of timers: a batch with the key and `at_ms`.
+
+    Raises:
+        ValueMismatchError, NullKeyError: a row that does not fit.
+    """
+    if "at_ms" not in batch.schema.names:
+        raise ValueMismatchError(
+            f"Timers were given without a column at_ms ({', '.join(batch.schema.names)}).",
+            todo="Give the key, and at_ms in milliseconds.",
+        )
+    keys = _prefixes(batch, key, max_parallelism, b"", "The timers")
+    for own, at_ms in zip(keys, batch.column("at_ms").to_pylist(), strict=True):
+        at = at_bytes(at_ms)
+        yield own[:2] + BY_TIME + at + own[2:], b""
+        yield own[:2] + BY_KEY + own[2:] + at, b""
+
+
+def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Rows as batches: of Arrow's, pandas' or Spark's.
+
+    Raises:
+        SchemaError: they are something else.
+    """
+    if hasattr(rows, "toArrow"):  # Spark's
+        rows = rows.toArrow()
+    if isinstance(rows, pa.RecordBatch):
+        return rows.schema, iter([rows])
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.schema, iter(rows)
+    if hasattr(rows, "iloc"):  # pandas'
+        rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.Table):
+        return rows.schema, iter(rows.to_batches())
+    raise SchemaError(
+        f"The rows of a state are a {type(rows).__name__}.",
+        todo="Give a pyarrow Table or RecordBatchReader, a pandas or a Spark DataFrame.",
+    )
+
+
+def _prefixes(
+    batch: pa.RecordBatch, key: StructType, max_parallelism: int, state: bytes, what: str
+) -> list[bytes]:
+    """Key group, state and key of each row."""
+    given = _fields(batch, _KEY) if _is_struct(batch.schema, _KEY) else _named(batch, key.names)
+    columns = columns_of(given, key, None, f"{what} (key)")
+    if not len(columns[0]):
+        return []
+    groups = key_groups(columns, max_parallelism).astype(np.dtype(">u2")).tobytes()
+    keys = KeyCodec(key).encode_arrow(columns).to_pylist()
+    return [groups[2 * n : 2 * n + 2] + state + one for n, one in enumerate(keys)]
+
+
+def _values(batch: pa.RecordBatch, key: StructType) -> Any:
+    if _is_struct(batch.schema, _VALUE):
+        return _fields(batch, _VALUE)
+    return _named(batch, _value_names(batch.schema.names, key))
+
+
+def _value_names(names: Sequence[str], key: StructType) -> list[str]:
+    others = {*_OURS, _KEY, _MAP_KEY, _INDEX, *key.names}
+    return [name for name in names if name not in others]
+
+
+def _named(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array]:
+    return {name: batch.column(name) for name in names if name in batch.schema.names}
+
+
+def _fields(batch: pa.RecordBatch, name: str) -> Mapping[str, pa.Array]:
+    column = batch.column(name)
+    arrays = column.flatten()  # a null struct is null in every field
+    return {field.name: array for field, array in zip(column.type, arrays, strict=True)}
+
+
+def _is_struct(schema: pa.Schema, name: str) -> bool:
+    return name in schema.names and pa.types.is_struct(schema.field(name).type)
+
+
+def _struct(schema: pa.Schema, column: str, state: str) -> StructType:
+    if not _is_struct(schema, column):
+        raise SchemaError(
+            f"The column {column} of state {state!r} is a {schema.field(column).type}.",
+            todo="Give a struct, as read_state() does.",
+        )
+    return _spark(pa.schema(list(schema.field(column).type)), state)
+
+
+def _spark(schema: pa.Schema, state: str) -> StructType:
+    try:
+        found: StructType = from_arrow_schema(schema)
+    except Exception as error:  # pyspark's own, of several kinds
+        raise SchemaError(
+            f"The columns of state {state!r} have a type that Spark does not have ({error}).",
+            todo="Cast them to types of Spark.",
+        ) from error
+    return found

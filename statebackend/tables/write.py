@@ -1,0 +1,414 @@
+"""Makes a savepoint out of tables: `write_savepoint`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from blake3 import blake3
+from pyspark.sql.types import StructType
+
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
+from recovery.savepoints.savepoint import Begun, Savepoint, SavepointOperator, encode_savepoint
+from snapshot.formats.delta import chain, chain_start
+from snapshot.formats.delta_stream import EncodedDelta, encode_stream
+from snapshot.formats.names import data_name
+from snapshot.formats.record import Manifest, SliceEntry
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.operators import operators_setting
+from snapshot.protocol.tenure import Tenure
+from snapshot.storage.object_store import CreateOutcome, ObjectStore
+from snapshot.storage.open import open_store, probe
+from snapshot.storage.store_options import StoreOptions
+from statebackend.errors import SettingError
+from statebackend.keygroups import check_parallelism, key_group_range
+from statebackend.operators.declared_states import parse_schema
+from statebackend.rocks.parted import Store
+from statebackend.rocks.parted import open_store as open_local
+from statebackend.schema.keys import KeyCodec
+from statebackend.state.blocks import binary_array
+from statebackend.system import SYSTEM, System
+from statebackend.tables.given_rows import (
+    Entry,
+    GivenState,
+    batches_of,
+    given_state,
+    timer_entries,
+)
+from statebackend.tables.scan import scratch_folder
+from statebackend.tables.temporary_copy import READ_SETTINGS
+
+__all__ = ["OperatorState", "write_savepoint"]
+
+_EPOCH: Final = 0  # the savepoint's
+_PIECE: Final = 4096
+_TIME_MODES: Final = ("none", "event", "processing")
+_COUNT_BYTES: Final = 8
+MAX_PARALLELISM: Final = 1024
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """What an operator is to begin with.
+
+    Args:
+        key: its key columns, as in ``user string``.
+        states: the rows of each state, by its name: an Arrow table or reader, a pandas or a Spark
+            frame. Columns as `statebackend.read_state` gives them (``key`` and ``value``, structs;
+            ``map_key`` of a map; ``index`` of a list), or key columns by their names and others,
+            which are the value's fields. The last row of a key counts, and of a list all, in the
+            order in which they come.
+        timers: rows with the key and ``at_ms``, milliseconds.
+        time_mode: as the operator has it: none, event or processing.
+        schemas: of the values of states, where they are not to follow from the columns' types.
+    """
+
+    key: str | StructType
+    states: Mapping[str, Any] = field(default_factory=dict)
+    timers: Any = None
+    time_mode: str = "none"
+    schemas: Mapping[str, str | StructType] = field(default_factory=dict)
+
+
+def write_savepoint(
+    to: str,
+    operators: Mapping[str, OperatorState],
+    *,
+    parallelism: int = 1,
+    max_parallelism: int = MAX_PARALLELISM,
+    watermark_ms: int | None = None,
+    options: StoreOptions | None = None,
+    scratch_dir: str | None = None,
+    system: System = SYSTEM,
+) -> Savepoint:
+    """Write tables as a savepoint, which a job can begin with: ``StateBackend(savepoint=...)``.
+
+    The query that begins with it reads its sources from their start. Memory: a batch. A folder in
+    ``scratch_dir`` takes the state of an operator meanwhile, which is sorted there.
+
+    Args:
+        to: the savepoint's folder, a URI; empty.
+        operators: by uid.
+        parallelism: in how many parts the state is written; a job may have another one.
+        max_parallelism: key groups. The job that begins with it has so many.
+        watermark_ms: in force; timers of event time at or before it fire in the first batch.
+        options: how S3 is reached.
+
+    Returns:
+        the savepoint.
+
+    Raises:
+        SettingError: there is no operator, or something lies in the folder already.
+        SchemaError, ValueMismatchError, NullKeyError: rows that are no state.
+        StoreUnreachableError: from the store; what was written is no savepoint then.
+    """
+    check_parallelism(parallelism, max_parallelism)
+    if not operators:
+        raise SettingError("No operator was given.", todo="Give at least one, by its uid.")
+    target = open_store(to, new_id=system.new_id, options=options)
+    probe(target, new_id=system.new_id)
+    writing = _Writing(target, parallelism, max_parallelism, watermark_ms, system)
+    # What is wrong with schemas is said before anything is written.
+    declared = {uid: _Declared.of(uid, one) for uid, one in operators.items()}
+    with scratch_folder(scratch_dir) as scratch:
+        return writing.run(declared, scratch)
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """An operator's key and states, with their rows."""
+
+    key: StructType
+    states: list[tuple[GivenState, Iterator[pa.RecordBatch]]]
+    timers: Iterator[pa.RecordBatch]
+    time_mode: str
+
+    @classmethod
+    def of(cls, uid: str, given: OperatorState) -> _Declared:
+        """As it was given.
+
+        Raises:
+            SchemaError, UnsupportedTypeError: it is no state. SettingError: no time mode.
+        """
+        if given.time_mode not in _TIME_MODES:
+            raise SettingError(
+                f"Operator {uid!r} has time_mode={given.time_mode!r}.",
+                todo=f"Give one of {', '.join(_TIME_MODES)}.",
+            )
+        if given.timers is not None and given.time_mode == "none":
+            raise SettingError(
+                f"Operator {uid!r} was given timers and no time mode.",
+                todo="Give time_mode='event' or time_mode='processing', as the operator has it.",
+            )
+        key = parse_schema(given.key, f"the key of operator {uid!r}")
+        KeyCodec(key)
+        states = []
+        for number, (name, rows) in enumerate(given.states.items(), start=1):
+            schema, batches = batches_of(rows)
+            state = given_state(name, number, key, schema, given.schemas.get(name))
+            states.append((state, batches))
+        timers = iter(()) if given.timers is None else batches_of(given.timers)[1]
+        return cls(key, states, timers, given.time_mode)
+
+
+class _Writing:
+    """One savepoint that is being made."""
+
+    def __init__(
+        self,
+        target: ObjectStore,
+        parallelism: int,
+        max_parallelism: int,
+        watermark_ms: int | None,
+        system: System,
+    ) -> None:
+        self._target, self._system = target, system
+        self._parallelism, self._max = parallelism, max_parallelism
+        self._watermark_ms = watermark_ms
+        self._stamp_ms = system.wall_ms()
+        self._id = f"{_EPOCH:010d}-{system.new_id()[-12:]}"
+        self._job_id = system.new_uuid()
+        self._objects = 0
+
+    def run(self, operators: Mapping[str, _Declared], scratch: Path) -> Savepoint:
+        """Take the folder, write each operator's record, and say at last that it is whole."""
+        target, system = self._target, self._system
+        begun = Begun(id=self._id, job=self._id, job_uri="", created_ms=self._stamp_ms)
+        taken = any(not one.name.startswith("probe/") for one in target.list(""))
+        mark = [msgspec.json.encode(begun)]
+        if taken or target.create(BEGUN_NAME, mark) is CreateOutcome.EXISTS:
+            raise SettingError(
+                f"A savepoint cannot go to {target.uri}: something lies there already.",
+                todo="Give another place; `statebackend savepoint delete` removes a savepoint.",
+            )
+        log = CommitLog(
+            target,
+            job=self._id,
+            writer="write_savepoint",
+            new_id=system.new_id,
+            threads=system.threads,
+        )
+        settings = operators_setting(dict.fromkeys(operators, _EPOCH))
+        tenure = log.claim(
+            job_id=self._job_id,
+            query_id="",
+            run=self._id,
+            stamp_ms=self._stamp_ms,
+            settings=settings,
+        )
+        sizes = {}
+        for number, (uid, one) in enumerate(operators.items()):
+            folder = scratch / str(number)
+            folder.mkdir()
+            sizes[uid] = self._operator(log, tenure, uid, one, folder, settings)
+        savepoint = self._described(operators, sizes)
+        target.put(SAVEPOINT_NAME, [encode_savepoint(savepoint)])
+        return savepoint
+
+    def _operator(
+        self,
+        log: CommitLog,
+        tenure: Tenure,
+        uid: str,
+        given: _Declared,
+        folder: Path,
+        settings: dict[str, Any],
+    ) -> int:
+        states = [state for state, _ in given.states]
+        store = open_local(str(folder / "db"), READ_SETTINGS)
+        try:
+            for state, batches in given.states:
+                _fill(store, _entries_of(state, batches, self._max))
+            next_timer_ms = self._timers(store, given)
+            slices = [
+                self._slice(store, tenure, uid, number, states, folder)
+                for number in range(self._parallelism)
+            ]
+        finally:
+            store.close()
+        log.append(
+            tenure,
+            Manifest(
+                kind="checkpoint",
+                job="",
+                job_id="",
+                generation=0,
+                sequence=0,
+                writer="",
+                write_id="",
+                oldest_needed=tenure.oldest_needed,
+                run=self._id,
+                operator=uid,
+                epoch=_EPOCH,
+                stamp_ms=self._stamp_ms,
+                watermark_ms=self._watermark_ms,
+                event_max_ms=self._watermark_ms,
+                next_timer_ms=next_timer_ms,
+                time_mode=given.time_mode,
+                parallelism=self._parallelism,
+                max_parallelism=self._max,
+                first_epoch=_EPOCH,
+                schemas={
+                    "": given.key.json(),
+                    **{one.name: one.declared.to_json() for one in states},
+                },
+                states={one.name: one.id for one in states},
+                slices=slices,
+                settings=settings,
+            ),
+            [None if one.size_bytes else b"" for one in slices],
+        )
+        return sum(one.size_bytes for one in slices)
+
+    def _timers(self, store: Store, given: _Declared) -> int | None:
+        """Write the timers; when the first is due."""
+        earliest: list[int] = []
+
+        def entries() -> Iterator[Entry]:
+            for batch in given.timers:
+                yield from timer_entries(batch, given.key, self._max)
+                if batch.num_rows:
+                    earliest.append(min(batch.column("at_ms").to_pylist()))
+
+        _fill(store, entries())
+        return min(earliest, default=None)
+
+    def _slice(
+        self,
+        store: Store,
+        tenure: Tenure,
+        uid: str,
+        subtask: int,
+        states: list[GivenState],
+        folder: Path,
+    ) -> SliceEntry:
+        groups = key_group_range(subtask, self._parallelism, self._max)
+        lists = {one.id.to_bytes(2, "big") for one in states if one.kind == "list"}
+        ranges = [(group.to_bytes(2, "big"), (group + 1).to_bytes(2, "big")) for group in groups]
+
+        def pieces() -> Iterator[Entry]:
+            for keys, values in store.scan_ranges(ranges):
+                yield from zip(keys, values, strict=True)
+
+        rows = sum(1 for _ in _with_heads(pieces(), lists))
+        encoded = EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
+        name = None
+        if rows:
+            in_columns = _columns(_with_heads(pieces(), lists))
+            encoded = encode_stream(in_columns, rows, folder / "slice")
+            assert encoded.path is not None
+            name = data_name(tenure.generation, _EPOCH, self._system.new_id())
+            self._target.put_file(name, encoded.path)
+            self._objects += 1
+        start = chain_start(self._job_id, uid, (groups.start, groups.end))
+        return SliceEntry(
+            operator=uid,
+            subtask=subtask,
+            kind="delta",
+            epoch=_EPOCH,
+            key_group_start=groups.start,
+            key_group_end=groups.end,
+            attempt=0,
+            rows=rows,
+            size_bytes=encoded.size_bytes,
+            digest=encoded.digest.hex(),
+            chain=chain(start, encoded.digest).hex(),
+            object=name,
+        )
+
+    def _described(self, operators: Iterable[str], sizes: dict[str, int]) -> Savepoint:
+        return Savepoint(
+            id=self._id,
+            uri=self._target.uri,
+            job=self._id,
+            job_id=self._job_id,
+            job_uri="",
+            query_id="",
+            location="",
+            epoch=_EPOCH,
+            stamp_ms=self._stamp_ms,
+            watermark_ms=self._watermark_ms,
+            created_ms=self._stamp_ms,
+            operators=[
+                SavepointOperator(
+                    uid=uid,
+                    parallelism=self._parallelism,
+                    max_parallelism=self._max,
+                    first_epoch=_EPOCH,
+                    epoch=_EPOCH,
+                    size_bytes=sizes[uid],
+                )
+                for uid in sorted(operators)
+            ],
+            records=len(sizes),
+            objects=self._objects,
+            size_bytes=sum(sizes.values()),
+            spark=[],
+        )
+
+
+def _entries_of(
+    state: GivenState, batches: Iterator[pa.RecordBatch], max_parallelism: int
+) -> Iterator[Entry]:
+    first = 0
+    for batch in batches:
+        yield from state.entries(batch, max_parallelism, first)
+        first += batch.num_rows
+
+
+def _fill(store: Store, entries: Iterable[Entry]) -> None:
+    """Into the store, which sorts them."""
+    store.apply_batches(_pieces(entries, lambda some: _split(dict(some))), None)
+
+
+def _pieces(entries: Iterable[Entry], made: Callable[[list[Entry]], Any]) -> Iterator[Any]:
+    some: list[Entry] = []
+    for entry in entries:
+        some.append(entry)
+        if len(some) >= _PIECE:
+            yield made(some)
+            some = []
+    if some:
+        yield made(some)
+
+
+def _split(entries: dict[bytes, bytes]) -> tuple[list[bytes], list[bytes | None]]:
+    return list(entries), list(entries.values())
+
+
+def _columns(entries: Iterable[Entry]) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+    yield from _pieces(
+        entries,
+        lambda some: (binary_array([k for k, _ in some]), binary_array([v for _, v in some])),
+    )
+
+
+def _with_heads(entries: Iterable[Entry], lists: set[bytes]) -> Iterator[Entry]:
+    """The entries of a store, with those of lists as a state has them.
+
+    Elements come under the number of their row. In a state they count from 0, and before them
+    stands how many there are. An element's key is read to its end: its last 8 bytes are the number.
+    """
+    own, elements = b"", list[bytes]()
+
+    def flushed() -> Iterator[Entry]:
+        if elements:
+            yield own, len(elements).to_bytes(_COUNT_BYTES, "big")
+            for index, row in enumerate(elements):
+                yield own + index.to_bytes(_COUNT_BYTES, "big"), row
+            elements.clear()
+
+    for key, value in entries:
+        if key[2:4] not in lists:
+            yield from flushed()
+            yield key, value
+            continue
+        if key[:-_COUNT_BYTES] != own:
+            yield from flushed()
+            own = key[:-_COUNT_BYTES]
+        elements.append(value)
+    yield from flushed()
