@@ -13,7 +13,13 @@ from blake3 import blake3
 from pyspark.sql.types import StructType
 
 from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
-from recovery.savepoints.savepoint import Begun, Savepoint, SavepointOperator, encode_savepoint
+from recovery.savepoints.savepoint import (
+    Begun,
+    Savepoint,
+    SavepointOperator,
+    encode_savepoint,
+    is_probe,
+)
 from snapshot.formats.delta import chain, chain_start
 from snapshot.formats.delta_stream import EncodedDelta, encode_stream
 from snapshot.formats.names import data_name
@@ -178,7 +184,7 @@ class _Writing:
         """Take the folder, write each operator's record, and say at last that it is whole."""
         target, system = self._target, self._system
         begun = Begun(id=self._id, job=self._id, job_uri="", created_ms=self._stamp_ms)
-        taken = any(not one.name.startswith("probe/") for one in target.list(""))
+        taken = any(not is_probe(one.name) for one in target.list(""))
         mark = [msgspec.json.encode(begun)]
         if taken or target.create(BEGUN_NAME, mark) is CreateOutcome.EXISTS:
             raise SettingError(
