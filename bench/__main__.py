@@ -26,6 +26,7 @@ _BENCHMARKS = (
     "takeover",
     "handover",
     "recovery",
+    "starts",
     "rescale",
     "profile",
     "requests",
@@ -213,6 +214,17 @@ def _run_store(
             state_bytes=(64 if quick else 1024) << 20, repeats=3 if quick else 7, work=folder
         )
         return found, recovery_text(found)
+    if name == "starts":
+        from bench.starts import starts, starts_text
+
+        found = starts(
+            keys=1_000 if quick else sizes.keys,
+            rounds=sizes.rounds,
+            profile=arguments.profile,
+            work=folder,
+            progress=_say,
+        )
+        return found, starts_text(found)
     if name == "rescale":
         from bench.rescale import rescale, rescale_text
 
@@ -253,7 +265,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="rows of a batch in `throughput`")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
-        "--profile", action="store_true", help="layers of our side; cProfile in `profile`"
+        "--profile", action="store_true", help="layers of our side; cProfile in `profile`, `starts`"
     )
     parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
     parser.add_argument("--folder", help="where input, checkpoints and state go (default: /tmp)")
