@@ -39,7 +39,7 @@ _BENCHMARKS = (
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
 _SIDES = ("spark", "ours", "flink")
-_SIDED = ("aggregate", "growth", "continuous")
+_SIDED = ("aggregate", "growth", "continuous", "starts")
 _NOISY = 0.15
 
 
@@ -220,6 +220,7 @@ def _run_store(
         found = starts(
             keys=1_000 if quick else sizes.keys,
             rounds=sizes.rounds,
+            sides=arguments.sides,
             profile=arguments.profile,
             work=folder,
             progress=_say,
@@ -254,7 +255,7 @@ def _arguments() -> argparse.Namespace:
         "--sides",
         nargs="+",
         choices=_SIDES,
-        help="of `aggregate`, `growth` and `continuous` (default: all)",
+        help="of `aggregate`, `growth`, `continuous` and `starts` (default: all)",
     )
     parser.add_argument(
         "--flink", help="`aggregate`, `continuous`: the folder of Flink's jars, or for them"

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,13 @@ Notes = list[dict[str, Any]]
 
 
 def starts(
-    *, keys: int, rounds: int, profile: bool = False, work: Path, progress: Any
+    *,
+    keys: int,
+    rounds: int,
+    sides: Sequence[str] = _SIDES,
+    profile: bool = False,
+    work: Path,
+    progress: Any,
 ) -> dict[str, Any]:
     """Seconds of each part, for both sides and both kinds of start.
 
@@ -51,10 +57,11 @@ def starts(
         progress: called with a line for each start.
     """
     source = write_batches(work / "input", keys=keys, rows=keys, full=_BATCHES)
-    found: dict[str, Any] = {side: {kind: [] for kind in _KINDS} for side in _SIDES}
+    sides = [side for side in _SIDES if side in sides]
+    found: dict[str, Any] = {side: {kind: [] for kind in _KINDS} for side in sides}
     profiles: dict[str, str] = {}
     for number in range(rounds):
-        for side in _SIDES:
+        for side in sides:
             folder = work / f"{side}-{number}"
             folder.mkdir()
             for kind in _KINDS:
@@ -63,7 +70,7 @@ def starts(
                 progress(f"round {number + 1}/{rounds}, {side}, {kind}: {_line(one)}")
                 if text := _of(notes, "started").get("profile"):
                     profiles[f"{side}, {kind}"] = text
-    medians = {side: {kind: _medians(found[side][kind]) for kind in _KINDS} for side in _SIDES}
+    medians = {side: {kind: _medians(found[side][kind]) for kind in _KINDS} for side in sides}
     return {
         "keys": keys,
         "partitions": _PARTITIONS,
@@ -144,28 +151,36 @@ def _of(notes: Notes, name: str) -> dict[str, Any]:
 
 
 def _parts(side: str, notes: Notes, spawned_s: float) -> dict[str, Any]:
-    at = {name: _of(notes, name)["at_s"] for name in ("session", "installed", "frame", "started")}
-    task_s, output = _of(notes, "task")["at_s"], _of(notes, "output")
-    start_s = at["started"] - at["frame"]
-    ours: dict[str, float] = {}
-    if side == "ours":
-        restores = output["restores"]
-        ours = {
-            "install": at["installed"] - at["session"],
-            "frame": at["frame"] - at["installed"],
-            "start": start_s - _of(notes, "sparks_start")["seconds"],
-            "restore": max(seconds for _, seconds in restores),
-        }
-    called_s = at["frame"]
+    at = {name: _of(notes, name)["at_s"] for name in ("session", "frame", "task", "output")}
+    output = _of(notes, "output")
+    ours, in_jvm_s = _ours(notes) if side == "ours" else ({}, 0.0)
     return {
         "jvm_s": round(at["session"] - spawned_s, 3),
-        "spark_s": round(task_s - at["session"] - sum(ours.values()), 3),
+        "spark_s": round(at["task"] - at["session"] - sum(ours.values()), 3),
         "ours_s": round(sum(ours.values()), 3),
+        "ours_in_jvm_s": round(in_jvm_s, 3),
         "ours_parts_s": {name: round(seconds, 3) for name, seconds in ours.items()},
-        "start_to_first_output_s": round(output["at_s"] - called_s, 3),
-        "process_to_first_output_s": round(output["at_s"] - spawned_s, 3),
+        "start_to_first_output_s": round(at["output"] - at["frame"], 3),
+        "process_to_first_output_s": round(at["output"] - spawned_s, 3),
         "sources": sorted({source for source, _ in output.get("restores", ())}),
     }
+
+
+def _ours(notes: Notes) -> tuple[dict[str, float], float]:
+    """The seconds of each of our parts; and of all, those in which Spark's JVM worked for it."""
+    sparks = _of(notes, "sparks_start")
+    found, in_jvm_s = {}, -float(sparks["in_jvm_s"])
+    for name, begin, end in (
+        ("install", "session", "installed"),
+        ("frame", "source", "frame"),
+        ("start", "frame", "started"),
+    ):
+        first, last = _of(notes, begin), _of(notes, end)
+        found[name] = last["at_s"] - first["at_s"]
+        in_jvm_s += last["in_jvm_s"] - first["in_jvm_s"]
+    found["start"] -= sparks["seconds"]
+    found["restore"] = max(seconds for _, seconds in _of(notes, "output")["restores"])
+    return found, in_jvm_s
 
 
 def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,18 +202,19 @@ def _line(one: dict[str, Any]) -> str:
     return (
         f"start() to first output {one['start_to_first_output_s']:.2f} s, from the process's start "
         f"{one['process_to_first_output_s']:.2f} s: JVM {one['jvm_s']:.2f}, Spark "
-        f"{one['spark_s']:.2f}, ours {one['ours_s']:.2f}" + (f" ({parts})" if parts else "")
+        f"{one['spark_s']:.2f}, ours {one['ours_s']:.2f}"
+        + (f" ({parts}; of that {one['ours_in_jvm_s']:.2f} in the JVM)" if parts else "")
     )
 
 
 def starts_text(found: dict[str, Any]) -> str:
     """The figures to read."""
-    rounds = len(found["rounds"]["ours"][_KINDS[0]])
+    rounds = max(len(of[_KINDS[0]]) for of in found["rounds"].values())
     lines = [f"Starts of a counter of {found['keys']:,} keys, medians of {rounds}:"]
     lines += [
         f"  {kind}, {side}: {_line(found['median'][side][kind])}"
         for kind in _KINDS
-        for side in _SIDES
+        for side in found["median"]
     ]
     lines += [f"The driver, {name}:\n{text}" for name, text in found["profiles"].items()]
     return "\n".join(lines)

@@ -12,11 +12,13 @@ import json
 import os
 import pstats
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from py4j.java_gateway import GatewayClient
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -28,6 +30,7 @@ __all__ = ["note"]
 
 _LINES = 25  # of a profile
 _SETTLE_S = 0.2
+_in_jvm_s = [0.0]  # that this thread waited for the JVM's answers
 
 
 def note(path: str, name: str, **said: Any) -> None:
@@ -59,12 +62,14 @@ class NotingCounter(Counter):
 
 
 def _counts(spark: SparkSession, task: dict[str, Any]) -> DataFrame:
-    frame = (
+    grouped = (
         spark.readStream.schema(INPUT_SCHEMA)
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .parquet(task["input"])
+        .groupBy("k")
     )
-    return frame.groupBy("k").transformWithState(
+    note(task["notes"], "source", in_jvm_s=_in_jvm_s[0])
+    return grouped.transformWithState(
         statefulProcessor=NotingCounter(task["notes"]),
         outputStructType=OUTPUT_SCHEMA,
         outputMode="update",
@@ -81,6 +86,21 @@ def _install(spark: SparkSession, task: dict[str, Any]) -> Any:
     return found.backend
 
 
+def _count_calls() -> None:
+    """Have the time that calls into the JVM take counted, those of this thread alone."""
+    plain, this = GatewayClient.send_command, threading.get_ident()
+
+    def send_command(*given: Any, **named: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return plain(*given, **named)
+        finally:
+            if threading.get_ident() == this:
+                _in_jvm_s[0] += time.perf_counter() - began_s
+
+    GatewayClient.send_command = send_command
+
+
 def _timed(notes: str) -> None:
     """Note what Spark's own part of ``start()`` took."""
     from statebackend.spark.start.writer_calls import WriterCalls
@@ -88,9 +108,10 @@ def _timed(notes: str) -> None:
     plain: Callable[..., Any] = WriterCalls.spark_start
 
     def start(writer: Any) -> Any:
-        began_s = time.perf_counter()
+        began_s, before_s = time.perf_counter(), _in_jvm_s[0]
         query = plain(writer)
-        note(notes, "sparks_start", seconds=time.perf_counter() - began_s)
+        seconds, in_jvm_s = time.perf_counter() - began_s, _in_jvm_s[0] - before_s
+        note(notes, "sparks_start", seconds=seconds, in_jvm_s=in_jvm_s)
         return query
 
     WriterCalls.spark_start = staticmethod(start)
@@ -107,14 +128,15 @@ def main() -> None:
     notes = task["notes"]
     note(notes, "program")
     spark = session(task)
-    note(notes, "session")
+    _count_calls()
+    note(notes, "session", in_jvm_s=0.0)
     backend, profile = None, cProfile.Profile()
     if task["profile"]:
         profile.enable()
     if task["side"] == "ours":
         backend = _install(spark, task)
         _timed(notes)
-    note(notes, "installed")
+    note(notes, "installed", in_jvm_s=_in_jvm_s[0])
 
     def write(frame: DataFrame, batch: int) -> None:
         counts = {row.k: row.n for row in frame.collect()}
@@ -126,12 +148,12 @@ def main() -> None:
         note(notes, "output", batch=batch, keys=len(counts), wrong=len(wrong), **said)
 
     frame = _counts(spark, task)
-    note(notes, "frame")
+    note(notes, "frame", in_jvm_s=_in_jvm_s[0])
     writer = frame.writeStream.outputMode("update").foreachBatch(write)
     query = writer.option("checkpointLocation", f"{task['work']}/checkpoint").start()
     profile.disable()
     said = {"profile": _profiled(profile)} if task["profile"] else {}
-    note(notes, "started", **said)
+    note(notes, "started", in_jvm_s=_in_jvm_s[0], **said)
     query.awaitTermination(task["timeout_s"])
     time.sleep(_SETTLE_S)
 

@@ -99,6 +99,6 @@ def test_a_location_belongs_to_the_state_that_began_it(
 
     first = after.main(session, str(tmp_path / "ours"))
     statebackend.uninstall(session)
-    with pytest.raises(StreamingQueryException, match="XXX"):
+    with pytest.raises(StreamingQueryException, match="MISSING_STATE_DIRECTORY"):
         before.main(session, str(tmp_path / "ours"))
     assert after.main(session, str(tmp_path / "ours")) != first
