@@ -26,6 +26,7 @@ _BENCHMARKS = (
     "takeover",
     "handover",
     "recovery",
+    "starts",
     "rescale",
     "state-read",
     "profile",
@@ -39,7 +40,7 @@ _BENCHMARKS = (
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
 _SIDES = ("spark", "ours", "flink")
-_SIDED = ("aggregate", "growth", "continuous")
+_SIDED = ("aggregate", "growth", "continuous", "starts")
 _NOISY = 0.15
 
 
@@ -219,6 +220,18 @@ def _run_store(
 
         found = state_read(keys=200_000 if quick else 10_000_000, work=folder, progress=_say)
         return found, state_read_text(found)
+    if name == "starts":
+        from bench.starts import starts, starts_text
+
+        found = starts(
+            keys=1_000 if quick else sizes.keys,
+            rounds=sizes.rounds,
+            sides=arguments.sides,
+            profile=arguments.profile,
+            work=folder,
+            progress=_say,
+        )
+        return found, starts_text(found)
     if name == "rescale":
         from bench.rescale import rescale, rescale_text
 
@@ -248,7 +261,7 @@ def _arguments() -> argparse.Namespace:
         "--sides",
         nargs="+",
         choices=_SIDES,
-        help="of `aggregate`, `growth` and `continuous` (default: all)",
+        help="of `aggregate`, `growth`, `continuous` and `starts` (default: all)",
     )
     parser.add_argument(
         "--flink", help="`aggregate`, `continuous`: the folder of Flink's jars, or for them"
@@ -259,7 +272,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="rows of a batch in `throughput`")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
-        "--profile", action="store_true", help="layers of our side; cProfile in `profile`"
+        "--profile", action="store_true", help="layers of our side; cProfile in `profile`, `starts`"
     )
     parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
     parser.add_argument("--folder", help="where input, checkpoints and state go (default: /tmp)")

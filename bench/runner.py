@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.machine import ROOT, busy_share
 
-__all__ = ["SideFailed", "batch_stats", "check_output", "run_side", "run_task"]
+__all__ = ["SideFailed", "batch_stats", "check_output", "run_side", "run_task", "session_of"]
 
 _LOG_LINES = 40
 _STOP_S = 30.0
@@ -103,7 +103,7 @@ def run_task(module: str, task: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Wait until nothing of a side runs any more: a JVM that still stops would disturb the next."""
     deadline_s = time.monotonic() + _STOP_S
-    while (left := _session_of(child.pid)) and time.monotonic() < deadline_s:
+    while (left := session_of(child.pid)) and time.monotonic() < deadline_s:
         if child.poll() is None:  # we were interrupted
             break
         time.sleep(0.1)
@@ -113,7 +113,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _session_of(leader: int) -> list[int]:
+def session_of(leader: int) -> list[int]:
     """The processes of the session that a side was started in: its own, its JVM's, its workers'."""
     found = []
     for entry in Path("/proc").iterdir():

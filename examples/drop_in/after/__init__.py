@@ -1,0 +1,1 @@
+"""The same programs with one import and one call more."""
