@@ -337,12 +337,17 @@ class StateBackend(FrameMaker, StartedQuery):
         self._builder.close()
 
 
-def _check_classic(spark: SparkSession) -> None:
+def _check_classic(spark: Any) -> None:
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise SparkConnectError(
             "The session is a Spark Connect session; the backend needs the driver's JVM.",
             todo="Run the driver with a classic session: "
             "SparkSession.builder.config('spark.api.mode', 'classic').",
+        )
+    if not isinstance(spark, SparkSession):
+        raise SettingError(
+            f"spark= is a {type(spark).__name__}, no session of Spark's.",
+            todo="Give it what SparkSession.builder.getOrCreate() returned.",
         )
 
 

@@ -64,13 +64,14 @@ from statebackend.spark.start.query_from_savepoint import (
 from statebackend.spark.start.sink_log import sink_log
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.stream_writer import (
-    appends,
     check_event_time,
     location_path,
     only_our_python,
     options_of,
+    output_mode,
 )
 from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.start.unread_output import check_output
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY, JOB_PROPERTY
 
 __all__ = ["Launch", "Operator"]
@@ -197,7 +198,9 @@ class Launch:
         if location is not None:
             self._file_manager = location.file_manager(options.get("path"))
         times = [one.time for one in self._operators.values()]
-        check_event_time(writer, times, append=appends(writer))
+        mode, frame = output_mode(writer), writer._df
+        check_output(frame._jdf.queryExecution().analyzed(), mode)
+        check_event_time(writer, times, append=mode == "append")
         if all(one.narrow for one in self._operators.values()):
             nodes = sum(one.nodes for one in self._operators.values())
             self._narrow = only_our_python(writer, nodes)
@@ -384,6 +387,7 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
+        check_output(stream.analyzedPlan(), str(stream.outputMode()))
         if self._settings.commit == "async":
             self.session.checks.required = self._around.check_sink(query, checked=self._checked())
         if self._heartbeats and self._runs_without_data:
