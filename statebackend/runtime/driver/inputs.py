@@ -20,10 +20,11 @@ def key_schema_of(rows: StructType, names: list[str]) -> StructType:
     return StructType([rows[name] for name in names])
 
 
-def key_names(df: DataFrame, keys: str | list[str], *, static: bool = False) -> list[str]:
+def key_names(df: Any, keys: Any, *, static: bool = False) -> list[str]:
     """Names of key columns, checked.
 
     Args:
+        df: a frame. keys: a name, or several.
         static: a static frame will do, too.
 
     Raises:

@@ -62,6 +62,7 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
+from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.stream_writer import (
     check_event_time,
@@ -173,6 +174,14 @@ class Launch:
         hidden = location.taken_back() if location else []
         manifests = self._start.log.manifests()
         self._start.check(manifests)
+        begun = bool(manifests) or self._savepoint is not None
+        if (
+            location is not None
+            and progress is not None
+            and not begun
+            and progress.last_commit >= 0
+        ):
+            refuse_sparks_own(location)
         if location is None or progress is None:
             self._write_initial(0)
         else:
