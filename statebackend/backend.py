@@ -35,6 +35,7 @@ from statebackend.spark.start.query_start import QueryStart, StartOptions, frame
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
+from statebackend.spark.start.worker_probe import check_workers
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
 from statebackend.spark.state_source import register
 from statebackend.system import SYSTEM, default_local_dir
@@ -225,6 +226,7 @@ class StateBackend(FrameMaker, StartedQuery):
             job = self._open_job(found.identity.uri, found.identity.job)
         query_start = self._query_start(job, frames, checked, go_back_to)
         query_start.launch.prepare(writer)
+        check_workers(self._spark)  # the last: it is a job
         if found is not None:
             found.keep()
         self._prepared(query_start, checked)
@@ -339,12 +341,17 @@ class StateBackend(FrameMaker, StartedQuery):
         self._builder.close()
 
 
-def _check_classic(spark: SparkSession) -> None:
+def _check_classic(spark: Any) -> None:
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise SparkConnectError(
             "The session is a Spark Connect session; the backend needs the driver's JVM.",
             todo="Run the driver with a classic session: "
             "SparkSession.builder.config('spark.api.mode', 'classic').",
+        )
+    if not isinstance(spark, SparkSession):
+        raise SettingError(
+            f"spark= is a {type(spark).__name__}, no session of Spark's.",
+            todo="Give it what SparkSession.builder.getOrCreate() returned.",
         )
 
 

@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
+import botocore.exceptions
 import pytest
 
 from recovery.drill import Facts, Fault, FaultProxy, Rule, Script, Verb
 from snapshot.storage import CreateOutcome, ObjectStore, StoreOptions, open_store, probe
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.s3.s3_client import TRIES
+from snapshot.storage.s3.s3_retry import Retries
 from statebackend.errors import (
     LocalCopyError,
     ObjectNotFoundError,
@@ -757,3 +760,13 @@ def test_the_environment_may_name_the_endpoint_and_the_authority(
     store = open_store(ministack.fresh_uri(), new_id=new_id, options=StoreOptions())
     store.put("a", [b"x"])
     assert store.get("a") == b"x"
+
+
+def test_an_error_says_what_botocore_said_without_its_chain() -> None:
+    def operation(_: object) -> None:
+        raise botocore.exceptions.NoCredentialsError
+
+    retries = Retries(MagicMock(), uri="s3://b/j", deadline_s=1.0)
+    with pytest.raises(StoreUnreachableError, match="Unable to locate credentials") as raised:
+        retries.call("list", "", operation)
+    assert raised.value.__suppress_context__

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import enum
 import gc
+import importlib
 import io
 import pickle
 import sqlite3
@@ -14,6 +15,7 @@ import sys
 import threading
 import types
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -577,3 +579,42 @@ def test_classes_of_main_are_one_class_in_parts_and_processor() -> None:
     made.points = [kind() for _ in range(5_000)]
     loaded = cloudpickle.loads(cloudpickle.dumps(1)) and shipped(made).fresh()
     assert type(loaded) is type(loaded.points[0])
+
+
+# --- what a worker cannot load -------------------------------------------------------------------
+
+
+def _of_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ShippedProcessor:
+    """A processor whose class is in a module that only the driver has."""
+    (folder / f"{name}.py").write_text("class Mine:\n    pass\n")
+    with monkeypatch.context() as here:
+        here.syspath_prepend(folder)
+        made = shipped(importlib.import_module(name).Mine())
+    del sys.modules[name]
+    importlib.invalidate_caches()
+    return made
+
+
+def test_a_module_that_the_worker_lacks_is_named_with_what_sends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _of_a_module(tmp_path, monkeypatch, "only_the_driver_has_it")
+    with pytest.raises(
+        ProcessorError,
+        match=r"no module 'only_the_driver_has_it'.*addPyFile\('only_the_driver_has_it\.py'\).*"
+        "--py-files",
+    ):
+        one.fresh()
+
+
+def test_a_module_that_fails_in_the_worker_is_told_apart_from_one_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _of_a_module(tmp_path, monkeypatch, "imports_what_is_not_there")
+    (tmp_path / "imports_what_is_not_there.py").write_text("\nimport nobody_has_it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ProcessorError, match=r"fails when it is imported .*nobody_has_it.*py:2\."
+    ) as raised:
+        one.fresh()
+    assert "addPyFile" not in str(raised.value)

@@ -82,6 +82,7 @@ _PASSING = (
     "ThrottlingException",
     "TooManyRequests",
 )
+_SHOWN = 300  # characters
 _CHAIN = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -210,19 +211,24 @@ def _failed(error: BaseException, what: str, tries: str) -> StorageError:
         return kind(f"{what}: {reason}{tries}.", todo=_todo(code))
     if isinstance(error, _CHAIN):
         return StoreUnreachableError(
-            f"{what}: no usable credentials were found ({type(error).__name__}).",
+            f"{what}: no usable credentials were found ({type(error).__name__}: {_text(error)}).",
             todo="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or run with a role: "
             "on every executor, not only on the driver.",
         )
     if isinstance(error, boto.SSLError):
         return StoreUnreachableError(
-            f"{what}: the TLS connection failed{tries}.",
+            f"{what}: the TLS connection failed ({_text(error)}){tries}.",
             todo="Check the endpoint's certificate and the ca_bundle (AWS_CA_BUNDLE).",
         )
     return StoreUnreachableError(
-        f"{what}: {type(error).__name__}, no whole answer came{tries}.",
+        f"{what}: no whole answer came ({type(error).__name__}: {_text(error)}){tries}.",
         todo="Check the endpoint (AWS_ENDPOINT_URL_S3), the network and the proxy (NO_PROXY).",
     )
+
+
+def _text(error: BaseException) -> str:
+    """What an error of botocore's says: it stands for the whole chain of errors below it."""
+    return " ".join(str(error).split())[:_SHOWN].rstrip(".")
 
 
 def _todo(code: str) -> str:

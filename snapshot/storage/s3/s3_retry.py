@@ -113,7 +113,7 @@ class Trying:
         try:
             self._client = clients.client()
         except CALL_ERRORS as error:  # a missing profile, a file of certificates that is not there
-            raise typed_error(error, self._verb, self._name, self._retries.uri) from error
+            raise typed_error(error, self._verb, self._name, self._retries.uri) from None
         return self._client
 
     def failed(self, error: BaseException) -> None:
@@ -127,11 +127,11 @@ class Trying:
             self._retries._clients.renew(self._client)
             return
         if step is not Step.RETRY:
-            raise self._final(error) from (None if error_code(error) else error)
+            raise self._final(error) from None  # its text is in there
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
         pause_s = longest_s * self._retries._draw()
         if self._spent_s() + pause_s > self._deadline_s:
-            raise self._final(error) from error
+            raise self._final(error) from None
         self._tell(error)
         self._retries._sleep_s(pause_s)
 

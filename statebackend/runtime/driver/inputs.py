@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, StructType
 
@@ -20,16 +20,26 @@ def key_schema_of(rows: StructType, names: list[str]) -> StructType:
     return StructType([rows[name] for name in names])
 
 
-def key_names(df: DataFrame, keys: str | list[str], *, static: bool = False) -> list[str]:
+def key_names(df: Any, keys: Any, *, static: bool = False) -> list[str]:
     """Names of key columns, checked.
 
     Args:
+        df: a frame. keys: a name, or several.
         static: a static frame will do, too.
 
     Raises:
         SchemaError: what is wrong with them, or with the frame.
         SparkLostError: Spark's JVM is gone.
     """
+    if not isinstance(df, DataFrame):
+        raise SchemaError(
+            f"The input is a {type(df).__name__}.", todo="Give a DataFrame, which is not grouped."
+        )
+    if isinstance(keys, Column):
+        raise SchemaError(
+            f"The keys are {keys!r}, a Column.",
+            todo="Give the column's name; give an expression one with withColumn() first.",
+        )
     names = [keys] if isinstance(keys, str) else list(keys)
     if not names or not all(isinstance(name, str) for name in names):
         raise SchemaError(

@@ -21,6 +21,7 @@ from pyspark import Broadcast
 from pyspark.cloudpickle import cloudpickle
 
 from statebackend.errors import ProcessorError
+from statebackend.runtime.worker.unpicklable import unloadable
 
 __all__ = [
     "CONSTANTS",
@@ -285,11 +286,7 @@ class ShippedProcessor:
         try:
             return load_with(self.data, [c.for_epoch() for c in constants], self.shared)
         except Exception as error:
-            raise ProcessorError(
-                f"The processor of operator {self.uid!r} cannot be loaded in the worker "
-                f"({type(error).__name__}: {error}).",
-                todo="Install on the executors what it imports.",
-            ) from error
+            raise unloadable(self.uid, error) from error
 
     def check_unchanged(self) -> None:
         """At the end of an epoch: nothing was added to a constant, nor taken away.

@@ -1,14 +1,17 @@
-"""Which attribute of a processor cannot be pickled: pickle itself names only the type."""
+"""Why a processor cannot be pickled on the driver, or loaded in a worker."""
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from pyspark import cloudpickle
 
-__all__ = ["class_attributes", "explain_unpicklable"]
+from statebackend.errors import ProcessorError
+
+__all__ = ["class_attributes", "explain_unpicklable", "unloadable"]
 
 _DEPTH = 8
 _ENTRIES = 1000  # of a container that are tried, one by one
@@ -26,6 +29,40 @@ def explain_unpicklable(processor: Any, error: Exception | None = None) -> str:
         return f"{type(error).__name__}: {error}" if error else "it can be pickled"
     path, value, cause = found
     return f"{path} ({_type_name(value)}): {type(cause).__name__}: {cause}".rstrip(". ")
+
+
+def unloadable(uid: str, error: Exception) -> ProcessorError:
+    """The typed error for a processor of an operator that does not load in a worker.
+
+    Args:
+        error: what unpickling it raised. A module that is not there is told apart from one that is
+            there and fails when it is imported.
+    """
+    said = f"{type(error).__name__}: {error}".rstrip(".")
+    what = f"The processor of operator {uid!r} cannot be loaded in the worker"
+    frames = traceback.extract_tb(error.__traceback__)
+    importing = [frame for frame in frames if frame.name == "<module>"]
+    if importing:
+        last = importing[-1]
+        return ProcessorError(
+            f"{what}: a module that it needs is there, and fails when it is imported "
+            f"({said}) at {last.filename}:{last.lineno}.",
+            todo="Install what that module imports on every executor, or mend the module.",
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return ProcessorError(
+            f"{what}: the worker has no module {error.name!r}, which the driver has.",
+            todo=f"Send your own modules with spark.sparkContext.addPyFile('{_file_of(error)}') "
+            "before the query starts, or with --py-files (a folder as a zip file); "
+            "install others on every executor.",
+        )
+    return ProcessorError(f"{what} ({said}).", todo="Install on the executors what it imports.")
+
+
+def _file_of(error: ModuleNotFoundError) -> str:
+    """What to send so that a module is there: its file, or its package as a zip file."""
+    top, _, below = (error.name or "module").partition(".")
+    return f"{top}.zip" if below else f"{top}.py"
 
 
 def _type_name(value: Any) -> str:

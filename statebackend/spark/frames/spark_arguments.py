@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from statebackend.errors import SettingError
+from statebackend.errors import ProcessorError, SettingError
 
-__all__ = ["check_flavour", "either", "uid_of"]
+__all__ = ["check_flavour", "check_processor", "either", "uid_of"]
 
 _MODES: Final = ("append", "update")
 _NEEDED: Final = object()
@@ -31,6 +31,27 @@ def either(first: Any, second: Any, name: str, other: str, default: Any = _NEEDE
 def uid_of(processor: Any) -> str:
     """An operator's uid where none was given: the name of its class or function."""
     return str(getattr(processor, "__name__", type(processor).__name__))
+
+
+def check_processor(processor: Any) -> None:
+    """Refuse what is no object with the methods of Spark's ``StatefulProcessor``.
+
+    Raises:
+        ProcessorError: what was given.
+    """
+    if isinstance(processor, type):
+        raise ProcessorError(
+            f"The processor is the class {processor.__name__} itself.",
+            todo=f"Give an object of it: {processor.__name__}(...).",
+        )
+    missing = [
+        name for name in ("init", "handleInputRows") if not callable(getattr(processor, name, None))
+    ]
+    if missing:
+        raise ProcessorError(
+            f"The processor is a {type(processor).__name__} without {' and '.join(missing)}.",
+            todo="Give an object of a subclass of pyspark's StatefulProcessor.",
+        )
 
 
 def check_flavour(flavour: str, output_mode: str | None) -> None:

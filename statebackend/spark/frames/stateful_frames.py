@@ -22,6 +22,7 @@ from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder
 from statebackend.spark.frames.spark_arguments import (
     check_flavour,
+    check_processor,
     either,
     uid_of,
 )
@@ -98,6 +99,7 @@ class FrameMaker:
         df, names = grouped_input(grouped, keys)
         check_flavour(flavour, outputMode)
         made = either(statefulProcessor, processor, "statefulProcessor", "processor")
+        check_processor(made)
         output = either(outputStructType, output_schema, "outputStructType", "output_schema")
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)

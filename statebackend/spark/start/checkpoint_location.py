@@ -23,6 +23,12 @@ FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_FILE_SYSTEM: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+# What brings a scheme's file system, in Hadoop's own releases.
+_MODULES: Final = {
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "abfs": "org.apache.hadoop:hadoop-azure",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+}
 
 
 class _CannotReplaceError(Exception):
@@ -30,7 +36,11 @@ class _CannotReplaceError(Exception):
 
 
 class CheckpointLocation:
-    """One query's checkpoint location."""
+    """One query's checkpoint location.
+
+    Raises:
+        CheckpointLocationError: Spark has no file system for it.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
@@ -40,7 +50,10 @@ class CheckpointLocation:
         self._root = self._Path(path)
         self._utils = jvm.org.apache.commons.io.IOUtils
         self._hadoop = spark._jsc.sc().hadoopConfiguration()
-        self._fs = self._root.getFileSystem(self._hadoop)
+        try:
+            self._fs = self._root.getFileSystem(self._hadoop)
+        except Py4JJavaError as error:
+            raise _no_file_system(path, error) from None
         self._class_of = jvm.java.lang.Class.forName
 
     def file_manager(self, sink: str | None) -> str | None:
@@ -342,6 +355,20 @@ class CheckpointLocation:
             f"and the query must go back by a batch.",
             todo="Give the driver's user the right to change files there, then start again.",
         )
+
+
+def _no_file_system(path: str, error: Py4JJavaError) -> CheckpointLocationError:
+    """For a location whose file system cannot be made: most often its classes are not there."""
+    scheme = path.partition(":")[0]
+    module = _MODULES.get(scheme)
+    return CheckpointLocationError(
+        f"Spark has no file system for the checkpoint location {path} "
+        f"({str(error.java_exception.toString())[:300]}).",
+        todo=f"Put Hadoop's module for {scheme}:// on Spark's class path, such as "
+        f"--packages {module} (in Hadoop's version that Spark has), and check its settings."
+        if module
+        else f"Put the library for {scheme}:// on Spark's class path, or name another location.",
+    )
 
 
 def _is_absence(error: Py4JJavaError) -> bool:

@@ -62,15 +62,17 @@ from statebackend.spark.start.query_from_savepoint import (
     warn_of_sources,
 )
 from statebackend.spark.start.sink_log import sink_log
+from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.stream_writer import (
-    appends,
     check_event_time,
     location_path,
     only_our_python,
     options_of,
+    output_mode,
 )
 from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.start.unread_output import check_output
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY, JOB_PROPERTY
 
 __all__ = ["Launch", "Operator"]
@@ -172,6 +174,14 @@ class Launch:
         hidden = location.taken_back() if location else []
         manifests = self._start.log.manifests()
         self._start.check(manifests)
+        begun = bool(manifests) or self._savepoint is not None
+        if (
+            location is not None
+            and progress is not None
+            and not begun
+            and progress.last_commit >= 0
+        ):
+            refuse_sparks_own(location)
         if location is None or progress is None:
             self._write_initial(0)
         else:
@@ -197,7 +207,9 @@ class Launch:
         if location is not None:
             self._file_manager = location.file_manager(options.get("path"))
         times = [one.time for one in self._operators.values()]
-        check_event_time(writer, times, append=appends(writer))
+        mode, frame = output_mode(writer), writer._df
+        check_output(frame._jdf.queryExecution().analyzed(), mode)
+        check_event_time(writer, times, append=mode == "append")
         if all(one.narrow for one in self._operators.values()):
             nodes = sum(one.nodes for one in self._operators.values())
             self._narrow = only_our_python(writer, nodes)
@@ -384,6 +396,7 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
+        check_output(stream.analyzedPlan(), str(stream.outputMode()))
         if self._settings.commit == "async":
             self.session.checks.required = self._around.check_sink(query, checked=self._checked())
         if self._heartbeats and self._runs_without_data:

@@ -22,12 +22,12 @@ from statebackend.runtime.driver.inputs import grouped_input
 from statebackend.spark.session_settings import frame_limits
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.stream_writer import (
-    appends,
     batch_writer,
     format_of,
     function_name,
     functions_in,
     options_of,
+    output_mode,
 )
 
 __all__ = ["Found", "check_internals", "probe_internals"]
@@ -88,7 +88,11 @@ def _streaming_query(given: _Try) -> None:
 
 _PROBES: Final[tuple[tuple[str, str, Callable[[_Try], object]], ...]] = (
     ("DataStreamWriter.extraOptions", "the checkpoint location", lambda t: options_of(t.writer)),
-    ("DataStreamWriter.outputMode", "event time behind an operator", lambda t: appends(t.writer)),
+    (
+        "DataStreamWriter.outputMode",
+        "event time behind an operator",
+        lambda t: output_mode(t.writer),
+    ),
     ("DataStreamWriter.source", "savepoints of file sinks", lambda t: format_of(t.writer)),
     (
         "DataStreamWriter.foreachBatchWriter",

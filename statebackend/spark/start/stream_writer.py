@@ -15,15 +15,17 @@ from statebackend.runtime.operator_time import TimePlan
 
 __all__ = [
     "FUNCTION_PREFIX",
-    "appends",
     "batch_writer",
     "check_event_time",
     "format_of",
     "function_name",
     "functions_in",
+    "is_operator",
+    "items",
     "location_path",
     "only_our_python",
     "options_of",
+    "output_mode",
 ]
 
 _log = logging.getLogger("statebackend.spark")
@@ -65,12 +67,12 @@ def location_path(spark: SparkSession, options: Mapping[str, str]) -> str | None
     return f"{folder}/{name}" if folder and name else None
 
 
-def appends(writer: DataStreamWriter) -> bool:
-    """Whether a query's output mode is append, which is the default."""
+def output_mode(writer: DataStreamWriter) -> str:
+    """A query's output mode in lower case; append is the default."""
     jwriter: Any = writer._jwrite
     field = jwriter.getClass().getDeclaredField("outputMode")
     field.setAccessible(True)
-    return str(field.get(jwriter)).lower() == "append"
+    return str(field.get(jwriter)).lower()
 
 
 def format_of(writer: DataStreamWriter) -> str:
@@ -98,11 +100,16 @@ def functions_in(writer: DataStreamWriter) -> list[str]:
     frame: Any = writer._df
     found: dict[str, None] = {}  # a frame that is used twice counts once
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
-        if str(node.getClass().getSimpleName()) == _OURS:
-            name = str(node.functionExpr().name())
-            if name.startswith(FUNCTION_PREFIX):
-                found[name] = None
+        if is_operator(node):
+            found[str(node.functionExpr().name())] = None
     return list(found)
+
+
+def is_operator(node: Any) -> bool:
+    """Whether a node of a logical plan is one of our operators, of any backend."""
+    if str(node.getClass().getSimpleName()) != _OURS:
+        return False
+    return str(node.functionExpr().name()).startswith(FUNCTION_PREFIX)
 
 
 def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
@@ -123,7 +130,7 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
             if name == _OURS:
                 found += 1
             elif any(word in name for word in _PYTHONS) or any(
-                one.containsPattern(function) for one in _items(node.expressions())
+                one.containsPattern(function) for one in items(node.expressions())
             ):
                 return False
     except Py4JError as error:  # another release of Spark: then it is not known
@@ -138,10 +145,10 @@ def _nodes(plan: Any) -> Iterator[Any]:
     while nodes:
         node = nodes.pop()
         yield node
-        nodes.extend(_items(node.children()))
+        nodes.extend(items(node.children()))
 
 
-def _items(sequence: Any) -> Iterator[Any]:
+def items(sequence: Any) -> Iterator[Any]:
     """A Scala sequence's."""
     return (sequence.apply(i) for i in range(sequence.length()))
 

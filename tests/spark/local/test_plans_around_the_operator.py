@@ -250,17 +250,28 @@ def test_a_count_of_sparks_own_may_stand_before_the_operator(world: World) -> No
     assert durable_state(backend, "ledger")["acc"] == last
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="A limit in the stream stops reading large output early, so its epochs stay unfinished; "
-    "and a file sink skips the repeated batch, which it has: SB5001 at every start, with no way "
-    "out. The plan says it at the start (query.streamingQuery().logicalPlan(): GlobalLimit).",
-)
 def test_a_limit_in_the_stream_is_refused_at_the_start(world: World) -> None:
     world.input.add_batches(1)
     backend = world.backend()
-    with pytest.raises(UnsupportedQueryError, match="limit"):
-        world.start(backend, world.ledger(backend).limit(3))
+    with pytest.raises(UnsupportedQueryError, match=r"limit\(\) stands behind"):
+        world.start(backend, world.ledger(backend).where("n > 0").limit(3))
+    with pytest.raises(UnsupportedQueryError, match="limit"), backend.starting():
+        world.writer(
+            world.ledger(backend).limit(3), checkpointLocation=str(world.root / "c")
+        ).start()
+    assert not world.location.exists()
+    world.run(backend, world.ledger(backend, world.input.stream(world.spark).offset(0)))
+    world.check(backend)
+
+
+def test_a_complete_output_is_refused_where_nothing_is_aggregated(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend()
+    with pytest.raises(UnsupportedQueryError, match="output mode is complete"):
+        backend.start(world.writer(world.ledger(backend)).outputMode("complete"))
+    counted = world.ledger(backend).groupBy("k").count().orderBy("k").limit(100)
+    finish(backend.start(world.writer(counted).outputMode("complete")))
+    assert {row["k"] for row in world.sink.rows()} == set(world.input.ids())
 
 
 # --- the anchor ----------------------------------------------------------------------------------

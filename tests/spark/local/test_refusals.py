@@ -366,6 +366,48 @@ def test_an_old_checkpoint_location_with_a_new_job_is_refused(old: World) -> Non
         old.start(backend, old.ledger(backend))
 
 
+def test_the_location_of_sparks_own_operator_is_named_with_the_way_over(world: World) -> None:
+    world.input.add_batches(1)
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    world.spark.conf.set(provider, rocks)
+    try:
+        own = world.input.stream(world.spark).groupBy("k")
+        frame = own.transformWithState(Ledger(), LEDGER_OUTPUT, "Append", "None")
+        finish(world.writer(frame).start())
+    finally:
+        world.spark.conf.unset(provider)
+    for given in ({}, {"job": None}):
+        backend = world.backend(**given)
+        with pytest.raises(
+            CheckpointLocationError,
+            match=r"state of Spark's own operator \(transformWithState.*initial_state=",
+        ):
+            world.start(backend, world.ledger(backend))
+    assert checkpoints(world.backend()) == []
+
+
+def test_a_location_without_its_file_system_is_one_sentence(old: World) -> None:
+    backend = old.backend(job=None)
+    for place, how in (("s3a://b/c", "hadoop-aws"), ("wasps://b/c", "class path")):
+        with pytest.raises(CheckpointLocationError, match=f"no file system for .*{how}") as raised:
+            old.start(backend, old.ledger(backend), checkpointLocation=place)
+        assert raised.value.__suppress_context__, "the JVM's text has nothing more to say"
+
+
+def test_arguments_of_a_wrong_kind_are_said(old: World, df: DataFrame) -> None:
+    backend = old.backend()
+    with pytest.raises(SettingError, match="spark= is a str"):
+        StateBackend("local[2]")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="withColumn"):
+        _frame(backend, df, keys=F.col("k"))
+    with pytest.raises(SchemaError, match="input is a GroupedData"):
+        backend.aggregate(df.groupBy("k"), keys="k", aggregations={"n": "count"}, uid="a")  # type: ignore[arg-type]
+    for wrong in (Ledger, lambda key: key):
+        with pytest.raises(ProcessorError, match=r"Give an object of"):
+            _frame(backend, df, wrong)
+
+
 def test_a_start_without_a_location_on_an_old_job_is_refused(old: World) -> None:
     backend = old.backend()
     writer = old.ledger(backend).writeStream.foreachBatch(old.sink).trigger(availableNow=True)
