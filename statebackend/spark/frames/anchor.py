@@ -62,7 +62,8 @@ class Anchor:
             # to that whatever the sizes.
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         self.frame = frame.cache()
-        self.frame.count()
+        # Fills the cache. frame.count() plans and compiles an aggregate: seconds in a cold JVM.
+        self.frame._jdf.queryExecution().toRdd().count()
 
     def release(self) -> None:
         """Let the cached blocks go."""
