@@ -37,7 +37,6 @@ from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.worker_probe import check_workers
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
-from statebackend.spark.state_source import register
 from statebackend.system import SYSTEM, default_local_dir
 
 __all__ = ["StateBackend"]
@@ -123,7 +122,6 @@ class StateBackend(FrameMaker, StartedQuery):
         if not self._settings.local_dir:
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
-        register(spark)
         self._newest: QueryStart | None = None
         self._checked: list[CheckedBatches] = []
         self.writer_calls: Final = WriterCalls(self._begin)

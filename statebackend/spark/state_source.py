@@ -51,7 +51,10 @@ _OPTIONS: Final = (
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `statebackend` known to a session. `StateBackend` and `install` do it too.
+    """Make the format `statebackend` known to a session.
+
+    The first call in a JVM takes a second or more: Spark looks for sources in Python then. So a
+    backend does not do it by itself.
 
         spark.read.format("statebackend").option("job", "clicks").option("operator", "counter")
             .option("stateVarName", "count").load("s3://bucket/state")

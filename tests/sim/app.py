@@ -114,6 +114,9 @@ class SimSurroundings(Surroundings):
         """It is foreachBatch, of which each batch must be checked."""
         return True
 
+    def check_output(self, query: Any) -> None:
+        """There are no plans of Spark's here."""
+
 
 class Query:
     """What `Launch` sees of a query."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_FILE_SYSTEM: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+# A file under way, and its checksum: of a batch, with a UUID.
+_DRAFT: Final = re.compile(r"\.{1,2}\d+\.[0-9a-f-]{36}\.tmp(\.crc)?")
 # What brings a scheme's file system, in Hadoop's own releases.
 _MODULES: Final = {
     "s3a": "org.apache.hadoop:hadoop-aws",
@@ -141,6 +144,24 @@ class CheckpointLocation:
         except Exception as error:
             raise self._unreadable(error) from error
         return sorted(one for one in parsed if one is not None)
+
+    def remove_drafts(self) -> None:
+        """Remove what a first batch that was cut has left in a location without any batch.
+
+        Spark writes a plan under a hidden name first. Where it was stopped or killed before the
+        rename, Spark 4.3 refuses the location from then on, since its folder is not empty
+        (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+
+        Raises:
+            CheckpointLocationError: it cannot be read or written.
+        """
+        try:
+            for folder in (OFFSETS, COMMITS):
+                for name in self._names(folder):
+                    if _DRAFT.fullmatch(name):
+                        self._fs.delete(self._Path(self._Path(self._root, folder), name), False)
+        except Exception as error:
+            raise self._unreadable(error) from error
 
     def stamp_ms(self, name: str) -> int | None:
         """The time that Spark gave a batch when it planned it; None where there is no such plan.

@@ -185,6 +185,8 @@ class Launch:
         if location is None or progress is None:
             self._write_initial(0)
         else:
+            if progress.last_offset < 0 and progress.last_commit < 0:
+                location.remove_drafts()
             self._get_ready(self._point.find(location, progress, hidden, manifests))
 
     def _check_settings(self, options: Mapping[str, str]) -> None:
@@ -396,7 +398,7 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
-        check_output(stream.analyzedPlan(), str(stream.outputMode()))
+        self._around.check_output(query)
         if self._settings.commit == "async":
             self.session.checks.required = self._around.check_sink(query, checked=self._checked())
         if self._heartbeats and self._runs_without_data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -13,6 +14,7 @@ from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.settings import Settings
 from statebackend.spark.frames.replayable import check_sink
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.unread_output import check_output
 
 __all__ = ["Surroundings"]
 
@@ -49,3 +51,8 @@ class Surroundings:
     def check_sink(self, query: StreamingQuery, *, checked: bool) -> bool:
         """Refuse a sink that asynchronous commits do not go with; whether batches need a check."""
         return check_sink(query, checked=checked)
+
+    def check_output(self, query: StreamingQuery) -> None:
+        """Refuse a query that cuts its output short, or asks for it in a wrong mode."""
+        stream: Any = query._jsq.streamingQuery()
+        check_output(stream.analyzedPlan(), str(stream.outputMode()))

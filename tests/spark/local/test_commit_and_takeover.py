@@ -238,3 +238,16 @@ def test_an_endpoint_shows_no_token() -> None:
     endpoint = Endpoint(location="grpc://here:1", session="job/run", token="very secret")
     assert "secret" not in repr(endpoint)
     assert "secret" not in f"{endpoint} {[endpoint]}"
+
+
+def test_a_first_batch_that_was_cut_in_its_plan_does_not_spoil_the_location(world: World) -> None:
+    """Spark 4.3 refuses a location for good in which it has left a file under way."""
+    draft = f".0.{uuid.uuid4()}.tmp"
+    for folder in ("offsets", "commits"):
+        (world.location / folder).mkdir(parents=True)
+        for name in (draft, f".{draft}.crc"):
+            (world.location / folder / name).touch()
+    world.input.add_batches(2)
+    backend = world.run_ledger()
+    world.check(backend)
+    assert not list(world.location.glob(f"*/*{draft}*"))

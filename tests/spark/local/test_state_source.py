@@ -25,6 +25,7 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     world = World(spark, tmp_path_factory.mktemp("read") / "world")
     world.input.add_batches(3)
     world.run_ledger()
+    statebackend.register(spark)
     yield world
     for made in world.backends:
         made.close()
