@@ -135,6 +135,9 @@ class SimLocation(CheckpointLocation):
         hidden = (name.partition("/") for name in self._shared.hidden)
         return [name for there, _, name in hidden if there == folder]
 
+    def remove_drafts(self) -> None:
+        """Files are there whole or not at all here."""
+
     def stamp_ms(self, name: str) -> int | None:
         at_call()
         self._sched.pause(_IO_S)
