@@ -103,8 +103,7 @@ class FrameMaker:
         output = either(outputStructType, output_schema, "outputStructType", "output_schema")
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
-        name = uid_of(made) if uid is None else uid
-        avro = df.isStreaming and keeps_avro(df)
+        name, avro = uid_of(made) if uid is None else uid, df.isStreaming and keeps_avro(df)
         return self._builder.build(
             df,
             names=names,
