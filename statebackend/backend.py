@@ -188,16 +188,16 @@ class StateBackend(FrameMaker, StartedQuery):
         Args:
             writer: ``frame.writeStream...``, not started.
             go_back_to: only if the query cannot be started otherwise: give up what came after this
-            epoch, and go on with the next batch. The error of a plain start names the epochs that
-            can be given. Read "When the location and the log do not fit" in docs/howto/repair.md
-            first. If the query can go on, this is ignored, with a warning.
+                epoch, and go on with the next batch. The error of a plain start names the epochs
+                that can be given. Read "When the location and the log do not fit" in
+                docs/howto/repair.md first. If the query can go on, this is ignored, with a warning.
 
         Raises:
-            CheckpointLocationError, MissingUidError, StateMismatchError, ParallelismError,
-            UnsupportedQueryError, JobRunningError, RewindError: no state was changed, and no other
-            driver fenced.
+            StateBackendError: (a kind of it: CheckpointLocationError, MissingUidError,
+                StateMismatchError, ParallelismError, UnsupportedQueryError, JobRunningError,
+                RewindError) no state was changed, and no other driver fenced.
             SettingError: the query has no frame of this backend, ``writer`` is none, or
-            ``go_back_to`` is no epoch.
+                ``go_back_to`` is no epoch.
         """
         check_go_back_to(go_back_to)
         if not isinstance(writer, DataStreamWriter):

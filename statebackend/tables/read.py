@@ -36,7 +36,7 @@ def read_state(
 
     Args:
         uri: the folder of all jobs, as ``uri=`` of the query. job: its name.
-        operator, state: which. A reducing or aggregating state is a value state.
+        operator: its uid. state: its name. A reducing or aggregating state is a value state.
         epoch: one that the job retains; default: the newest durable one.
         savepoint: the URI of a savepoint, instead of ``uri`` and ``job``.
         keys: only these: a list of values (or tuples, of several key columns), or an Arrow table

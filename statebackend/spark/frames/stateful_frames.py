@@ -155,8 +155,9 @@ class FrameMaker:
             timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
             uid: default: the function's name.
             keys: names of the key columns, of a frame that is not grouped.
-            event_time, watermark_delay: as above. Timeouts in event time need a watermark, and rows
-                behind it are dropped; otherwise it is only what ``getCurrentWatermarkMs`` gives.
+            event_time: as above. watermark_delay: as above. Timeouts in event time need a
+                watermark, and rows behind it are dropped; otherwise it is only what
+                ``getCurrentWatermarkMs`` gives.
 
         Raises:
             as :meth:`transform_with_state`.
