@@ -20,7 +20,7 @@ from statebackend.state.blocks import binary_array
 from statebackend.state.confirmed import after
 from statebackend.state.expiry import STAMP_BYTES, TIME_BYTES
 from statebackend.state.ranges import BIAS
-from statebackend.state.timers import BY_TIME
+from statebackend.state.timers import BY_KEY, BY_TIME
 from statebackend.tables.stored_job import StoredState
 
 __all__ = ["EntryRows", "StateRows", "TimerRows", "group_prefix"]
@@ -140,10 +140,14 @@ class StateRows:
 
 
 class TimerRows:
-    """The rows of an operator's timers: ``key_group``, ``key``, ``at_ms``."""
+    """The rows of an operator's timers: ``key_group``, ``key``, ``at_ms``.
 
-    def __init__(self, key_schema: StructType) -> None:
-        self._keys = key_schema
+    Args:
+        by_key: they are looked up by their keys, and not read in the order of their times.
+    """
+
+    def __init__(self, key_schema: StructType, *, by_key: bool) -> None:
+        self._keys, self._by_key = key_schema, by_key
         self.schema = pa.schema(
             [
                 pa.field("key_group", pa.int32()),
@@ -155,21 +159,24 @@ class TimerRows:
     def ranges(
         self, groups: Sequence[int], keys: Sequence[bytes] | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """See `EntryRows`; of some keys, all timers of their key groups."""
-        wanted = groups if keys is None else sorted({int.from_bytes(k[:2], "big") for k in keys})
-        for group in wanted:
-            prefix = group_prefix(group, BY_TIME)
+        """See `EntryRows`."""
+        if keys is None:
+            prefixes = (group_prefix(group, BY_TIME) for group in groups)
+        else:
+            prefixes = (key[:2] + BY_KEY + key[2:] for key in keys)
+        for prefix in prefixes:
             yield prefix, after(prefix)
 
     def batch(self, keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
         """See `EntryRows`."""
         full = binary_array(keys)
-        columns = decode_key_columns(full, self._keys, _PREFIX_BYTES + _TIME_BYTES)
-        arrays = [
-            pa.array(_groups(full)),
-            _rows_of(columns, self._keys),
-            pa.array(_times(full, _PREFIX_BYTES)),
-        ]
+        if self._by_key:
+            columns, _ = decode_leading_columns(full, self._keys, _PREFIX_BYTES)
+            times = _times(full, -_TIME_BYTES)
+        else:
+            columns = decode_key_columns(full, self._keys, _PREFIX_BYTES + _TIME_BYTES)
+            times = _times(full, _PREFIX_BYTES)
+        arrays = [pa.array(_groups(full)), _rows_of(columns, self._keys), pa.array(times)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

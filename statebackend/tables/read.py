@@ -75,7 +75,7 @@ def read_timers(
 ) -> pa.RecordBatchReader:
     """An operator's timers: ``key_group``, ``key`` (a struct), ``at_ms``. See :func:`read_state`.
 
-    Within a key group they come in the order of their times.
+    Without ``keys`` they come in the order of their times within a key group.
     """
     place = StatePlace(uri, job, epoch, savepoint, options, scratch_dir)
     return place.reader(operator, lambda found: timer_source(found, keys), columns)

@@ -120,7 +120,8 @@ def state_source(operator: StoredOperator, name: str, keys: Any) -> StateSource:
 
 def timer_source(operator: StoredOperator, keys: Any) -> StateSource:
     """The timers, of all keys or of some."""
-    return StateSource(operator, None, TimerRows(operator.key_schema), _keyed(operator, keys))
+    rows = TimerRows(operator.key_schema, by_key=keys is not None)
+    return StateSource(operator, None, rows, _keyed(operator, keys))
 
 
 @dataclass(frozen=True)

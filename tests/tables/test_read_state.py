@@ -110,6 +110,16 @@ def test_timers_are_a_table(tmp_path: Path) -> None:
     assert rows == {(k, STAMP_MS + LATER_MS) for k in range(10)}
 
 
+def test_timers_of_some_keys_are_theirs_alone(tmp_path: Path) -> None:
+    run_kept(tmp_path)
+    place = (f"file://{tmp_path}", JOB, "op")
+    every = statebackend.read_timers(*place).read_all().to_pylist()
+    for key in range(10):
+        found = statebackend.read_timers(*place, keys=[key]).read_all().to_pylist()
+        assert found == [row for row in every if row["key"]["k"] == key]
+    assert statebackend.read_timers(*place, keys=[99]).read_all().num_rows == 0
+
+
 def test_some_keys_give_their_rows_and_no_others(tmp_path: Path) -> None:
     run_kept(tmp_path)
     for keys in ([3, 7, 99], [(3,), (7,)], [{"k": 3}, {"k": 7}], pa.table({"k": [7, 3]})):
