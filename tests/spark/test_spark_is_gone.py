@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkValueError
+from pyspark.sql import DataFrame, SparkSession
 
 from statebackend.backend import StateBackend
 from statebackend.errors import SettingError, SparkLostError
@@ -16,8 +18,6 @@ from statebackend.runtime.driver.inputs import key_names
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pyspark.sql import DataFrame
 
 
 def session(error: Exception) -> Any:
@@ -28,8 +28,14 @@ def session(error: Exception) -> Any:
         def getAll(self) -> Any:
             raise error
 
-    context = SimpleNamespace(master="local[1]", pythonExec="python3")
-    return SimpleNamespace(sparkContext=context, conf=Conf())
+    class Session(SparkSession):
+        sparkContext: Any = SimpleNamespace(master="local[1]", pythonExec=sys.executable)
+        conf: Any = Conf()
+
+        def __init__(self) -> None:
+            """Without a JVM."""
+
+    return Session()
 
 
 @pytest.mark.parametrize(
@@ -63,10 +69,16 @@ def test_a_frame_that_is_made_when_the_jvm_has_ended_says_so(
     ended: Any = SimpleNamespace(_jsc=None)
     monkeypatch.setattr(SparkContext, "_active_spark_context", ended)
 
-    class Gone:
+    class Gone(DataFrame):
+        def __new__(cls) -> Any:
+            return object.__new__(cls)
+
+        def __init__(self) -> None:
+            """Without a JVM."""
+
         @property
         def columns(self) -> list[str]:
             raise PySparkValueError("Unable to parse datatype. [Errno 111] Connection refused")
 
     with pytest.raises(SparkLostError, match="SB5012"):
-        key_names(cast("DataFrame", Gone()), "k")
+        key_names(Gone(), "k")
