@@ -32,12 +32,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under xdist: Spark's tests by module, and those with processes of their own in one worker."""
+    """What starts Spark is of the full suite, but for what holds a promise of the README.
+
+    Under xdist: Spark's tests by module, and those with processes of their own in one worker.
+    """
     for item in items:
         if item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+            group = "cluster"
         elif "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            group = item.path.name
+        else:
+            continue
+        item.add_marker(pytest.mark.xdist_group(group))
+        if not item.get_closest_marker("promise"):
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ def sources(result: dict, epoch: int | None = None) -> set[str]:
     return {r["source"] for r in result["restores"] if epoch is None or r["epoch"] == epoch}
 
 
+@pytest.mark.promise
 def test_a_killed_python_worker_and_a_killed_executor_lose_and_repeat_nothing(local_cluster: Trial):
     local_cluster.write_input()
     driver = local_cluster.start("a")
@@ -28,6 +29,7 @@ def test_a_killed_python_worker_and_a_killed_executor_lose_and_repeat_nothing(lo
     local_cluster.check()
 
 
+@pytest.mark.promise
 def test_a_killed_driver_comes_back_from_local_copies_without_reading_the_store(
     local_cluster: Trial,
 ):

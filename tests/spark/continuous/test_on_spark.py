@@ -86,6 +86,7 @@ def test_a_processor_of_dataframes_gives_what_it_gives_in_micro_batches(
     check_counts(rows_of(tmp_path / "out"), truth(4000))
 
 
+@pytest.mark.promise
 def test_killed_workers_change_nothing_of_windows_and_counts(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_stage_that_does_not_fit_is_given_up_with_what_to_do(
         query.await_termination(120.0)
 
 
+@pytest.mark.promise
 def test_a_stopped_job_goes_on_at_another_parallelism(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:

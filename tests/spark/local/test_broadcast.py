@@ -85,6 +85,7 @@ def slices(backend: StateBackend, kind: str) -> list[list[tuple[int, str | None]
     ]
 
 
+@pytest.mark.promise
 def test_rules_are_in_force_from_their_batch_on_in_every_subtask(ruled: Ruled) -> None:
     ruled.batch(("a", 1), ("b", 2))
     ruled.batch(("b", 3), ("b", 4), ("a", None))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.spark.local.world import World
 
 
+@pytest.mark.promise
 def test_every_batch_that_spark_commits_is_durable_before(world: World) -> None:
     seen: list[tuple[int, list[int], int, int]] = []
 
@@ -51,6 +52,7 @@ def _kinds(world: World, backend: StateBackend) -> Counter[str]:
     return kinds
 
 
+@pytest.mark.promise
 def test_a_batch_costs_one_object_per_operator(world: World) -> None:
     world.input.add_batches(2)
     backend = world.backend()
@@ -83,6 +85,7 @@ def test_what_does_not_fit_into_the_record_is_an_object_of_its_own(world: World)
     assert sum(r.durable_reads for r in backend.restores()) == 5
 
 
+@pytest.mark.promise
 def test_a_driver_that_was_taken_over_stops_and_a_later_start_goes_on(world: World) -> None:
     takeovers: list[int] = []
 

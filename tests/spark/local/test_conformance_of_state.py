@@ -55,6 +55,7 @@ def every_op() -> list[Rows]:
     return batches
 
 
+@pytest.mark.promise
 def test_every_method_of_every_kind_of_state_does_as_in_spark(both: Both) -> None:
     both.run(Case("k string, seq bigint, op string, n int", EveryMethod()), every_op())
     both.agree()

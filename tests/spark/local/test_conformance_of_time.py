@@ -65,6 +65,7 @@ TIMED: list[Rows] = [
 ]
 
 
+@pytest.mark.promise
 def test_event_time_is_as_in_spark(both: Both) -> None:
     both.run(Case(EVENTS, Timers(), mode="event", delay="0 seconds"), TIMED)
     both.agree_but_for_empty_batches()
@@ -203,6 +204,7 @@ def test_a_delayed_watermark_and_timers_survive_a_restart(both: Both) -> None:
     both.agree_but_for_empty_batches()
 
 
+@pytest.mark.promise
 def test_processing_time_timers_and_ttl_are_as_in_spark(both: Both) -> None:
     schema = "k string, id bigint"
     batches: list[Rows] = [

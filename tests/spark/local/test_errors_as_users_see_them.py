@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.spark.local.processors import ParsingLedger, StuckLedger
 from tests.spark.local.world import failure, until, user_line
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 MISTAKE = "[SB1014] The processor of operator 'ledger' raised JSONDecodeError"
 
 
+@pytest.mark.promise
 def test_the_code_and_the_sentence_come_first_and_the_details_after(world: World) -> None:
     world.input.add_keys("a")
     backend = world.backend()

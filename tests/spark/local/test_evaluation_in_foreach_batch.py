@@ -54,6 +54,7 @@ def _flood(world: World) -> Flood:
 # --- more than once ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_a_frame_that_is_counted_and_written_is_one_epoch(world: World) -> None:
     counted: list[int] = []
 
@@ -140,6 +141,7 @@ def test_a_look_after_the_write_leaves_the_state_of_what_was_written(
     _check_follows(world, again)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("last", ["an action", "an action on its RDD"])
 def test_of_two_whole_evaluations_the_state_is_of_the_second(world: World, last: str) -> None:
     def twice(frame: DataFrame, batch: int) -> None:

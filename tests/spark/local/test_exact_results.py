@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # --- restarts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_a_restarted_query_goes_on_from_its_local_copies(world: World) -> None:
     world.input.add_batches(2)
     backend = world.backend()
@@ -42,6 +43,7 @@ def test_a_restarted_query_goes_on_from_its_local_copies(world: World) -> None:
     assert checkpoints(again) == [("ledger", epoch) for epoch in range(5)]
 
 
+@pytest.mark.promise
 def test_a_lost_host_is_made_up_for_by_the_durable_copy(world: World) -> None:
     world.input.add_batches(2)
     world.check(world.run_ledger())
@@ -63,6 +65,7 @@ def test_local_copies_are_found_however_the_place_is_written(world: World) -> No
     assert set(sources(backend).values()) == {"local"}
 
 
+@pytest.mark.promise
 def test_bases_take_the_place_of_what_came_before_them(world: World) -> None:
     world.input.add_batches(6)
     backend = world.run_ledger(settings={"base_every_epochs": 2})
@@ -122,6 +125,7 @@ def everything(rows: list[dict[str, Any]]) -> dict[str, dict[tuple[str], Any]]:
     return {"last": last, "ids": ids, "by_op": {k: v for k, v in by_op.items() if v}}
 
 
+@pytest.mark.promise
 def test_value_list_and_map_state_hold_what_was_put_into_them(
     make_world: Callable[..., World],
 ) -> None:
@@ -189,6 +193,7 @@ def test_a_columns_name_may_have_a_dot(make_world: Callable[..., World]) -> None
     world.check(world.run_ledger())
 
 
+@pytest.mark.promise
 def test_keys_that_are_equal_in_spark_are_one_key(make_world: Callable[..., World]) -> None:
     world = make_world(schema="k double, id bigint")
     for _ in range(2):

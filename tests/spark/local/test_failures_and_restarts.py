@@ -53,6 +53,7 @@ def test_a_processor_that_raises_once_costs_a_restart_and_nothing_else(world: Wo
     assert set(sources(backend).values()) == {"local"}
 
 
+@pytest.mark.promise
 def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) -> None:
     world.input.add_keys("a", "b", "c", "d")
     world.input.add_keys("a", "b", "bad", "c", "d")
@@ -64,6 +65,7 @@ def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) 
     world.check(backend)
 
 
+@pytest.mark.promise
 def test_the_error_of_a_processor_names_the_users_line(world: World) -> None:
     world.input.add_keys("bad")
     backend = world.backend(parallelism=1)
@@ -228,6 +230,7 @@ def _check_parquet(world: World, backend: StateBackend) -> None:
     world.check(backend)
 
 
+@pytest.mark.promise
 def test_a_file_sink_is_exact_over_restarts(world: World) -> None:
     backend = world.backend()
     frame = world.ledger(backend)

@@ -53,6 +53,7 @@ def identity(world: World, at: str = "checkpoint") -> dict[str, str]:
     return found
 
 
+@pytest.mark.promise
 def test_sparks_own_calls_keep_their_state_here_over_restarts(
     world: World, installed: StateBackend
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_query_without_a_location_is_a_job_that_goes_with_it(
     until(lambda: not [p for p in folder.rglob("*") if p.is_file()], "the job is removed")
 
 
+@pytest.mark.promise
 def test_other_queries_and_other_sessions_are_left_alone(
     world: World, installed: StateBackend
 ) -> None:

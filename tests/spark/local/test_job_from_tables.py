@@ -27,6 +27,7 @@ def made(world: World, **more: Any) -> str:
     return to
 
 
+@pytest.mark.promise
 def test_a_query_goes_on_from_tables_and_is_started_again(world: World) -> None:
     savepoint = made(world)
     for _ in range(2):

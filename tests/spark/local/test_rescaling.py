@@ -59,6 +59,7 @@ def test_a_host_that_has_nothing_reads_the_parents_from_the_store(world: World) 
     assert set(sources(backend).values()) == {"durable"}
 
 
+@pytest.mark.promise
 def test_local_and_durable_copies_are_mixed(world: World) -> None:
     _more(world, 3)
     world.run_ledger(parallelism=2)

@@ -107,6 +107,7 @@ def test_of_a_running_query_and_two_clones_at_once(make_world: Callable[..., Wor
     assert set(sources(again).values()) == {"local"}
 
 
+@pytest.mark.promise
 def test_of_a_stopped_query_with_changed_code(make_world: Callable[..., World]) -> None:
     world = make_world()
     world.input.add_batches(3)

@@ -149,6 +149,7 @@ def test_states_go_on_with_fields_added_dropped_widened_and_reordered(
             assert times == (-1 if last <= 10 else 2)
 
 
+@pytest.mark.promise
 def test_an_impossible_change_is_refused_and_harms_nothing(world: World) -> None:
     world.input.add_keys(*KEYS)
     _run(world, First())

@@ -48,6 +48,7 @@ def truth(world: World) -> dict[str, tuple[int, int]]:
     return {key: (len(ids), sum(ids)) for key, ids in world.input.ids().items()}
 
 
+@pytest.mark.promise
 def test_a_state_is_a_frame_with_a_partition_for_each_subtask(done: World) -> None:
     frame = ledger(done)
     assert frame.schema.simpleString() == (

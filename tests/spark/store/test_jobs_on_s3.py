@@ -33,6 +33,7 @@ def by_verb(world: StoreWorld) -> dict[str, int]:
     return {f"{v} {group}": c.requests for (v, group), c in world.proxy.counts().items()}
 
 
+@pytest.mark.promise
 def test_small_state_costs_one_request_per_operator_and_epoch(on_s3: StoreWorld) -> None:
     on_s3.input.add_batches(14)
     seen: list[tuple[int, dict[str, int]]] = []
@@ -47,6 +48,7 @@ def test_small_state_costs_one_request_per_operator_and_epoch(on_s3: StoreWorld)
     on_s3.check(backend)
 
 
+@pytest.mark.promise
 def test_a_restart_from_the_store_reads_each_record_once(on_s3: StoreWorld) -> None:
     on_s3.input.add_batches(9)
     first = on_s3.run_ledger(parallelism=6)
@@ -145,6 +147,7 @@ def test_what_nobody_needs_any_more_is_deleted_and_the_job_restarts_exactly(
     on_s3.check(again)
 
 
+@pytest.mark.promise
 def test_a_store_that_is_down_for_a_while_delays_the_batch_and_nothing_else(
     on_s3: StoreWorld,
 ) -> None:
