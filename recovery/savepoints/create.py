@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
 from recovery.savepoints.between_modes import CONTINUOUS, is_continuous, overtaken_in
 from recovery.savepoints.location_part import (
     Batches,
@@ -25,16 +22,14 @@ from recovery.savepoints.savepoint import (
     Savepoint,
     SavepointFile,
     SavepointOperator,
-    delete_savepoint,
-    encode_savepoint,
-    is_probe,
 )
+from recovery.savepoints.savepoint_folder import SavepointFolder
 from recovery.savepoints.state_at_epoch import Needed, StateAt, last_epochs, state_at
 from recovery.savepoints.state_copy import Copied, copy_object, copy_state, scratch_folder
 from snapshot.formats.record import Manifest, parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.operators import operators_setting
-from snapshot.storage.object_store import CreateOutcome, ObjectStore
+from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     NotRestorableError,
     ObjectNotFoundError,
@@ -153,15 +148,15 @@ def create_savepoint(making: Making) -> Savepoint:
             _refuse_unaligned(making, state)
         names = files_of(making.location, epoch) if making.location is not None else []
         found = f"{epoch:010d}-{making.new_id()[-12:]}"
-        target = making.open_target(found)
-        begun = _begin(making, found, target)
+        begun = Begun(
+            id=found, job=making.job, job_uri=making.store.uri, created_ms=making.now_ms()
+        )
+        folder = SavepointFolder(making.open_target(found), begun)
         try:
-            return _made(making, state, names, begun, target)
+            return _made(making, state, names, folder)
         except StateBackendError as error:
             with suppress(StateBackendError), making.cleaning():
-                # Somebody may have deleted it meanwhile, and made another in the same place.
-                if target.get(BEGUN_NAME) == msgspec.json.encode(begun):
-                    delete_savepoint(target)
+                folder.leave()
             if not isinstance(error, ObjectNotFoundError) or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError
@@ -203,23 +198,8 @@ def _newest_of(manifests: list[Manifest], epoch: int) -> dict[str, int]:
     return {m.operator: m.sequence for m in manifests if m.epoch == epoch}
 
 
-def _begin(making: Making, savepoint_id: str, target: ObjectStore) -> Begun:
-    """Take the folder, which must be empty but for what a probe has left that was cut."""
-    begun = Begun(
-        id=savepoint_id, job=making.job, job_uri=making.store.uri, created_ms=making.now_ms()
-    )
-    taken = any(not is_probe(info.name) for info in target.list(""))
-    if taken or target.create(BEGUN_NAME, [msgspec.json.encode(begun)]) is CreateOutcome.EXISTS:
-        raise SettingError(
-            f"A savepoint cannot go to {target.uri}: something lies there already.",
-            todo="Give another place; `statebackend savepoint delete` removes a savepoint.",
-        )
-    return begun
-
-
-def _made(
-    making: Making, state: StateAt, names: list[str], begun: Begun, target: ObjectStore
-) -> Savepoint:
+def _made(making: Making, state: StateAt, names: list[str], folder: SavepointFolder) -> Savepoint:
+    target, begun = folder.store, folder.begun
     tip = state.records[-1].manifest
     query_id = CONTINUOUS if making.location is None else query_id_of(making.location)
     log = CommitLog(
@@ -239,7 +219,7 @@ def _made(
             settings=state.settings or operators_setting(firsts),
         )
     except StoreCapabilityError:  # its own claim is not listed
-        _check_there(target, begun)
+        folder.check()
         raise
     with scratch_folder() as scratch:
         copied = copy_state(
@@ -257,27 +237,8 @@ def _made(
         )
         files = [] if making.location is None else _copy_files(making, names, target, scratch)
     savepoint = _described(making, state, copied, files, begun, query_id, target)
-    _check_there(target, begun)
-    target.put(SAVEPOINT_NAME, [encode_savepoint(savepoint)])
+    folder.finish(savepoint)
     return savepoint
-
-
-def _check_there(target: ObjectStore, begun: Begun) -> None:
-    """Refuse to go on with what somebody has deleted meanwhile.
-
-    Raises:
-        NotRestorableError: naming the savepoint.
-    """
-    try:
-        found = target.get(BEGUN_NAME)
-    except ObjectNotFoundError:
-        found = b""
-    if found != msgspec.json.encode(begun):
-        raise NotRestorableError(
-            f"The savepoint {begun.id} in {target.uri} was deleted while it was made"
-            f"{', and another one begun there' if found else ''}.",
-            todo="Make it again. What lies in its folder is nobody's, and may be deleted.",
-        )
 
 
 def _copy_files(

@@ -100,6 +100,12 @@ class StateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         """As kept in the checkpoint."""
         return msgspec.json.encode(self).decode()
 
+    def expiring(self, ttl: TTL) -> StateDeclaration:
+        """The same with a TTL."""
+        return msgspec.structs.replace(
+            self, ttl=True, ttl_ms=ttl.ms, ttl_update=ttl.update, ttl_expired=ttl.expired
+        )
+
     @property
     def time_to_live(self) -> TTL | None:
         """The TTL; None without one."""
@@ -224,11 +230,7 @@ class Declarations:
         made = StateDeclaration(
             name=name, kind=kind, value_schema=value.json(), key_schema=key_json
         )
-        if ttl is not None:
-            made = msgspec.structs.replace(
-                made, ttl=True, ttl_ms=ttl.ms, ttl_update=ttl.update, ttl_expired=ttl.expired
-            )
-        self.declared[name] = made
+        self.declared[name] = made if ttl is None else made.expiring(ttl)
 
     def drop(self, name: Any) -> None:
         """Note that a state is to be deleted; declared afterwards, it starts empty.

@@ -17,7 +17,18 @@ from statebackend.operators.declared_states import StateDeclaration, parse_schem
 from statebackend.operators.vector.values import columns_of
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys import KeyCodec
+from statebackend.state.expiry import (
+    ENTRY,
+    LIST,
+    TIME_BYTES,
+    expiry_stamp,
+    index_key,
+    map_kind,
+    stamp_time,
+)
+from statebackend.state.ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME, at_bytes
+from statebackend.state.ttl import TTL
 
 __all__ = ["Entry", "GivenState", "batches_of", "given_state", "timer_entries"]
 
@@ -25,6 +36,7 @@ _KEY: Final = "key"
 _VALUE: Final = "value"
 _MAP_KEY: Final = "map_key"
 _INDEX: Final = "index"
+_EXPIRES: Final = "expires_at_ms"
 _OURS: Final = ("key_group", "subtask")  # what reading adds, and writing finds anew
 
 Entry = tuple[bytes, bytes]
@@ -37,6 +49,7 @@ class GivenState:
 
     Attributes:
         kind: value, list or map.
+        ttl: rows say when they expire; None: they do not expire.
     """
 
     name: str
@@ -45,16 +58,18 @@ class GivenState:
     key: StructType
     value: StructType
     map_key: StructType | None
+    ttl: TTL | None = None
 
     @property
     def declared(self) -> StateDeclaration:
         """As a checkpoint says it."""
-        return StateDeclaration(
+        made = StateDeclaration(
             name=self.name,
             kind=self.kind,
             value_schema=self.value.json(),
             key_schema=self.map_key.json() if self.map_key is not None else "",
         )
+        return made if self.ttl is None else made.expiring(self.ttl)
 
     def entries(self, batch: pa.RecordBatch, max_parallelism: int, first: int) -> Iterator[Entry]:
         """The entries of a batch.
@@ -77,12 +92,36 @@ class GivenState:
             rests = [b""] * batch.num_rows
         columns = columns_of(_values(batch, self.key), self.value, None, what)
         rows = codec_for(self.value).encode_arrow(columns).to_pylist()
-        for prefix, rest, row in zip(prefixes, rests, rows, strict=True):
-            yield prefix + rest, row
+        if self.ttl is None:
+            for prefix, rest, row in zip(prefixes, rests, rows, strict=True):
+                yield prefix + rest, row
+            return
+        times = _expiries(batch, what)
+        for prefix, rest, row, time in zip(prefixes, rests, rows, times, strict=True):
+            stamp, listed = self._stamp(prefix, rest, time, self.ttl)
+            yield prefix + rest, stamp + row
+            yield listed, b""
+
+    def _stamp(self, prefix: bytes, rest: bytes, time: bytes, ttl: TTL) -> tuple[bytes, bytes]:
+        """What stands before a row, and its key in the index of what expires.
+
+        A list is in the index at the expiry of each of its elements. Its head names the first; the
+        others say nothing, and go when they are due.
+        """
+        if self.kind == "list":
+            return time, index_key(prefix, time, LIST)
+        stamp = expiry_stamp(time, ttl.ms)
+        kind = ENTRY if self.map_key is None else map_kind(len(prefix))
+        return stamp, index_key(prefix + rest, stamp_time(stamp), kind)
 
 
 def given_state(
-    name: str, number: int, key: StructType, schema: pa.Schema, declared: str | StructType | None
+    name: str,
+    number: int,
+    key: StructType,
+    schema: pa.Schema,
+    declared: str | StructType | None,
+    ttl: TTL | None = None,
 ) -> GivenState:
     """A state by the columns of its rows: `map_key` makes it a map, `index` a list.
 
@@ -93,11 +132,13 @@ def given_state(
         SchemaError: the columns are not those of a state.
         UnsupportedTypeError: of a column's type.
     """
-    if "expires_at_ms" in schema.names:
+    if (ttl is None) is (_EXPIRES in schema.names):
+        column = f"column {_EXPIRES}"
+        has, lacks = (f"a {column}", "ttl=") if ttl is None else ("a ttl=", column)
         raise SchemaError(
-            f"State {name!r} has a column expires_at_ms: a state with a time to live cannot be "
-            f"written yet.",
-            todo="Leave the column out, and let the processor declare the state without a TTL.",
+            f"State {name!r} has {has} and no {lacks}.",
+            todo=f"Give a state that expires both: the column {_EXPIRES}, in milliseconds, and "
+            f"ttl={{{name!r}: TTL(...)}}, as the processor has it; any other state neither.",
         )
     map_key = _struct(schema, _MAP_KEY, name) if _MAP_KEY in schema.names else None
     kind = "map" if map_key is not None else "list" if _INDEX in schema.names else "value"
@@ -114,7 +155,7 @@ def given_state(
             todo="Give the columns of read_state(): key and value; or key columns and others.",
         )
     codec_for(value)
-    return GivenState(name, kind, number, key, value, map_key)
+    return GivenState(name, kind, number, key, value, map_key, ttl)
 
 
 def timer_entries(batch: pa.RecordBatch, key: StructType, max_parallelism: int) -> Iterator[Entry]:
@@ -170,6 +211,23 @@ def _prefixes(
     return [groups[2 * n : 2 * n + 2] + state + one for n, one in enumerate(keys)]
 
 
+def _expiries(batch: pa.RecordBatch, what: str) -> Iterator[bytes]:
+    """When rows expire, as it stands before them.
+
+    Raises:
+        ValueMismatchError: it is not said of each, or not in whole milliseconds.
+    """
+    column = batch.column(_EXPIRES)
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise ValueMismatchError(
+            f"{what} has {column.null_count} rows without {_EXPIRES}, which is a {column.type}.",
+            todo="Give whole milliseconds for each row.",
+        )
+    times = column.cast(pa.int64()).to_numpy().view(np.uint64) ^ np.uint64(BIAS)
+    data = times.astype(">u8").tobytes()
+    return (data[at : at + TIME_BYTES] for at in range(0, len(data), TIME_BYTES))
+
+
 def _values(batch: pa.RecordBatch, key: StructType) -> Any:
     if _is_struct(batch.schema, _VALUE):
         return _fields(batch, _VALUE)
@@ -177,7 +235,7 @@ def _values(batch: pa.RecordBatch, key: StructType) -> Any:
 
 
 def _value_names(names: Sequence[str], key: StructType) -> list[str]:
-    others = {*_OURS, _KEY, _MAP_KEY, _INDEX, *key.names}
+    others = {*_OURS, _KEY, _MAP_KEY, _INDEX, _EXPIRES, *key.names}
     return [name for name in names if name not in others]
 
 

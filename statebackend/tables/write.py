@@ -7,19 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from blake3 import blake3
 from pyspark.sql.types import StructType
 
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
-from recovery.savepoints.savepoint import (
-    Begun,
-    Savepoint,
-    SavepointOperator,
-    encode_savepoint,
-    is_probe,
-)
+from recovery.savepoints.savepoint import Begun, Savepoint, SavepointOperator
+from recovery.savepoints.savepoint_folder import SavepointFolder
 from snapshot.formats.delta import chain, chain_start
 from snapshot.formats.delta_stream import EncodedDelta, encode_stream
 from snapshot.formats.names import data_name
@@ -27,7 +20,7 @@ from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.operators import operators_setting
 from snapshot.protocol.tenure import Tenure
-from snapshot.storage.object_store import CreateOutcome, ObjectStore
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import SettingError
@@ -37,6 +30,8 @@ from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local
 from statebackend.schema.keys import KeyCodec
 from statebackend.state.blocks import binary_array
+from statebackend.state.expiry import TIME_BYTES, ListHead
+from statebackend.state.ttl import TTL
 from statebackend.system import SYSTEM, System
 from statebackend.tables.given_rows import (
     Entry,
@@ -71,6 +66,7 @@ class OperatorState:
         timers: rows with the key and ``at_ms``, milliseconds.
         time_mode: as the operator has it: none, event or processing.
         schemas: of the values of states, where they are not to follow from the columns' types.
+        ttl: of states that expire. Their rows say when, in a column ``expires_at_ms``.
     """
 
     key: str | StructType
@@ -78,6 +74,7 @@ class OperatorState:
     timers: Any = None
     time_mode: str = "none"
     schemas: Mapping[str, str | StructType] = field(default_factory=dict)
+    ttl: Mapping[str, TTL] = field(default_factory=dict)
 
 
 def write_savepoint(
@@ -110,7 +107,9 @@ def write_savepoint(
     Raises:
         SettingError: there is no operator, or something lies in the folder already.
         SchemaError, ValueMismatchError, NullKeyError: rows that are no state.
-        StoreUnreachableError: from the store; what was written is no savepoint then.
+        StoreUnreachableError: from the store.
+
+    Where it fails, what was written is removed, or is no savepoint: `savepoint.json` comes last.
     """
     check_parallelism(parallelism, max_parallelism)
     if not operators:
@@ -155,7 +154,9 @@ class _Declared:
         states = []
         for number, (name, rows) in enumerate(given.states.items(), start=1):
             schema, batches = batches_of(rows)
-            state = given_state(name, number, key, schema, given.schemas.get(name))
+            state = given_state(
+                name, number, key, schema, given.schemas.get(name), given.ttl.get(name)
+            )
             states.append((state, batches))
         timers = iter(()) if given.timers is None else batches_of(given.timers)[1]
         return cls(key, states, timers, given.time_mode)
@@ -182,17 +183,20 @@ class _Writing:
 
     def run(self, operators: Mapping[str, _Declared], scratch: Path) -> Savepoint:
         """Take the folder, write each operator's record, and say at last that it is whole."""
-        target, system = self._target, self._system
         begun = Begun(id=self._id, job=self._id, job_uri="", created_ms=self._stamp_ms)
-        taken = any(not is_probe(one.name) for one in target.list(""))
-        mark = [msgspec.json.encode(begun)]
-        if taken or target.create(BEGUN_NAME, mark) is CreateOutcome.EXISTS:
-            raise SettingError(
-                f"A savepoint cannot go to {target.uri}: something lies there already.",
-                todo="Give another place; `statebackend savepoint delete` removes a savepoint.",
-            )
+        into = SavepointFolder(self._target, begun)
+        try:
+            savepoint = self._written(operators, scratch)
+            into.finish(savepoint)
+        except BaseException:  # a row that does not fit, or Ctrl-C
+            into.leave()
+            raise
+        return savepoint
+
+    def _written(self, operators: Mapping[str, _Declared], scratch: Path) -> Savepoint:
+        system = self._system
         log = CommitLog(
-            target,
+            self._target,
             job=self._id,
             writer="write_savepoint",
             new_id=system.new_id,
@@ -211,9 +215,7 @@ class _Writing:
             folder = scratch / str(number)
             folder.mkdir()
             sizes[uid] = self._operator(log, tenure, uid, one, folder, settings)
-        savepoint = self._described(operators, sizes)
-        target.put(SAVEPOINT_NAME, [encode_savepoint(savepoint)])
-        return savepoint
+        return self._described(operators, sizes)
 
     def _operator(
         self,
@@ -293,7 +295,11 @@ class _Writing:
         folder: Path,
     ) -> SliceEntry:
         groups = key_group_range(subtask, self._parallelism, self._max)
-        lists = {one.id.to_bytes(2, "big") for one in states if one.kind == "list"}
+        lists = {
+            one.id.to_bytes(2, "big"): _plain_head if one.ttl is None else _expiring_head
+            for one in states
+            if one.kind == "list"
+        }
         ranges = [(group.to_bytes(2, "big"), (group + 1).to_bytes(2, "big")) for group in groups]
 
         def pieces() -> Iterator[Entry]:
@@ -393,17 +399,31 @@ def _columns(entries: Iterable[Entry]) -> Iterator[tuple[pa.BinaryArray, pa.Bina
     )
 
 
-def _with_heads(entries: Iterable[Entry], lists: set[bytes]) -> Iterator[Entry]:
+def _plain_head(elements: list[bytes]) -> bytes:
+    return len(elements).to_bytes(_COUNT_BYTES, "big")
+
+
+def _expiring_head(elements: list[bytes]) -> bytes:
+    times = [one[:TIME_BYTES] for one in elements]
+    return ListHead(0, len(elements), latest=max(times), next_look=min(times)).encode()
+
+
+def _with_heads(
+    entries: Iterable[Entry], lists: Mapping[bytes, Callable[[list[bytes]], bytes]]
+) -> Iterator[Entry]:
     """The entries of a store, with those of lists as a state has them.
 
     Elements come under the number of their row. In a state they count from 0, and before them
-    stands how many there are. An element's key is read to its end: its last 8 bytes are the number.
+    stands their head. An element's key is read to its end: its last 8 bytes are the number.
+
+    Args:
+        lists: by the ids of their states, how a head is made of the elements.
     """
     own, elements = b"", list[bytes]()
 
     def flushed() -> Iterator[Entry]:
         if elements:
-            yield own, len(elements).to_bytes(_COUNT_BYTES, "big")
+            yield own, lists[own[2:4]](elements)
             for index, row in enumerate(elements):
                 yield own + index.to_bytes(_COUNT_BYTES, "big"), row
             elements.clear()

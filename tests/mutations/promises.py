@@ -166,9 +166,9 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "a savepoint never goes where something lies",
-        "recovery/savepoints/create.py",
-        "    if taken or target.create(",
-        "    if target.create(",
+        "recovery/savepoints/savepoint_folder.py",
+        "        if taken or store.create(",
+        "        if store.create(",
         ("tests/recovery", "tests/cli/test_cli_savepoint.py"),
     ),
     BrokenPromise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from pyspark.sql import types as T
 
 import statebackend
+from recovery.inspect.jobs import SAVEPOINT_NAME
 from recovery.savepoints.savepoint import delete_savepoint
 from recovery.savepoints.savepoint_check import check_savepoint
 from snapshot.storage.open import open_store
@@ -189,6 +191,29 @@ def test_what_is_no_state_is_refused(tmp_path: Path, operators: Any, error: Any,
         statebackend.write_savepoint(f"file://{tmp_path}/saved", operators)
     with pytest.raises(statebackend.StateBackendError):
         statebackend.states("", savepoint=f"file://{tmp_path}/saved")
+
+
+def test_a_row_that_does_not_fit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    to = (tmp_path / "s").as_uri()
+    rows = pa.table({"user": ["a"] * 10_000 + [None], "n": [1] * 10_001})
+    with pytest.raises(NullKeyError):
+        statebackend.write_savepoint(to, {"op": OperatorState("user string", {"n": rows})})
+    assert list(open_store(to, new_id=system.SYSTEM.new_id).list("")) == []
+    statebackend.write_savepoint(to, {"op": OperatorState("user string", {"n": rows[:3]})})
+
+
+def test_what_was_deleted_while_it_was_written_is_no_savepoint(tmp_path: Path) -> None:
+    to = (tmp_path / "s").as_uri()
+    store = open_store(to, new_id=system.SYSTEM.new_id)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        delete_savepoint(store)
+        yield from USERS.to_batches()
+
+    rows = pa.RecordBatchReader.from_batches(USERS.schema, batches())
+    with pytest.raises(NotRestorableError, match="was deleted while it was made"):
+        statebackend.write_savepoint(to, {"op": OperatorState("user string", {"n": rows})})
+    assert SAVEPOINT_NAME not in {one.name for one in store.list("")}
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
