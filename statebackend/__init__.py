@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from statebackend.spark.state_source import register as register
     from statebackend.state.ttl import TTL as TTL
     from statebackend.tables.changes import read_changes as read_changes
+    from statebackend.tables.given_operators import OperatorState as OperatorState
     from statebackend.tables.read import read_state as read_state
     from statebackend.tables.read import read_timers as read_timers
     from statebackend.tables.read import states as states
-    from statebackend.tables.write import OperatorState as OperatorState
     from statebackend.tables.write import write_savepoint as write_savepoint
     from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
@@ -117,7 +117,7 @@ _EXPORTS: dict[str, str] = {
     "Keys": "statebackend.api.arrow",
     "NexmarkSource": "statebackend.continuous.sources.nexmark",
     "NoRestart": "recovery.decide.restarting",
-    "OperatorState": "statebackend.tables.write",
+    "OperatorState": "statebackend.tables.given_operators",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.testing.tester",
     "RangeSource": "statebackend.continuous.sources.generated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -289,6 +290,7 @@ def _writer(
     elif suffix == ".csv":
         from pyarrow import csv
 
+        _check_flat(schema)
         flat = pa.Table.from_batches([], schema).flatten().schema
         with csv.CSVWriter(path, flat) as file:
             yield lambda batch: file.write(pa.Table.from_batches([batch]).flatten())
@@ -296,6 +298,42 @@ def _writer(
         with path.open("wb") as file:
 
             def write(batch: pa.RecordBatch) -> None:
-                file.writelines(msgspec.json.encode(row) + b"\n" for row in batch.to_pylist())
+                rows = map(_plain, batch.to_pylist())
+                file.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
 
             yield write
+
+
+def _check_flat(schema: pa.Schema) -> None:
+    """Refuse what has no place in a line of text.
+
+    Raises:
+        SettingError: naming the columns.
+    """
+    import pyarrow.types as pt
+
+    deep = []
+    for field in schema:
+        inner = list(field.type) if pt.is_struct(field.type) else [field]
+        deep += [
+            field.name if one is field else f"{field.name}.{one.name}"
+            for one in inner
+            if pt.is_nested(one.type) or pt.is_binary(one.type)
+        ]
+    if deep:
+        raise SettingError(
+            f"A CSV file cannot hold {', '.join(deep)}: it has parts, or is no text.",
+            todo="Give --to a name that ends in .parquet, .arrow or .jsonl, or leave it out with "
+            "--columns.",
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can have it: what is no number is text, as Spark writes it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -41,6 +41,7 @@ __all__ = [
     "StateDeclaration",
     "Times",
     "Unbound",
+    "check_state_name",
     "parse_schema",
     "rehearsed",
 ]
@@ -208,10 +209,7 @@ class Declarations:
             StateMismatchError: the name is taken, or none.
             SchemaError, UnsupportedTypeError: its schemas.
         """
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise StateMismatchError(
-                f"Operator {self._uid!r} has a state named {name!r}.", todo="Give it a name."
-            )
+        check_state_name(self._uid, name)
         if name in self.declared:
             raise StateMismatchError(
                 f"State {name!r} of operator {self._uid!r} is declared twice.",
@@ -243,6 +241,18 @@ class Declarations:
         if self.declared.pop(name, None) is not None:
             self.withdrawn.add(name)
         self.dropped.append(name)
+
+
+def check_state_name(uid: str, name: Any) -> None:
+    """Refuse what names no state.
+
+    Raises:
+        StateMismatchError: it is empty, no string, or has a byte 0 in it.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise StateMismatchError(
+            f"Operator {uid!r} has a state named {name!r}.", todo="Give it a name."
+        )
 
 
 def rehearsed(declared: StateDeclaration) -> Any:

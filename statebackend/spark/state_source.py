@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from snapshot.storage.store_options import StoreOptions
-from statebackend.errors import SettingError
+from statebackend.errors import NotRestorableError, ObjectNotFoundError, SettingError
 from statebackend.spark.data_sources import registered
 from statebackend.tables.read import states
 from statebackend.tables.scan import (
@@ -71,7 +71,9 @@ def register(spark: SparkSession) -> None:
         columns: only these, as in `key.user,value.n`.
         s3Endpoint, s3Region: of the store. scratchDir: where tasks put what they fetch.
 
-    There is a partition for each subtask of the operator. Equality with ``key`` fields and with
+    There is a partition for each subtask of the operator. All tasks read the epoch that was the
+    newest when the query began: a job that runs must retain it for so long
+    (``spark.statebackend.retainEpochs``). Equality with ``key`` fields and with
     ``key_group`` is used to fetch less where ``spark.sql.python.filterPushdown.enabled`` is on.
     """
     registered(spark, StateTableSource)
@@ -146,10 +148,14 @@ class _Request:
 
 @dataclass
 class _Part(InputPartition):
-    """One subtask of the operator after an epoch; None: what belongs to no key, or the states."""
+    """One subtask of the operator after an epoch; None: what belongs to no key, or the states.
+
+    ``chain``: its lineage digest, by which another evaluation of the epoch is told.
+    """
 
     epoch: int
     subtask: int | None
+    chain: str | None = None
 
 
 class StateTableSource(DataSource):
@@ -191,8 +197,11 @@ class _Reader(DataSourceReader):
         source = request.source(found.operator(request.operator))
         if source.rows is None:
             return [_Part(found.epoch, None)]
-        # Spark wants one at least.
-        return [_Part(found.epoch, n) for n in source.subtasks()] or [_Part(found.epoch, None)]
+        subtasks = source.operator.lineage.subtasks
+        parts = [
+            _Part(found.epoch, n, subtasks[n].chain_at(found.epoch)) for n in source.subtasks()
+        ]
+        return parts or [_Part(found.epoch, None)]  # Spark wants one at least
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one, in a task."""
@@ -204,12 +213,39 @@ class _Reader(DataSourceReader):
         place = request.place
         if place.savepoint is None:
             place = replace(place, epoch=partition.epoch)
-        only = frozenset() if partition.subtask is None else frozenset({partition.subtask})
-        yield from place.reader(
-            request.operator,
-            lambda operator: replace(request.source(operator), only=only),
-            request.columns,
+        try:
+            reader = place.reader(
+                request.operator,
+                lambda one: _of_part(request.source(one), partition),
+                request.columns,
+            )
+        except (NotRestorableError, ObjectNotFoundError) as error:
+            if place.savepoint is not None or request.place.epoch is not None:
+                raise
+            raise NotRestorableError(
+                f"Epoch {partition.epoch} of the job is not there any more: the job went on, and "
+                f"cleaned it, while Spark's tasks read it.",
+                todo="Have the job retain more epochs (spark.statebackend.retainEpochs), or read a "
+                "savepoint.",
+            ) from error
+        yield from reader
+
+
+def _of_part(source: StateSource, part: _Part) -> StateSource:
+    """What one task reads.
+
+    Raises:
+        NotRestorableError: the epoch was evaluated again since the partitions were made.
+    """
+    if part.subtask is None:
+        return replace(source, only=frozenset())
+    chain = source.operator.lineage.subtasks[part.subtask].chain_at(part.epoch)
+    if chain != part.chain:
+        raise NotRestorableError(
+            f"Epoch {part.epoch} of operator {source.operator.uid!r} was evaluated again.",
+            todo="Read it again.",
         )
+    return replace(source, only=frozenset({part.subtask}))
 
 
 class _FilteredReader(_Reader):
@@ -224,9 +260,12 @@ class _FilteredReader(_Reader):
         if len(groups) == 1 and request.groups is None:
             request = replace(request, groups=range(int(groups[0]), int(groups[0]) + 1))
         names = request.place.find().operator(request.operator).key_schema.names
-        given = [equal.get(("key", name)) for name in names]
-        if request.keys is None and request.state and all(given):
-            values = [one for one in given if one is not None]
+        # Nothing is equal to null.
+        known = {
+            name: [one for one in equal.get(("key", name), ()) if one is not None] for name in names
+        }
+        if request.keys is None and request.state and all(known.values()):
+            values = list(known.values())
             if len(names) == 1:
                 request = replace(request, keys=tuple(values[0]))
             elif all(len(one) == 1 for one in values):
@@ -267,4 +306,7 @@ def _keys(text: str) -> tuple[Any, ...]:
 
 def _groups(text: str) -> range:
     first, dash, last = text.partition("-")
-    return range(int(first), int(last if dash else first) + 1)
+    found = range(int(first), int(last if dash else first) + 1)
+    if not found:
+        raise ValueError("the last comes before the first")
+    return found

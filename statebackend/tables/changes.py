@@ -9,10 +9,18 @@ from typing import Any, Final
 import pyarrow as pa
 
 from snapshot.storage.store_options import StoreOptions
-from statebackend.errors import SettingError
+from statebackend.errors import (
+    CorruptionError,
+    NotRestorableError,
+    ObjectNotFoundError,
+    SettingError,
+)
 from statebackend.state.blocks import binary_array
 from statebackend.tables.entry_rows import StateRows
 from statebackend.tables.scan import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    TRIES,
     ChosenColumns,
     Entries,
     StatePlace,
@@ -25,7 +33,6 @@ from statebackend.tables.stored_job import StoredJob
 
 __all__ = ["read_changes"]
 
-_BATCH_ROWS: Final = 65_536
 _END: Final = None, b""
 _INSERT, _UPDATE, _DELETE = "insert", "update", "delete"
 
@@ -65,13 +72,39 @@ def read_changes(
         NotRestorableError: an epoch is not retained. FormatError: what is there does not read.
         StoreUnreachableError: from the store.
     """
-    newer = StatePlace(uri, job, to_epoch, None, options, scratch_dir).find()
-    older = StatePlace(uri, job, from_epoch, None, options, scratch_dir).find()
-    if from_epoch > newer.epoch:
+    if to_epoch is not None:
+        _check_order(from_epoch, to_epoch)
+    later = StatePlace(uri, job, to_epoch, None, options, scratch_dir)
+    earlier = StatePlace(uri, job, from_epoch, None, options, scratch_dir)
+    for tries_left in reversed(range(TRIES)):
+        newer = later.find()
+        _check_order(from_epoch, newer.epoch)
+        try:
+            return _reader(earlier.find(), newer, operator, state, keys, columns, scratch_dir)
+        except (CorruptionError, NotRestorableError, ObjectNotFoundError):
+            if later.find().epoch == newer.epoch or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _check_order(from_epoch: int, to_epoch: int) -> None:
+    if from_epoch > to_epoch:
         raise SettingError(
-            f"The changes from epoch {from_epoch} to epoch {newer.epoch} were asked for.",
+            f"The changes from epoch {from_epoch} to epoch {to_epoch} were asked for.",
             todo="Give the earlier epoch as from_epoch=.",
         )
+
+
+def _reader(
+    older: StoredJob,
+    newer: StoredJob,
+    operator: str,
+    state: str,
+    keys: Any,
+    columns: Sequence[str] | None,
+    scratch_dir: str | None,
+) -> pa.RecordBatchReader:
+    """The changes; both epochs are fetched before this returns."""
     source = state_source(newer.operator(operator), state, keys)
     if not isinstance(source.rows, StateRows):
         raise SettingError(
@@ -133,11 +166,14 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     with kept:
         found: list[Change] = []
+        size_bytes = 0
         for change in _merged(*streams):
             found.append(change)
-            if len(found) >= _BATCH_ROWS:
+            key, before, after = change
+            size_bytes += len(key) + len(before or b"") + len(after or b"")
+            if len(found) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
                 yield _batch(rows, schema, found)
-                found = []
+                found, size_bytes = [], 0
         if found:
             yield _batch(rows, schema, found)
 

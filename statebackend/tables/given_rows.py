@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.hashing import key_groups
@@ -38,6 +38,9 @@ _MAP_KEY: Final = "map_key"
 _INDEX: Final = "index"
 _EXPIRES: Final = "expires_at_ms"
 _OURS: Final = ("key_group", "subtask")  # what reading adds, and writing finds anew
+
+_LONG: Final = StructType([StructField(_EXPIRES, LongType(), nullable=False)])
+_BATCH_ROWS: Final = 65_536
 
 Entry = tuple[bytes, bytes]
 """A key and its value."""
@@ -140,19 +143,30 @@ def given_state(
             todo=f"Give a state that expires both: the column {_EXPIRES}, in milliseconds, and "
             f"ttl={{{name!r}: TTL(...)}}, as the processor has it; any other state neither.",
         )
+    if len(set(schema.names)) < len(schema.names):
+        raise SchemaError(
+            f"State {name!r} has two columns of one name ({', '.join(schema.names)}).",
+            todo="Give each a name of its own.",
+        )
     map_key = _struct(schema, _MAP_KEY, name) if _MAP_KEY in schema.names else None
     kind = "map" if map_key is not None else "list" if _INDEX in schema.names else "value"
     if declared is not None:
         value = parse_schema(declared, f"state {name!r}")
-    elif _VALUE in schema.names and pa.types.is_struct(schema.field(_VALUE).type):
+    elif _is_struct(schema, _VALUE):
         value = _struct(schema, _VALUE, name)
     else:
-        names = [one for one in schema.names if one in _value_names(schema.names, key)]
+        names = _value_names(schema, key)
         value = _spark(pa.schema([schema.field(one) for one in names]), name)
     if not value.fields:
         raise SchemaError(
             f"State {name!r} has no column for its values ({', '.join(schema.names)}).",
             todo="Give the columns of read_state(): key and value; or key columns and others.",
+        )
+    if _is_struct(schema, _VALUE) and (others := _value_names(schema, key, _VALUE)):
+        raise SchemaError(
+            f"State {name!r} has a column {_VALUE} of structs, and others beside it "
+            f"({', '.join(others)}).",
+            todo=f"Leave them out, or put them into {_VALUE}.",
         )
     codec_for(value)
     return GivenState(name, kind, number, key, value, map_key, ttl)
@@ -169,11 +183,17 @@ def timer_entries(batch: pa.RecordBatch, key: StructType, max_parallelism: int) 
             f"Timers were given without a column at_ms ({', '.join(batch.schema.names)}).",
             todo="Give the key, and at_ms in milliseconds.",
         )
+    at = batch.column("at_ms")
+    if at.null_count or not pa.types.is_integer(at.type):
+        raise ValueMismatchError(
+            f"The timers have {at.null_count} rows without at_ms, which is a {at.type}.",
+            todo="Give whole milliseconds for each row.",
+        )
     keys = _prefixes(batch, key, max_parallelism, b"", "The timers")
-    for own, at_ms in zip(keys, batch.column("at_ms").to_pylist(), strict=True):
-        at = at_bytes(at_ms)
-        yield own[:2] + BY_TIME + at + own[2:], b""
-        yield own[:2] + BY_KEY + own[2:] + at, b""
+    for own, at_ms in zip(keys, at.to_pylist(), strict=True):
+        time = at_bytes(at_ms)
+        yield own[:2] + BY_TIME + time + own[2:], b""
+        yield own[:2] + BY_KEY + own[2:] + time, b""
 
 
 def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -182,8 +202,8 @@ def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     Raises:
         SchemaError: they are something else.
     """
-    if hasattr(rows, "toArrow"):  # Spark's
-        rows = rows.toArrow()
+    if hasattr(rows, "toArrow"):  # Spark's: brought to the driver when it is written
+        return to_arrow_schema(rows.schema), _of_spark(rows)
     if isinstance(rows, pa.RecordBatch):
         return rows.schema, iter([rows])
     if isinstance(rows, pa.RecordBatchReader):
@@ -191,11 +211,15 @@ def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     if hasattr(rows, "iloc"):  # pandas'
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
-        return rows.schema, iter(rows.to_batches())
+        return rows.schema, iter(rows.to_batches(max_chunksize=_BATCH_ROWS))
     raise SchemaError(
         f"The rows of a state are a {type(rows).__name__}.",
         todo="Give a pyarrow Table or RecordBatchReader, a pandas or a Spark DataFrame.",
     )
+
+
+def _of_spark(rows: Any) -> Iterator[pa.RecordBatch]:
+    yield from rows.toArrow().to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _prefixes(
@@ -223,7 +247,8 @@ def _expiries(batch: pa.RecordBatch, what: str) -> Iterator[bytes]:
             f"{what} has {column.null_count} rows without {_EXPIRES}, which is a {column.type}.",
             todo="Give whole milliseconds for each row.",
         )
-    times = column.cast(pa.int64()).to_numpy().view(np.uint64) ^ np.uint64(BIAS)
+    whole = columns_of([column], _LONG, None, f"{what} ({_EXPIRES})")[0]
+    times = whole.to_numpy().view(np.uint64) ^ np.uint64(BIAS)
     data = times.astype(">u8").tobytes()
     return (data[at : at + TIME_BYTES] for at in range(0, len(data), TIME_BYTES))
 
@@ -231,12 +256,14 @@ def _expiries(batch: pa.RecordBatch, what: str) -> Iterator[bytes]:
 def _values(batch: pa.RecordBatch, key: StructType) -> Any:
     if _is_struct(batch.schema, _VALUE):
         return _fields(batch, _VALUE)
-    return _named(batch, _value_names(batch.schema.names, key))
+    return _named(batch, _value_names(batch.schema, key))
 
 
-def _value_names(names: Sequence[str], key: StructType) -> list[str]:
-    others = {*_OURS, _KEY, _MAP_KEY, _INDEX, _EXPIRES, *key.names}
-    return [name for name in names if name not in others]
+def _value_names(schema: pa.Schema, key: StructType, *used: str) -> list[str]:
+    """The columns that no other use is known of."""
+    others = {_MAP_KEY, _INDEX, _EXPIRES, *used}
+    others |= {_KEY, *_OURS} if _is_struct(schema, _KEY) else set(key.names)
+    return [name for name in schema.names if name not in others]
 
 
 def _named(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array]:
@@ -245,6 +272,11 @@ def _named(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array
 
 def _fields(batch: pa.RecordBatch, name: str) -> Mapping[str, pa.Array]:
     column = batch.column(name)
+    if column.null_count and name != _KEY:  # a null key is refused as such
+        raise ValueMismatchError(
+            f"{column.null_count} rows have a null in the column {name}.",
+            todo="Leave such rows out: a key without a row has no state.",
+        )
     arrays = column.flatten()  # a null struct is null in every field
     return {field.name: array for field, array in zip(column.type, arrays, strict=True)}
 
@@ -265,6 +297,7 @@ def _struct(schema: pa.Schema, column: str, state: str) -> StructType:
 def _spark(schema: pa.Schema, state: str) -> StructType:
     try:
         found: StructType = from_arrow_schema(schema)
+        to_arrow_schema(found)
     except Exception as error:  # pyspark's own, of several kinds
         raise SchemaError(
             f"The columns of state {state!r} have a type that Spark does not have ({error}).",

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,9 @@ from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.tables.wanted_keys import encoded_keys
 
 __all__ = [
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "TRIES",
     "ChosenColumns",
     "Entries",
     "StatePlace",
@@ -43,10 +47,11 @@ __all__ = [
 Entries = tuple[list[bytes], list[bytes]]
 """Keys and their values."""
 
-_BATCH_ROWS: Final = 65_536
-_BATCH_BYTES: Final = 16 << 20
+BATCH_ROWS: Final = 65_536
+BATCH_BYTES: Final = 16 << 20
+"""About so many are in a batch; an entry that is larger has one of its own."""
 _SCRATCH: Final = "statebackend-read-"
-_TRIES: Final = 3  # the newest epoch may be cleaned while it is read; then there is a newer one
+TRIES: Final = 3  # the newest epoch may be cleaned while it is read; then there is a newer one
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class StatePlace:
         columns: Sequence[str] | None,
     ) -> pa.RecordBatchReader:
         """The stream; what may be cleaned meanwhile has been fetched."""
-        for tries_left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(TRIES)):
             found = self.find()
             source = source_of(found.operator(uid))
             taken = ChosenColumns(source.schema, columns)
@@ -219,19 +224,35 @@ def entries(job: StoredJob, source: StateSource, folder: Path) -> Iterator[Entri
 
 
 def _in_batches(pieces: Iterator[Entries]) -> Iterator[Entries]:
-    """Pieces of entries, joined until there is enough for a batch."""
+    """Pieces of entries, joined or cut so that each is enough for a batch, and not much more."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size_bytes = 0
-    for some_keys, some_values in pieces:
+    for some_keys, some_values, some_bytes in chain.from_iterable(map(_cut, pieces)):
         keys += some_keys
         values += some_values
-        size_bytes += sum(map(len, some_values)) + sum(map(len, some_keys))
-        if len(keys) >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
+        size_bytes += some_bytes
+        if len(keys) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
             yield keys, values
             keys, values, size_bytes = [], [], 0
     if keys:
         yield keys, values
+
+
+def _cut(piece: Entries) -> Iterator[tuple[list[bytes], list[bytes], int]]:
+    """A piece in parts that are a batch at most, or one entry, with how many bytes each has."""
+    keys, values = piece
+    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+    sizes += np.fromiter(map(len, values), np.int64, len(values))
+    total = int(sizes.sum())
+    if total <= BATCH_BYTES:
+        yield keys, values, total
+        return
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
+    start = 0
+    for end in [*ends.tolist(), len(keys)]:
+        yield keys[start:end], values[start:end], int(sizes[start:end].sum())
+        start = end
 
 
 class ChosenColumns:

@@ -150,7 +150,7 @@ def find_job(
     if savepoint is not None:
         if epoch is not None:
             raise SettingError(
-                f"Both the savepoint {savepoint} and the epoch {epoch} were given.",
+                f"Both a savepoint and the epoch {epoch} were given.",
                 todo="Leave epoch= out: a savepoint holds one epoch.",
             )
         store = open_store(savepoint, new_id=system.new_id, options=options)

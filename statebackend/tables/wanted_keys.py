@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 from pyspark.sql.types import StructType
 
 from statebackend.errors import UsageError
@@ -35,24 +36,55 @@ def encoded_keys(keys: Any, schema: StructType, max_parallelism: int) -> list[by
 
 
 def _columns(keys: Any, schema: StructType) -> Any:
-    if isinstance(keys, pa.Table):
-        return [column.combine_chunks() for column in keys.select(schema.names).columns]
     if isinstance(keys, pa.RecordBatch):
-        return keys
+        keys = pa.Table.from_batches([keys])
+    if isinstance(keys, pa.Table):
+        return _of_table(keys, schema)
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
         raise UsageError(
             f"keys= is a {type(keys).__name__}.",
             todo="Give a list of keys: values, or tuples where there are several key columns.",
         )
     rows = [_row(key, schema) for key in keys]
-    fields = arrow_fields(schema)
-    try:
-        return [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(fields)]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    return [_array([row[n] for row in rows], one) for n, one in enumerate(arrow_fields(schema))]
+
+
+def _of_table(keys: pa.Table, schema: StructType) -> list[pa.Array]:
+    if keys.schema.names == ["key"] and schema.names != ["key"]:  # as read_state() gives it
+        keys = keys.flatten().rename_columns([one.name for one in keys.schema.field("key").type])
+    if not set(schema.names) <= set(keys.schema.names):
         raise UsageError(
-            f"keys= holds what is no key of {schema.simpleString()} ({error}).",
-            todo="Give values of the types of the key columns.",
-        ) from error
+            f"keys= has the columns {', '.join(keys.schema.names)}, and a key has "
+            f"{', '.join(schema.names)}.",
+            todo="Give the key's columns by their names, or read_state()'s column key.",
+        )
+    return [keys.column(name).combine_chunks() for name in schema.names]
+
+
+def _array(values: list[Any], field: pa.Field) -> pa.Array:
+    """A column of plain values, none of them cut to the column's type.
+
+    Raises:
+        UsageError: a value is of another type, a fraction for a whole number, or a time without its
+            zone for a moment.
+    """
+    kind = field.type
+    try:
+        made = pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise _no_key(field, str(error)) from error
+    if pt.is_integer(kind) or pt.is_temporal(kind):
+        for given, taken in zip(values, made.to_pylist(), strict=True):
+            if given != taken:
+                raise _no_key(field, f"{given!r} would be taken for {taken!r}")
+    return made
+
+
+def _no_key(field: pa.Field, why: str) -> UsageError:
+    return UsageError(
+        f"keys= holds what is no {field.type} of the key column {field.name!r} ({why}).",
+        todo="Give values of the types of the key columns; a timestamp with its time zone.",
+    )
 
 
 def _row(key: Any, schema: StructType) -> tuple[Any, ...]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from blake3 import blake3
-from pyspark.sql.types import StructType
 
 from recovery.savepoints.savepoint import Begun, Savepoint, SavepointOperator
 from recovery.savepoints.savepoint_folder import SavepointFolder
@@ -23,23 +21,19 @@ from snapshot.protocol.tenure import Tenure
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
-from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, key_group_range
-from statebackend.operators.declared_states import parse_schema
 from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local
-from statebackend.schema.keys import KeyCodec
 from statebackend.state.blocks import binary_array
 from statebackend.state.expiry import TIME_BYTES, ListHead
-from statebackend.state.ttl import TTL
 from statebackend.system import SYSTEM, System
-from statebackend.tables.given_rows import (
-    Entry,
-    GivenState,
-    batches_of,
-    given_state,
-    timer_entries,
+from statebackend.tables.given_operators import (
+    MAX_PARALLELISM,
+    GivenOperator,
+    OperatorState,
+    check_operators,
 )
+from statebackend.tables.given_rows import Entry, GivenState, timer_entries
 from statebackend.tables.scan import scratch_folder
 from statebackend.tables.temporary_copy import READ_SETTINGS
 
@@ -47,34 +41,8 @@ __all__ = ["OperatorState", "write_savepoint"]
 
 _EPOCH: Final = 0  # the savepoint's
 _PIECE: Final = 4096
-_TIME_MODES: Final = ("none", "event", "processing")
+_PIECE_BYTES: Final = 16 << 20
 _COUNT_BYTES: Final = 8
-MAX_PARALLELISM: Final = 1024
-
-
-@dataclass(frozen=True)
-class OperatorState:
-    """What an operator is to begin with.
-
-    Args:
-        key: its key columns, as in ``user string``.
-        states: the rows of each state, by its name: an Arrow table or reader, a pandas or a Spark
-            frame. Columns as `statebackend.read_state` gives them (``key`` and ``value``, structs;
-            ``map_key`` of a map; ``index`` of a list), or key columns by their names and others,
-            which are the value's fields. The last row of a key counts, and of a list all, in the
-            order in which they come.
-        timers: rows with the key and ``at_ms``, milliseconds.
-        time_mode: as the operator has it: none, event or processing.
-        schemas: of the values of states, where they are not to follow from the columns' types.
-        ttl: of states that expire. Their rows say when, in a column ``expires_at_ms``.
-    """
-
-    key: str | StructType
-    states: Mapping[str, Any] = field(default_factory=dict)
-    timers: Any = None
-    time_mode: str = "none"
-    schemas: Mapping[str, str | StructType] = field(default_factory=dict)
-    ttl: Mapping[str, TTL] = field(default_factory=dict)
 
 
 def write_savepoint(
@@ -105,61 +73,22 @@ def write_savepoint(
         the savepoint.
 
     Raises:
-        SettingError: there is no operator, or something lies in the folder already.
+        SettingError: there is no operator, an argument is of no use, or something lies in the
+            folder already.
         SchemaError, ValueMismatchError, NullKeyError: rows that are no state.
         StoreUnreachableError: from the store.
 
     Where it fails, what was written is removed, or is no savepoint: `savepoint.json` comes last.
     """
     check_parallelism(parallelism, max_parallelism)
-    if not operators:
-        raise SettingError("No operator was given.", todo="Give at least one, by its uid.")
+    check_operators(operators, watermark_ms)
     target = open_store(to, new_id=system.new_id, options=options)
     probe(target, new_id=system.new_id)
     writing = _Writing(target, parallelism, max_parallelism, watermark_ms, system)
     # What is wrong with schemas is said before anything is written.
-    declared = {uid: _Declared.of(uid, one) for uid, one in operators.items()}
+    declared = {uid: GivenOperator.of(uid, one) for uid, one in operators.items()}
     with scratch_folder(scratch_dir) as scratch:
         return writing.run(declared, scratch)
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """An operator's key and states, with their rows."""
-
-    key: StructType
-    states: list[tuple[GivenState, Iterator[pa.RecordBatch]]]
-    timers: Iterator[pa.RecordBatch]
-    time_mode: str
-
-    @classmethod
-    def of(cls, uid: str, given: OperatorState) -> _Declared:
-        """As it was given.
-
-        Raises:
-            SchemaError, UnsupportedTypeError: it is no state. SettingError: no time mode.
-        """
-        if given.time_mode not in _TIME_MODES:
-            raise SettingError(
-                f"Operator {uid!r} has time_mode={given.time_mode!r}.",
-                todo=f"Give one of {', '.join(_TIME_MODES)}.",
-            )
-        if given.timers is not None and given.time_mode == "none":
-            raise SettingError(
-                f"Operator {uid!r} was given timers and no time mode.",
-                todo="Give time_mode='event' or time_mode='processing', as the operator has it.",
-            )
-        key = parse_schema(given.key, f"the key of operator {uid!r}")
-        KeyCodec(key)
-        states = []
-        for number, (name, rows) in enumerate(given.states.items(), start=1):
-            schema, batches = batches_of(rows)
-            state = given_state(
-                name, number, key, schema, given.schemas.get(name), given.ttl.get(name)
-            )
-            states.append((state, batches))
-        timers = iter(()) if given.timers is None else batches_of(given.timers)[1]
-        return cls(key, states, timers, given.time_mode)
 
 
 class _Writing:
@@ -181,7 +110,7 @@ class _Writing:
         self._job_id = system.new_uuid()
         self._objects = 0
 
-    def run(self, operators: Mapping[str, _Declared], scratch: Path) -> Savepoint:
+    def run(self, operators: Mapping[str, GivenOperator], scratch: Path) -> Savepoint:
         """Take the folder, write each operator's record, and say at last that it is whole."""
         begun = Begun(id=self._id, job=self._id, job_uri="", created_ms=self._stamp_ms)
         into = SavepointFolder(self._target, begun)
@@ -193,7 +122,7 @@ class _Writing:
             raise
         return savepoint
 
-    def _written(self, operators: Mapping[str, _Declared], scratch: Path) -> Savepoint:
+    def _written(self, operators: Mapping[str, GivenOperator], scratch: Path) -> Savepoint:
         system = self._system
         log = CommitLog(
             self._target,
@@ -222,7 +151,7 @@ class _Writing:
         log: CommitLog,
         tenure: Tenure,
         uid: str,
-        given: _Declared,
+        given: GivenOperator,
         folder: Path,
         settings: dict[str, Any],
     ) -> int:
@@ -272,7 +201,7 @@ class _Writing:
         )
         return sum(one.size_bytes for one in slices)
 
-    def _timers(self, store: Store, given: _Declared) -> int | None:
+    def _timers(self, store: Store, given: GivenOperator) -> int | None:
         """Write the timers; when the first is due."""
         earliest: list[int] = []
 
@@ -378,12 +307,15 @@ def _fill(store: Store, entries: Iterable[Entry]) -> None:
 
 
 def _pieces(entries: Iterable[Entry], made: Callable[[list[Entry]], Any]) -> Iterator[Any]:
+    """Of so many entries or bytes, whichever comes first."""
     some: list[Entry] = []
+    size_bytes = 0
     for entry in entries:
         some.append(entry)
-        if len(some) >= _PIECE:
+        size_bytes += len(entry[0]) + len(entry[1])
+        if len(some) >= _PIECE or size_bytes >= _PIECE_BYTES:
             yield made(some)
-            some = []
+            some, size_bytes = [], 0
     if some:
         yield made(some)
 

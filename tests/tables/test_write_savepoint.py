@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recovery.inspect.jobs import SAVEPOINT_NAME
 from recovery.savepoints.savepoint import delete_savepoint
 from recovery.savepoints.savepoint_check import check_savepoint
 from snapshot.storage.open import open_store
-from statebackend import OperatorState, system
+from statebackend import TTL, OperatorState, system
 from statebackend.errors import (
     NotRestorableError,
     NullKeyError,
@@ -25,6 +26,12 @@ from statebackend.errors import (
     SettingError,
     ValueMismatchError,
 )
+from statebackend.rocks.parted import open_store as open_rocks
+from statebackend.state.expiry import ExpiryIndex
+from statebackend.state.table import StateTable
+from statebackend.tables import write
+from statebackend.tables.stored_job import find_job
+from statebackend.tables.temporary_copy import fetch_subtask
 from tests.schema.strategies import same, tables, to_arrow, types
 
 USERS = pa.table({"user": ["ann", "bob", "cid"], "n": [3, 1, 2], "share": [0.5, None, 1.5]})
@@ -182,7 +189,7 @@ def _structs(schema: T.StructType, rows: list[tuple[Any, ...]]) -> pa.StructArra
                 )
             },
             SchemaError,
-            "time to live",
+            "a column expires_at_ms and no ttl=",
         ),
     ],
 )
@@ -191,6 +198,162 @@ def test_what_is_no_state_is_refused(tmp_path: Path, operators: Any, error: Any,
         statebackend.write_savepoint(f"file://{tmp_path}/saved", operators)
     with pytest.raises(statebackend.StateBackendError):
         statebackend.states("", savepoint=f"file://{tmp_path}/saved")
+
+
+def expiring(at_ms: int = 1_700_000_000_000) -> OperatorState:
+    ends = pa.array([at_ms, at_ms + 1, -5, at_ms + 2][: len(PAGES)])
+    return OperatorState(
+        "user string",
+        {
+            "totals": USERS.append_column("expires_at_ms", ends[:3]),
+            "pages": PAGES.append_column("expires_at_ms", ends),
+            "visits": VISITS.append_column("expires_at_ms", ends[:3]),
+        },
+        ttl=dict.fromkeys(("totals", "pages", "visits"), TTL(60_000)),
+    )
+
+
+def test_states_that_expire_are_read_as_they_were_written(tmp_path: Path) -> None:
+    to = (tmp_path / "s").as_uri()
+    given = expiring()
+    statebackend.write_savepoint(to, {"op": given}, parallelism=3, max_parallelism=64)
+    assert check_savepoint(open_store(to, new_id=system.SYSTEM.new_id)).ok
+    for name in given.states:
+        found = statebackend.read_state("", None, "op", name, savepoint=to).read_all()
+        again = (tmp_path / name).as_uri()
+        statebackend.write_savepoint(
+            again, {"op": OperatorState("user string", {name: found}, ttl={name: TTL(60_000)})}
+        )
+        columns = [one for one in found.schema.names if one != "key_group"]
+        both = [read(place, name, columns=columns) for place in (to, again)]
+        assert sorted(map(repr, both[0])) == sorted(map(repr, both[1]))
+    totals = {one["key"]["user"]: one for one in read(to, "totals")}
+    assert totals["cid"]["expires_at_ms"] == -5
+    assert totals["ann"]["value"] == {"n": 3, "share": 0.5}
+    states = statebackend.states("", savepoint=to).to_pylist()
+    assert {one["ttl_ms"] for one in states} == {60_000}
+
+
+def test_what_has_expired_is_removed_and_what_has_not_stays(tmp_path: Path) -> None:
+    to = (tmp_path / "s").as_uri()
+    rows = {
+        "totals": pa.table({"user": ["a", "b", "b"], "n": [1, 2, 3]}),
+        "pages": pa.table(
+            {"user": ["a"] * 3, "map_key": [{"p": p} for p in "xyz"], "n": [1, 2, 3]}
+        ),
+        "visits": pa.table({"user": ["a"] * 3, "index": [0, 1, 2], "at": [1, 2, 3]}),
+    }
+    ends = pa.array([1_000, 2_000, 9_000])
+    given = {name: one.append_column("expires_at_ms", ends) for name, one in rows.items()}
+    ttl = dict.fromkeys(rows, TTL(100))
+    statebackend.write_savepoint(to, {"op": OperatorState("user string", given, ttl=ttl)})
+    job = find_job("", None, savepoint=to)
+    table = StateTable(open_rocks(str(fetch_subtask(job, job.operator("op"), 0, tmp_path / "l"))))
+    removed = []
+    for epoch, now_ms in enumerate((2_000, 8_000, 20_000, 90_000)):
+        removed.append(ExpiryIndex(table).clean(range(1024), now_ms, 1_000))
+        table.freeze(epoch)
+    assert removed == [1 + 2 + 2, 0, 3, 0]
+
+
+def test_large_values_are_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "_PIECE_BYTES", 1 << 16)
+    sizes: list[int] = []
+    fill = write.binary_array
+    monkeypatch.setattr(
+        write, "binary_array", lambda some: (sizes.append(sum(map(len, some))), fill(some))[1]
+    )
+    rows = pa.table({"user": [f"u{n}" for n in range(200)], "text": ["x" * 5_000] * 200})
+    to = (tmp_path / "s").as_uri()
+    statebackend.write_savepoint(to, {"op": OperatorState("user string", {"t": rows})})
+    assert max(sizes) < 1 << 17
+    assert len(read(to, "t")) == 200
+
+
+@pytest.mark.parametrize(
+    ("operators", "said"),
+    [
+        ({"op": OperatorState("user string", {"": USERS})}, "state named ''"),
+        ({"": OperatorState("user string", {"a": USERS})}, "by its uid"),
+        ({"op": OperatorState("user string", {"a": USERS}, schemas={"b": "n int"})}, "'b'"),
+        ({"op": OperatorState("user string", {"a": USERS}, ttl={"b": TTL(1)})}, "'b'"),
+        ({"op": OperatorState("user string", {"a": USERS}, ttl={"a": TTL(1)})}, "expires_at_ms"),
+        (
+            {"op": OperatorState("user string", {"a": USERS.append_column("n", USERS["n"])})},
+            "two columns of one name",
+        ),
+        (
+            {
+                "op": OperatorState(
+                    "user string",
+                    {"a": pa.table({"user": ["a"], "value": [{"n": 1}], "other": [2]})},
+                )
+            },
+            "beside it \\(other\\)",
+        ),
+        (
+            {
+                "op": OperatorState(
+                    "user string",
+                    {
+                        "a": pa.table(
+                            {"user": ["a"], "value": [None]},
+                            schema=pa.schema(
+                                [("user", pa.string()), ("value", pa.struct([("n", pa.int64())]))]
+                            ),
+                        )
+                    },
+                )
+            },
+            "null in the column value",
+        ),
+        ({"op": OperatorState("other string", {"a": USERS.slice(0, 0)})}, "other"),
+        (
+            {"op": OperatorState("user string", timers=USERS.slice(0, 0), time_mode="event")},
+            "at_ms",
+        ),
+        (
+            {
+                "op": OperatorState(
+                    "user string",
+                    {
+                        "a": pa.table(
+                            {"user": ["a"], "n": pa.array([Decimal("1")], pa.decimal256(50, 2))}
+                        )
+                    },
+                )
+            },
+            "type that Spark does not have",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(
+    tmp_path: Path, operators: Any, said: str
+) -> None:
+    to = (tmp_path / "s").as_uri()
+    with pytest.raises(statebackend.StateBackendError, match=said):
+        statebackend.write_savepoint(to, operators)
+    assert list(open_store(to, new_id=system.SYSTEM.new_id).list("")) == []
+
+
+def test_one_reader_is_not_given_to_two_states(tmp_path: Path) -> None:
+    reader = USERS.to_reader()
+    with pytest.raises(SettingError, match="a reader that another state was given"):
+        statebackend.write_savepoint(
+            (tmp_path / "s").as_uri(),
+            {"op": OperatorState("user string", {"a": reader, "b": reader})},
+        )
+
+
+def test_columns_named_as_those_of_reading_are_values_where_the_key_is_no_struct(
+    tmp_path: Path,
+) -> None:
+    to = (tmp_path / "s").as_uri()
+    rows = pa.table({"user": ["a"], "key": ["k"], "subtask": [1], "key_group": [2]})
+    statebackend.write_savepoint(to, {"op": OperatorState("user string", {"a": rows})})
+    assert read(to, "a")[0]["value"] == {"key": "k", "subtask": 1, "key_group": 2}
 
 
 def test_a_row_that_does_not_fit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
