@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pyarrow import csv, parquet
 from typer.testing import CliRunner
 
 from statebackend.cli.app import app
+from statebackend.cli.state_commands import _check_flat, _plain
+from statebackend.errors import SettingError
 from tests.support.golden import EPOCHS, Kept, keys_of, values_of
 from tests.support.inprocess import InProcessJob
 
@@ -90,6 +93,16 @@ def test_a_state_is_exported(uri: str, tmp_path: Path, suffix: str) -> None:
     assert rows == [{"key.k": k, "value.n": values_of(k)[-1]} for k in range(10)]
     assert [path.name for path in tmp_path.iterdir()] == [to.name]
     assert "there already" in run("export", *place, status=2)
+
+
+def test_what_csv_cannot_hold_is_named_and_json_says_nan_as_spark_does() -> None:
+    deep = pa.schema([("value", pa.struct([("tags", pa.list_(pa.string())), ("n", pa.int64())]))])
+    with pytest.raises(SettingError, match=r"A CSV file cannot hold value\.tags:"):
+        _check_flat(deep)
+    assert _plain({"a": [math.nan, -math.inf, 1.5], "b": math.inf}) == {
+        "a": ["NaN", "-Infinity", 1.5],
+        "b": "Infinity",
+    }
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,10 @@ def test_epochs_in_the_wrong_order_or_gone_are_refused(tmp_path: Path) -> None:
     made(tmp_path)
     with pytest.raises(SettingError, match="earlier epoch"):
         changes(tmp_path, "last", from_epoch=3, to_epoch=2)
-    with pytest.raises(NotRestorableError):
+    with pytest.raises(SettingError, match="earlier epoch"):
         changes(tmp_path, "last", from_epoch=77)
+    with pytest.raises(NotRestorableError):
+        changes(tmp_path, "last", from_epoch=0, to_epoch=77)
 
 
 def test_nothing_is_left_in_the_scratch_folder(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 import statebackend
 from statebackend.errors import NotRestorableError, SettingError, UsageError
+from statebackend.tables import scan
+from statebackend.tables.wanted_keys import encoded_keys
 from tests.support.golden import EPOCHS, LATER_MS, WEEK, Kept, keys_of, values_of
 from tests.support.inprocess import STAMP_MS, InProcessJob
 
@@ -133,6 +137,40 @@ def test_what_is_no_key_is_refused(tmp_path: Path, keys: Any) -> None:
     run_kept(tmp_path, epochs=1)
     with pytest.raises(UsageError, match="keys="):
         table(tmp_path, "op", "all", keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (1.5, T.LongType()),
+        (datetime(2026, 1, 1, 23), T.DateType()),
+        (datetime(2026, 1, 1, 23), T.TimestampType()),
+    ],
+)
+def test_a_key_is_never_cut_to_its_columns_type(given: Any, kind: T.DataType) -> None:
+    schema = T.StructType([T.StructField("k", kind)])
+    with pytest.raises(UsageError, match="would be taken for"):
+        encoded_keys([given], schema, 128)
+
+
+def test_keys_are_taken_as_reading_gives_them() -> None:
+    schema = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
+    plain = pa.table({"b": ["x", "y"], "a": [1, 2], "other": [0, 0]})
+    column = pa.table({"key": [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]})
+    expected = encoded_keys([(1, "x"), (2, "y")], schema, 128)
+    assert encoded_keys(plain, schema, 128) == encoded_keys(column, schema, 128) == expected
+    assert encoded_keys(plain.to_batches()[0], schema, 128) == expected
+    with pytest.raises(UsageError, match="keys= has the columns a"):
+        encoded_keys(plain.select(["a"]), schema, 128)
+
+
+def test_batches_have_a_limit_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_kept(tmp_path)
+    monkeypatch.setattr(scan, "BATCH_BYTES", 200)
+    found = statebackend.read_state(tmp_path.as_uri(), JOB, "op", "all")
+    sizes = [batch.num_rows for batch in found]
+    assert len(sizes) > 3
+    assert sum(sizes) == table(tmp_path, "op", "all").num_rows
 
 
 def test_columns_and_fields_are_taken_by_name(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
 
 import statebackend
+from statebackend.errors import NotRestorableError
+from statebackend.spark.state_source import StateTableSource
 from tests.spark.local.world import World, setting
 
 if TYPE_CHECKING:
@@ -82,6 +85,8 @@ def test_filters_are_used_to_fetch_less(done: World) -> None:
         by_group = ledger(done).where(F.col("key_group") == group)
         assert "k4" in totals(by_group)
         assert by_group.rdd.getNumPartitions() == 1
+        with_null = ledger(done).where("key.k in ('k4', null)")
+        assert totals(with_null) == {"k4": truth(done)["k4"]}
         none = ledger(done).where(F.col("key.k") == "nobody")
         assert totals(none) == {}
 
@@ -104,6 +109,17 @@ def test_without_an_operator_there_is_a_row_for_each_state(done: World) -> None:
     assert rows[0].value_schema == "n bigint, total bigint"
 
 
+def test_an_epoch_that_was_cleaned_or_evaluated_again_meanwhile_is_said(done: World) -> None:
+    options = {"path": done.store.as_uri(), "job": "default"}
+    given = {**options, "operator": "ledger", "stateVarName": "acc"}
+    reader = StateTableSource(given).reader(ledger(done).schema)
+    part = reader.partitions()[0]
+    with pytest.raises(NotRestorableError, match="was evaluated again"):
+        next(iter(reader.read(replace(part, chain="0" * 64))))
+    with pytest.raises(NotRestorableError, match="retainEpochs"):
+        next(iter(reader.read(replace(part, epoch=part.epoch + 50))))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -113,6 +129,7 @@ def test_without_an_operator_there_is_a_row_for_each_state(done: World) -> None:
         ({"opperator": "ledger"}, "no option 'opperator'"),
         ({"operator": "ledger", "stateVarName": "acc", "keys": "k1"}, "The option keys is 'k1'"),
         ({"operator": "ledger", "stateVarName": "acc", "batchId": "99"}, "SB7001"),
+        ({"operator": "ledger", "stateVarName": "acc", "keyGroups": "9-3"}, "comes before"),
         ({"job": "nobody", "operator": "ledger", "stateVarName": "acc"}, "There is no job"),
     ],
 )
