@@ -34,7 +34,7 @@ from tests.recovery.driver import (
     manifests_of,
     part_of,
 )
-from tests.recovery.test_restore import Job, K, L
+from tests.recovery.restore.one_subtask_job import Job, K, L
 
 LONG_S = 30.0
 

@@ -54,7 +54,7 @@ from tests.recovery.driver import (
     part_of,
     renewal_of,
 )
-from tests.recovery.test_restore import SMALL, Ticks
+from tests.recovery.restore.one_subtask_job import SMALL, Ticks
 
 HOSTS = ("a", "b")
 

@@ -26,8 +26,8 @@ from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
+from tests.recovery.restore.one_subtask_job import Job
 from tests.recovery.test_local import ROOT, SMALL, marker
-from tests.recovery.test_restore import Job
 
 REAL = Clock(time.monotonic, time.sleep)
 AT_ONCE_S = 30.0  # of a machine under load; without a hand-over it is the whole timeout
@@ -281,7 +281,7 @@ from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.storage.local_store import LocalStore
 from tests.recovery.driver import new_id
 from tests.recovery.test_store_pool import EPOCHS, REAL, store_of
-from tests.recovery.test_restore import Job
+from tests.recovery.restore.one_subtask_job import Job
 root, flush_after = Path(sys.argv[1]), int(sys.argv[2])
 store_pool = StorePool(REAL, StorePoolSettings())
 job = Job(root, store=store_of(root), store_pool=store_pool)
