@@ -22,7 +22,7 @@ from statebackend import system
 from statebackend.errors import LocalDirError
 from statebackend.spark.frames.heartbeat import HeartbeatFile
 from tests.recovery.driver import new_id
-from tests.recovery.test_local import SMALL, filled
+from tests.recovery.local.small_copies import SMALL, filled
 from tests.recovery.test_store_pool import AT_ONCE_S, REAL, keeping, subtask
 
 STRANGER = 65534

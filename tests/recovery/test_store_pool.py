@@ -26,8 +26,8 @@ from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
+from tests.recovery.local.small_copies import ROOT, SMALL, marker
 from tests.recovery.restore.one_subtask_job import Job
-from tests.recovery.test_local import ROOT, SMALL, marker
 
 REAL = Clock(time.monotonic, time.sleep)
 AT_ONCE_S = 30.0  # of a machine under load; without a hand-over it is the whole timeout

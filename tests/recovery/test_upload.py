@@ -37,8 +37,8 @@ from statebackend.errors import (
 )
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
+from tests.recovery.local.small_copies import SMALL, marker
 from tests.recovery.restore.one_subtask_job import Job
-from tests.recovery.test_local import SMALL, marker
 from tests.recovery.test_store_pool import ROOT, keeping, store_of
 from tests.recovery.test_store_pool import subtask as subtask_of
 from tests.support.failing_store import FailingStore, Failure
