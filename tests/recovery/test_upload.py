@@ -37,10 +37,10 @@ from statebackend.errors import (
 )
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import Changes, new_id
-from tests.recovery.local.small_copies import SMALL, marker
+from tests.recovery.local.open_stores import keeping, store_of
+from tests.recovery.local.open_stores import subtask as subtask_of
+from tests.recovery.local.small_copies import ROOT, SMALL, marker
 from tests.recovery.restore.one_subtask_job import Job
-from tests.recovery.test_store_pool import ROOT, keeping, store_of
-from tests.recovery.test_store_pool import subtask as subtask_of
 from tests.support.failing_store import FailingStore, Failure
 
 LONG_S = 30.0
@@ -715,7 +715,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.recovery import test_upload
-from tests.recovery.test_store_pool import store_of
+from tests.recovery.local.open_stores import store_of
 root, after = Path(sys.argv[1]), int(sys.argv[2])
 class Killing(type(store_of(root))):
     def put_file(self, name, path):
