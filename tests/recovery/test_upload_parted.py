@@ -29,7 +29,7 @@ from statebackend.rocks.parted import PartedStore, open_store
 from statebackend.rocks.store import RocksStore
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import SMALL, marker
-from tests.recovery.test_upload import Voice, grant_of, left_over, upload
+from tests.recovery.upload.uploads import Voice, grant_of, left_over, upload
 
 
 def opened(path: Path) -> StoreDirectory:
