@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.driver import (
-    MAX_PARALLELISM,
-)
+from tests.recovery.driver import MAX_PARALLELISM
 from tests.recovery.rescale.rescaled_job import World, key, on_one_host
 
 

@@ -13,10 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.recovery.driver import (
-    MAX_PARALLELISM,
-    Changes,
-)
+from tests.recovery.driver import MAX_PARALLELISM, Changes
 from tests.recovery.rescale.rescaled_job import HOSTS, World, key
 
 EPOCHS = st.lists(

@@ -14,15 +14,10 @@ from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
 from recovery.restore import restorer as restore
 from snapshot.protocol.lineage import resolve
-from snapshot.protocol.messages import (
-    AncestorCopy,
-)
+from snapshot.protocol.messages import AncestorCopy
 from statebackend.errors import LocalCopyError
 from statebackend.keygroups import KeyGroupRange
-from tests.recovery.driver import (
-    MAX_PARALLELISM,
-    manifests_of,
-)
+from tests.recovery.driver import MAX_PARALLELISM, manifests_of
 from tests.recovery.rescale.rescaled_job import World, key, on_one_host, reads
 from tests.recovery.restore.one_subtask_job import SMALL, Ticks
 

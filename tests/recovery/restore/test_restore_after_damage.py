@@ -14,11 +14,7 @@ from recovery.restore import restorer as restore
 from snapshot.formats.delta import DeltaRows
 from snapshot.formats.delta_stream import as_lists
 from snapshot.formats.record import record_name
-from snapshot.protocol.messages import (
-    AncestorCopy,
-    BeginReply,
-    LocalCopy,
-)
+from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy
 from statebackend.errors import (
     CorruptionError,
     LocalCopyError,
@@ -27,9 +23,7 @@ from statebackend.errors import (
 )
 from statebackend.rocks import store as rocks
 from statebackend.rocks.store import RocksSettings, RocksStore
-from tests.recovery.driver import (
-    part_of,
-)
+from tests.recovery.driver import part_of
 from tests.recovery.restore.one_subtask_job import SMALL, Job, K, L, M
 
 # --- half applied --------------------------------------------------------------------------------

@@ -13,20 +13,11 @@ from typing import Any
 import pytest
 from rocksdict import Rdict
 
-from snapshot.protocol.messages import (
-    AncestorCopy,
-    BeginReply,
-    LocalCopy,
-)
-from statebackend.errors import (
-    StoreUnreachableError,
-)
+from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy
+from statebackend.errors import StoreUnreachableError
 from statebackend.rocks.parted import open_database
 from statebackend.rocks.store import RocksStore
-from tests.recovery.driver import (
-    base_of,
-    part_of,
-)
+from tests.recovery.driver import base_of, part_of
 from tests.recovery.restore.one_subtask_job import SMALL, Job, K, L, M
 
 # --- where it comes from -------------------------------------------------------------------------

@@ -12,15 +12,11 @@ import pytest
 from recovery.inspect.describe import describe
 from recovery.inspect.verify import verify
 from recovery.savepoints.create import create_savepoint
-from recovery.savepoints.savepoint import (
-    read_savepoint,
-)
+from recovery.savepoints.savepoint import read_savepoint
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.errors import (
-    NotRestorableError,
-)
+from statebackend.errors import NotRestorableError
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.recovery import driver
 from tests.recovery.savepoints.saved_jobs import (

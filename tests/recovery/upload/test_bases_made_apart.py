@@ -15,9 +15,7 @@ from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    CorruptionError,
-)
+from statebackend.errors import CorruptionError
 from tests.recovery.driver import Changes, new_id
 from tests.recovery.local.open_stores import keeping
 from tests.recovery.restore.one_subtask_job import Job

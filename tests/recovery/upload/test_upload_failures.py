@@ -22,11 +22,7 @@ from snapshot.formats.base import decode_index
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.local_files import opened_file
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.errors import (
-    LocalCopyError,
-    StaleRequestError,
-    StoreUnreachableError,
-)
+from statebackend.errors import LocalCopyError, StaleRequestError, StoreUnreachableError
 from tests.recovery.local.open_stores import store_of
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import ROOT, SMALL
