@@ -24,8 +24,6 @@ from tests.recovery.modelled_job import FATES, Copy, Damaged, ModelledJob, Prepa
 class ModelledAttempts(ModelledJob):
     """Workers of a job: what each begins with is the state of the epoch before."""
 
-    # --- attempts
-
     @precondition(lambda self: self.current is not None)
     @rule(random=st.randoms(use_true_random=False), fate=st.sampled_from(FATES))
     def attempt(self, random: Random, fate: str) -> None:
@@ -218,8 +216,6 @@ class ModelledAttempts(ModelledJob):
         assert reply.durable is (complete and not one.started.coordinator.run.asynchronous)
         if complete:
             self.durable.add(one.where[0])
-
-    # --- records on their way, and bases
 
     @precondition(lambda self: self.prepared)
     @rule(random=st.randoms(use_true_random=False))

@@ -149,7 +149,7 @@ class JobMachine(ModelledAttempts):
         assert due is not None
         assert due.epoch in (self.last_commit, self.batch)
 
-    # --- attempts
+    # --- batches
 
     @rule(random=st.randoms(use_true_random=False), batches=st.integers(1, 4))
     def live_on(self, random: Random, batches: int) -> None:

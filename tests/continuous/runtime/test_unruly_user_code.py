@@ -196,9 +196,6 @@ class Raising(CollectSink):
         return Bad()
 
 
-# --- what raises anything ------------------------------------------------------------------------
-
-
 def test_a_sink_whose_commit_would_end_the_thread_fails_the_run(world: World) -> None:
     sink = Raising(lambda number: SystemExit(3) if number == 1 else None)
     count(world, Numbers(1500, rows_per_s=1000), sink)

@@ -182,6 +182,18 @@ def test_states_of_no_key_go_along() -> None:
         assert verify(copy, driver.JOB).ok
 
 
+def test_large_objects_go_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("recovery.savepoints.state_copy._IN_MEMORY_BYTES", 16)
+    stand = Stand().run(2, own=True).run(2, base="files")
+    target = LocalStore(tmp_path, new_id=new_id)
+    savepoint = create_savepoint(stand.making(open_target=lambda _: target))
+    assert verify(target, JOB).ok
+    assert savepoint.objects == len(target.list("data/")) + len(target.list("base/"))
+
+
+# --- file sources --------------------------------------------------------------------------------
+
+
 def test_a_file_sources_log_goes_along_up_to_its_offset() -> None:
     stand = Stand().run(25)
     entries = "\n".join(FILE_ENTRY % (n, n) for n in range(20))
@@ -210,12 +222,3 @@ def test_what_other_sources_keep_goes_along_whole() -> None:
     savepoint, _ = stand.save()
     logs = [file.name for file in savepoint.spark if file.name.startswith("sources/")]
     assert logs == ["sources/0/0", "sources/1/0"]
-
-
-def test_large_objects_go_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("recovery.savepoints.state_copy._IN_MEMORY_BYTES", 16)
-    stand = Stand().run(2, own=True).run(2, base="files")
-    target = LocalStore(tmp_path, new_id=new_id)
-    savepoint = create_savepoint(stand.making(open_target=lambda _: target))
-    assert verify(target, JOB).ok
-    assert savepoint.objects == len(target.list("data/")) + len(target.list("base/"))
