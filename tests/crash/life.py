@@ -23,7 +23,7 @@ from statebackend.errors import CommitUnknownError, FencedError, StateBackendErr
 from tests.crash.disk import Image, Op, write_image
 from tests.crash.recorder import Fail, Recorder
 from tests.recovery.driver import JOB, Changes, State, changed, manifests_of, new_id
-from tests.recovery.test_restore import Job
+from tests.recovery.restore.one_subtask_job import Job
 
 __all__ = [
     "Kind",

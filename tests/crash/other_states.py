@@ -20,8 +20,8 @@ from tests.crash.disk import Image, write_image
 from tests.crash.life import last_epoch, named
 from tests.crash.recorder import Recorder
 from tests.recovery.driver import Started, new_id
+from tests.recovery.savepoints.saved_jobs import Stand, begun, restored
 from tests.recovery.test_operator_state import SMALL, forget, run, workers
-from tests.recovery.test_savepoint import Stand, begun, restored
 
 __all__ = [
     "check_operator_state",

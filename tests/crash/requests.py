@@ -26,7 +26,7 @@ from tests.crash.life import (
     last_epoch,
     named,
 )
-from tests.recovery.test_restore import Job
+from tests.recovery.restore.one_subtask_job import Job
 from tests.support.failing_store import FailingStore, Failure
 
 __all__ = ["EPOCHS", "How", "RequestsTried", "lived_on_requests", "try_requests"]

@@ -22,8 +22,8 @@ from statebackend import system
 from statebackend.errors import LocalDirError
 from statebackend.spark.frames.heartbeat import HeartbeatFile
 from tests.recovery.driver import new_id
-from tests.recovery.test_local import SMALL, filled
-from tests.recovery.test_store_pool import AT_ONCE_S, REAL, keeping, subtask
+from tests.recovery.local.open_stores import AT_ONCE_S, REAL, keeping, subtask
+from tests.recovery.local.small_copies import SMALL, filled
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")

@@ -14,31 +14,25 @@ the epoch is repeated; and its initial state is there in its operator's first ep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from blake3 import blake3
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from recovery.decide.restore_plan import plan_restore
 from recovery.decide.rewind import LocationProgress, Verdict, decide_start
 from recovery.restore.upload import Uploaded
 from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.names import base_file_name, data_name
-from snapshot.formats.record import parse_record, record_name, slice_key
+from snapshot.formats.names import base_file_name
+from snapshot.formats.record import parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.lineage import resolve
-from snapshot.protocol.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
+from snapshot.protocol.messages import LocalCopy, SlicePart
 from snapshot.protocol.operators import takes_initial
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
-from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (
     CommitUnknownError,
     CorruptionError,
@@ -46,8 +40,6 @@ from statebackend.errors import (
     IncompleteEpochError,
     ObjectNotFoundError,
     StaleRequestError,
-    StateBackendError,
-    StoreUnreachableError,
 )
 from statebackend.runtime.driver.job import Job
 from tests.recovery.driver import (
@@ -57,177 +49,26 @@ from tests.recovery.driver import (
     ack_of,
     base_of,
     begin_of,
-    changed,
     done_of,
     manifests_of,
     new_id,
     part_of,
     replayed,
 )
-
-Where = tuple[str, int]
-QUERY = "query"
-BUDGETS = [0, 150, 1 << 20]
-DELAYS_MS = {"a": 10, "b": 25}
-INITIAL = {b"k0": b"initial"}
-FATES = ["acks", "dies", "holds", "dies restoring"]
-
-
-class Damaged(Exception):
-    """What a worker finds damaged: the digest of the slice."""
-
-    def __init__(self, digest: str) -> None:
-        super().__init__(digest)
-        self.digest = digest
+from tests.recovery.modelled_attempts import ModelledAttempts
+from tests.recovery.modelled_job import (
+    BUDGETS,
+    DELAYS_MS,
+    FATES,
+    INITIAL,
+    QUERY,
+    Behind,
+    Prepared,
+    Where,
+)
 
 
-class UnsureStore(MemoryStore):
-    """Does to the next create what it is told; a `late` write lands when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.next_create = ""
-        self.late: tuple[str, list[bytes]] | None = None
-
-    def create(self, name: str, parts: Sequence[Buffer]) -> CreateOutcome:
-        how, self.next_create = self.next_create, ""
-        if how == "lost":
-            raise StoreUnreachableError("The request was lost.")
-        if how == "late":
-            self.late = name, [bytes(part) for part in parts]
-            raise StoreUnreachableError("No answer came.")
-        outcome = super().create(name, parts)
-        if how == "answer lost":
-            raise StoreUnreachableError("The answer was lost.")
-        return outcome
-
-    def land(self) -> None:
-        """The write that nobody waits for any more arrives."""
-        assert self.late is not None
-        (name, parts), self.late = self.late, None
-        super().create(name, parts)
-
-
-class OnItsWay(Future[None]):
-    """A record that is written when somebody waits for it, or the model says so."""
-
-    def __init__(self, behind: Behind) -> None:
-        super().__init__()
-        self.behind = behind
-
-    def result(self, timeout: float | None = None) -> None:
-        while not self.done():
-            self.behind.write_one()
-        return super().result(timeout)
-
-
-class Behind:
-    """In the place of the session's writing thread: writes in order, when it is told to."""
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[OnItsWay, Callable[..., None], tuple[Any, ...]]] = []
-
-    def submit(self, call: Callable[..., None], *args: Any) -> OnItsWay:
-        future = OnItsWay(self)
-        self.queue.append((future, call, args))
-        return future
-
-    def write_one(self) -> None:
-        future, call, args = self.queue.pop(0)
-        try:
-            future.set_result(call(*args))
-        except StateBackendError as error:
-            future.set_exception(error)
-
-    def write_all(self) -> None:
-        while self.queue:
-            self.write_one()
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A base under a grant, not reported yet."""
-
-    started: Started
-    grant: BaseGrant
-    where: Where
-    state: State
-    generation: int
-
-
-@dataclass
-class Copy:
-    """A local copy as `recovery.local.local_copies` keeps one, the state a dict."""
-
-    job_id: str = ""
-    epoch: int | None = None
-    chain: str = ""
-    applying: str = ""
-    state: State = field(default_factory=dict)
-    deltas: dict[tuple[int, str], bytes] = field(default_factory=dict)
-
-    def described(self, damaged: Collection[str]) -> LocalCopy:
-        if self.epoch is None:
-            return LocalCopy(deltas=sorted(self.deltas), damaged=sorted(damaged))
-        return LocalCopy(
-            damaged=sorted(damaged),
-            job_id=self.job_id,
-            epoch=self.epoch,
-            chain=self.chain,
-            applying=self.applying,
-            deltas=sorted(self.deltas),
-        )
-
-    def stand_at(self, job_id: str, epoch: int, chain: str) -> None:
-        self.job_id, self.epoch, self.chain, self.applying = job_id, epoch, chain, ""
-        self.deltas = {key: data for key, data in self.deltas.items() if key[0] > epoch}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An attempt that has its snapshot ready and has not acked yet."""
-
-    started: Started
-    ack: AckRequest
-    where: Where
-    after: State
-
-
-class JobMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.store = UnsureStore()
-        self.parallelism = {"a": 2}
-        self.current: Started | None = None
-        self.older: list[Started] = []
-        # What Spark knows: the batch that runs, the last committed one, and batches' stamps.
-        self.batch, self.last_commit, self.claimed = 0, -1, False
-        self.were_behind = False  # the last start's commits were asynchronous
-        self.stamps: dict[int, int] = {}
-        self.read_in_part = False
-        # What is true: by epoch and subtask; and what the running epoch's newest attempts acked.
-        self.truth: dict[int, dict[Where, State]] = {-1: {}}
-        self.acked: dict[Where, tuple[int, State]] = {}
-        # The same for time: the largest event times by epoch and operator; and, by epoch, the
-        # watermark. `logged`: the running epoch was finished by some operator before.
-        self.seen: dict[int, dict[str, int | None]] = {-1: {}}
-        self.events: dict[Where, int | None] = {}
-        self.watermarks: dict[int, int] = {-1: 0}
-        self.logged = False
-        self.first_epochs: dict[str, int] = {}
-        self.durable: set[str] = set()
-        self.attempts = 0
-        self.copies: dict[tuple[str, Where], Copy] = {}
-        self.prepared: list[Prepared] = []
-        self.uploads: list[Upload] = []
-        self.behind: dict[int, Behind] = {}  # by the id of the start
-        self.hurt: dict[str, bytes] = {}  # objects that are damaged or gone, as they were
-        self.now_s = 0.0
-
-    @property
-    def wheres(self) -> list[Where]:
-        return [(uid, n) for uid, p in self.parallelism.items() for n in range(p)]
-
+class JobMachine(ModelledAttempts):
     # --- drivers
 
     @precondition(lambda self: "b" not in self.parallelism and self.last_commit >= 0)
@@ -308,18 +149,7 @@ class JobMachine(RuleBasedStateMachine):
         assert due is not None
         assert due.epoch in (self.last_commit, self.batch)
 
-    @precondition(lambda self: self.current is not None)
-    @rule()
-    def crash(self) -> None:
-        assert self.current is not None
-        self.older.append(self.current)
-        self.current = None
-
-    # --- attempts
-
-    def _stamp(self) -> int:
-        # Written with the batch's offsets: the same when the batch is repeated.
-        return self.stamps.setdefault(self.batch, 1_000 + len(self.stamps))
+    # --- batches
 
     @rule(random=st.randoms(use_true_random=False), batches=st.integers(1, 4))
     def live_on(self, random: Random, batches: int) -> None:
@@ -341,251 +171,6 @@ class JobMachine(RuleBasedStateMachine):
             if self.current is None or self.durable != {*self.parallelism}:
                 return
             self.commit_the_batch()
-
-    @precondition(lambda self: self.current is not None)
-    @rule(random=st.randoms(use_true_random=False), fate=st.sampled_from(FATES))
-    def attempt(self, random: Random, fate: str) -> None:
-        self._attempt(random, random.choice(self.wheres), fate)
-
-    def _attempt(self, random: Random, where: Where, fate: str) -> None:
-        assert self.current is not None
-        host = random.choice(["h1", "h1", "h2"])
-        self.attempts += 1
-        attempt, started = self.attempts, self.current
-        reply, copy = self._begin(started, where, host, attempt, half=fate == "dies restoring")
-        if copy is None or reply is None:
-            return
-        before = self.truth[self.batch - 1].get(where, {})
-        if reply.layers:
-            (layer,) = reply.layers
-            assert (layer.epoch, layer.chain) == (reply.base_epoch, reply.chain)
-            assert reply.durable_epoch == reply.base_epoch - 1
-            if reply.durable_epoch in self.truth:
-                assert copy.state == self.truth[reply.durable_epoch].get(where, {})
-        else:
-            assert copy.state == before
-            assert copy.chain == reply.chain
-            assert reply.durable_epoch == reply.base_epoch
-        assert (copy.epoch, copy.chain) == (reply.durable_epoch, reply.durable_chain)
-        if reply.grant is not None:
-            assert reply.grant.chain == copy.chain
-            self.uploads.append(Upload(started, reply.grant, where, copy.state, reply.generation))
-        keys = random.sample([b"k0", b"k1", b"k2", b"k3"], random.choice([0, 1, 2, 2]))
-        changes = {key: random.choice([None, b"x", b"y", b"z" * 40]) for key in keys}
-        changes = {**self._initial(reply, where), **changes}
-        after = changed(before, changes)
-        delta = part_of(changes)
-        copy.deltas[self.batch, delta.digest] = delta.data
-        if fate == "dies":
-            return
-        base, large_bytes = None, 0
-        if reply.base_due and base_of(after).size_bytes > reply.inline_budget_bytes:
-            large_bytes = base_of(after).size_bytes
-        elif reply.base_due:
-            base = base_of(after)
-        ack = ack_of(
-            reply.chain,
-            self._sent(delta, reply),
-            self.batch,
-            where[1],
-            where[0],
-            stamp_ms=self._stamp(),
-            attempt=attempt,
-            base=base,
-            large_bytes=large_bytes,
-            max_event_ms=random.choice([None, self.batch * 10 + random.randint(0, 30)]),
-        )
-        self.prepared.append(Prepared(started, ack, where, after))
-        if fate == "acks":
-            self._send(len(self.prepared) - 1)
-
-    def _initial(self, reply: BeginReply, where: Where) -> State:
-        """What the operator begins with: its object is there as long as somebody may ask for it."""
-        first = self.first_epochs[where[0]]
-        assert len(reply.initial) == (self.batch == first)
-        return (
-            replayed({}, self._whole(reply.initial[0].name), reply.initial[0].digest)
-            if reply.initial
-            else {}
-        )
-
-    def _next_watermark(self, epoch: int) -> int:
-        """The watermark after ``epoch``: the smallest of all operators', and never back."""
-        seen = [(uid, self.seen[epoch].get(uid)) for uid in self.parallelism]
-        candidates = [0 if ms is None else ms - DELAYS_MS[uid] for uid, ms in seen]
-        return max(self.watermarks[epoch], min(candidates))
-
-    def _check_times(self, reply: BeginReply) -> None:
-        last = self.batch - 1
-        if not self.logged or self.batch not in self.watermarks:
-            self.watermarks[self.batch] = self._next_watermark(last)
-        assert reply.watermark_ms == self.watermarks[self.batch]
-        assert reply.late_watermark_ms == self.watermarks[last]
-
-    def _sent(self, part: SlicePart, reply: BeginReply) -> SlicePart:
-        """What is over the inline budget becomes an object before the ack."""
-        if part.size_bytes <= reply.inline_budget_bytes:
-            return part
-        name = data_name(reply.generation, self.batch, new_id())
-        self.store.put(name, [part.data])
-        return SlicePart(digest=part.digest, size_bytes=part.size_bytes, rows=part.rows, name=name)
-
-    def _begin(
-        self, started: Started, where: Where, host: str, attempt: int, *, half: bool
-    ) -> tuple[BeginReply | None, Copy | None]:
-        """Begin, and carry the plan out; None if the worker was told to die on the way."""
-        copy = self.copies.setdefault((host, where), Copy())
-        damaged: set[str] = set()
-        while True:
-            request = begin_of(
-                self.batch,
-                where[1],
-                where[0],
-                stamp_ms=self._stamp(),
-                attempt=attempt,
-                copy=copy.described(damaged),
-                host=host,
-            )
-            try:
-                reply, bodies = started.session.begin(request)
-            except (FencedError, CommitUnknownError):  # of a record that was on its way
-                self.crash()
-                return None, None
-            except (CorruptionError, ObjectNotFoundError):
-                assert self.hurt  # never without damage
-                self._heal()
-                self.crash()  # it remembers what it found damaged
-                return None, None
-            assert reply.base_epoch == self.batch - 1
-            self._check_times(reply)
-            if reply.fresh and copy.epoch is not None:
-                assert reply.reason
-            if reply.fresh:
-                copy = self.copies[host, where] = Copy()
-            try:
-                whole = self._carry_out(copy, reply, bodies, half=half)
-            except Damaged as found:
-                digest = found.digest
-                if digest in damaged:
-                    raise AssertionError("what is damaged was not gone around") from found
-                damaged.add(digest)
-                copy = self.copies[host, where] = Copy()
-                continue
-            if whole:
-                return reply, copy
-            if half:
-                return reply, None
-
-    def _object(self, name: str, digest: str) -> bytes:
-        """An object as a worker reads it: checked."""
-        try:
-            data = self.store.get(name)
-        except ObjectNotFoundError:
-            data = b""
-            assert name in self.hurt  # nothing else deletes what is needed
-        if blake3(data).hexdigest() != digest:
-            assert name in self.hurt
-            raise Damaged(digest)
-        return data
-
-    def _files_state(self, data: bytes, digest: str) -> State:
-        state: State = {}
-        for file in decode_index(data).files:
-            try:
-                state = replayed(state, self._object(file.object, file.digest), file.digest)
-            except Damaged as found:
-                raise Damaged(digest) from found
-        return state
-
-    def _carry_out(self, copy: Copy, reply: BeginReply, bodies: list[bytes], *, half: bool) -> bool:
-        """As :meth:`_carried_out`; what is damaged is named as the coordinator wants it named."""
-        try:
-            return self._carried_out(copy, reply, bodies, half=half)
-        except Damaged as found:
-            kinds = {step.digest: step.kind for step in (*reply.layers, *reply.steps)}
-            raise Damaged(slice_key(kinds[found.digest], found.digest)) from found
-
-    def _carried_out(
-        self, copy: Copy, reply: BeginReply, bodies: list[bytes], *, half: bool
-    ) -> bool:
-        """False where a local delta turned out damaged, or the worker died half way."""
-        inline = iter(bodies)
-        if reply.fresh and not reply.steps:
-            copy.stand_at(reply.job_id, reply.durable_epoch, reply.durable_chain)
-        for step in reply.steps:
-            if step.source == "local":
-                assert not reply.fresh
-                data = copy.deltas[step.epoch, step.digest]
-                if data == b"damaged":
-                    del copy.deltas[step.epoch, step.digest]
-                    return False
-            elif step.source == "object":
-                data = self._object(step.name, step.digest)
-            else:
-                data = next(inline) if step.size_bytes else b""
-            if step.kind == "files":
-                assert blake3(data).hexdigest() == step.digest
-                after = self._files_state(data, step.digest)
-            else:
-                after = replayed(copy.state, data, step.digest)
-            if half and after != copy.state:
-                if copy.epoch is not None:
-                    copy.applying = step.chain
-                differing = [k for k in {*after, *copy.state} if after.get(k) != copy.state.get(k)]
-                first = min(differing)
-                copy.state = changed(copy.state, {first: after.get(first)})
-                return False
-            copy.state = after
-            copy.stand_at(reply.job_id, step.epoch, step.chain)
-        state = copy.state
-        for layer in reply.layers:
-            if layer.source == "local":
-                data = copy.deltas[layer.epoch, layer.digest]
-                if data == b"damaged":
-                    del copy.deltas[layer.epoch, layer.digest]
-                    return False
-            elif layer.source == "object":
-                data = self._object(layer.name, layer.digest)
-            else:
-                data = next(inline) if layer.size_bytes else b""
-            state = replayed(state, data, layer.digest)
-            assert state == self.truth[layer.epoch].get(self._where_of(copy), {})
-        assert next(inline, None) is None
-        return True
-
-    def _where_of(self, copy: Copy) -> Where:
-        return next(where for (_, where), one in self.copies.items() if one is copy)
-
-    # --- acks, in time and late
-
-    def _send(self, number: int) -> None:
-        one = self.prepared.pop(number)
-        live = one.started is self.current
-        running = live and one.ack.epoch == self.batch
-        newest = self.acked.get(one.where, (0, {}))[0]
-        try:
-            reply = one.started.session.ack(one.ack)
-        except StaleRequestError:
-            assert not running or one.ack.attempt < newest
-            return
-        except CommitUnknownError:
-            if live:
-                self.crash()
-            return
-        except FencedError:
-            assert not live
-            return
-        if not live:  # a zombie may take acks in, and never makes a record of them
-            return
-        assert running
-        assert one.ack.attempt >= newest
-        self.acked[one.where] = one.ack.attempt, one.after
-        self.events[one.where] = one.ack.max_event_ms
-        everyone = {w for w in self.wheres if w[0] == one.where[0]}
-        complete = everyone <= self.acked.keys()
-        assert reply.durable is (complete and not one.started.coordinator.run.asynchronous)
-        if complete:
-            self.durable.add(one.where[0])
 
     # --- records on their way, and bases
 
@@ -641,12 +226,6 @@ class JobMachine(RuleBasedStateMachine):
         self.now_s += 11
         if random.random() < 0.5:
             self.uploads.pop(random.randrange(len(self.uploads)))
-
-    @precondition(lambda self: self.prepared)
-    @rule(random=st.randoms(use_true_random=False))
-    def late_acks_arrive(self, random: Random) -> None:
-        for _ in range(random.randint(1, len(self.prepared))):
-            self._send(random.randrange(len(self.prepared)))
 
     @precondition(lambda self: self.older)
     @rule(random=st.randoms(use_true_random=False))
@@ -788,12 +367,6 @@ class JobMachine(RuleBasedStateMachine):
             self.store.put(name, [data[:-1] + bytes([data[-1] ^ 1])])
 
     @rule()
-    def _heal(self) -> None:
-        for name, data in self.hurt.items():
-            self.store.put(name, [data])
-        self.hurt.clear()
-
-    @rule()
     def a_stranger_cleans(self) -> None:
         if manifests_of(self.store):
             log = CommitLog(self.store, job=JOB, writer="stranger", new_id=new_id)
@@ -832,9 +405,6 @@ class JobMachine(RuleBasedStateMachine):
                         state = replayed(state, data, entry.digest)
                 found[uid, subtask] = state
         return found
-
-    def _whole(self, name: str) -> bytes:
-        return self.hurt[name] if name in self.hurt else self.store.get(name)
 
     @invariant()
     def the_log_alone_brings_the_last_committed_batch_back(self) -> None:

@@ -16,7 +16,7 @@ from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.passing import PassingStore
 from statebackend.errors import CorruptionError, StoreUnreachableError
 from tests.cli.folder import new_id
-from tests.recovery.test_savepoint import Location, Stand, log_of
+from tests.recovery.savepoints.saved_jobs import Location, Stand, log_of
 from tests.support.slow_store import SlowStore
 
 TIMEOUT_S, GRACE_S = 30.0, 10.0

@@ -38,9 +38,10 @@ from statebackend.errors import (
 )
 from statebackend.runtime.driver.job import Job
 from statebackend.spark.start.query_from_savepoint import begin_with, has_begun
-from tests.recovery import driver, test_savepoint
+from tests.cli import folder
+from tests.recovery import driver
 from tests.recovery.driver import JOB, new_id
-from tests.recovery.test_savepoint import (
+from tests.recovery.savepoints.saved_jobs import (
     Cut,
     Location,
     Stand,
@@ -68,7 +69,7 @@ def test_one_that_fails_leaves_another_in_its_place_alone() -> None:
     with pytest.raises(StoreUnreachableError):
         create_savepoint(stand.making(open_target=lambda _: target, tick=tick))
     assert read_savepoint(target).id == others[0].id
-    assert verify(target, test_savepoint.JOB).ok
+    assert verify(target, folder.JOB).ok
 
 
 class DeletedWhenClaimed(MemoryStore):

@@ -27,9 +27,9 @@ from statebackend.errors import CorruptionError, UnsupportedFormatError
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store
 from statebackend.rocks.store import RocksStore
-from tests.recovery.test_local import SMALL, marker
-from tests.recovery.test_store_pool import subtask as subtask_of
-from tests.recovery.test_upload import Voice, grant_of, left_over, upload
+from tests.recovery.local.open_stores import subtask as subtask_of
+from tests.recovery.local.small_copies import SMALL, marker
+from tests.recovery.upload.uploads import Voice, grant_of, left_over, upload
 
 
 def opened(path: Path) -> StoreDirectory:

@@ -27,8 +27,8 @@ from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import ConnectionClosed, Frames
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, Run, pass_on
-from tests.recovery.test_local import SMALL, marker
-from tests.recovery.test_store_pool import REAL, subtask
+from tests.recovery.local.open_stores import REAL, subtask
+from tests.recovery.local.small_copies import SMALL, marker
 
 DELEGATED = "statebackend-delegated"
 USE = Use(stage=12, partition=3, execution=4)

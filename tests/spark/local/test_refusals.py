@@ -537,7 +537,7 @@ def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world
 
 
 # --- in the processor ----------------------------------------------------------------------------
-# What is said of each mistake: tests/api/test_mistakes.py. Here: that Spark passes it on, with the
+# What is said of each mistake: tests/api/mistakes. Here: that Spark passes it on, with the
 # user's line, and that the batch leaves no trace.
 
 
