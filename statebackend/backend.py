@@ -148,7 +148,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
     @property
     def parallelism(self) -> int:
-        """Subtasks per operator: as given, else the job's own, else the default."""
+        """Subtasks per operator: as given, else those of the job that ``job=`` names, else default."""
         return self._builder.parallelism()[0]
 
     @property

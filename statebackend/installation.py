@@ -32,12 +32,14 @@ _spark_methods: Final[dict[tuple[type, str], Callable[..., Any]]] = {}
 class Installed:
     """What `install` returns. As a context manager it is uninstalled at the end.
 
+    What was installed in the session before it is in force again then.
+
     Attributes:
         backend: of the session's frames.
     """
 
-    def __init__(self, spark: SparkSession, backend: StateBackend) -> None:
-        self._spark, self.backend = spark, backend
+    def __init__(self, backend: StateBackend) -> None:
+        self.backend = backend
 
     def __enter__(self) -> StateBackend:
         return self.backend
@@ -48,7 +50,7 @@ class Installed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        uninstall(self._spark)
+        _take_out(lambda spark, backend: backend is self.backend)
 
 
 def install(
@@ -94,7 +96,7 @@ def install(
         if str(spark.conf.get(ENABLED, "true")).lower() not in ("false", "0"):
             _backends.append((spark, backend))
             _put_in_place()
-    return Installed(spark, backend)
+    return Installed(backend)
 
 
 def uninstall(spark: SparkSession) -> None:
@@ -103,8 +105,12 @@ def uninstall(spark: SparkSession) -> None:
     A frame that was made before, and is not started yet, can be started with the backend's
     ``write_stream`` only.
     """
+    _take_out(lambda session, backend: _same(session, spark))
+
+
+def _take_out(ended: Callable[[SparkSession, StateBackend], bool]) -> None:
     with _lock:
-        _backends[:] = [one for one in _backends if not _same(one[0], spark)]
+        _backends[:] = [one for one in _backends if not ended(*one)]
         if not _backends:
             while _spark_methods:
                 (owner, name), method = _spark_methods.popitem()

@@ -101,13 +101,23 @@ def operator_specs(
 
 
 def log_changes(specs: Mapping[str, OperatorSpec], newest: Mapping[str, Manifest]) -> None:
-    """Say which states go on under another schema: a field that is renamed by mistake is dropped.
+    """Say which operators are rescaled, and which states go on under another schema.
+
+    A number of subtasks that nobody set follows the cluster; a field that is renamed by mistake is
+    dropped.
 
     Args:
         newest: as for :func:`operator_specs`.
     """
     for uid, spec in specs.items():
         known = newest[uid].schemas if uid in newest else {}
+        if uid in newest and newest[uid].parallelism != spec.parallelism:
+            _log.warning(
+                "operator %r is rescaled from %d to %d subtasks",
+                uid,
+                newest[uid].parallelism,
+                spec.parallelism,
+            )
         for name, versions in spec.versions.items():
             if name in known and len(StateDeclaration.from_json(known[name]).versions) < len(
                 versions

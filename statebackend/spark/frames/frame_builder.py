@@ -43,6 +43,7 @@ from statebackend.spark.session_settings import default_parallelism, frame_limit
 from statebackend.spark.start.stream_writer import function_name
 from statebackend.spark.worker.task import SubtaskTask
 from statebackend.system import new_id
+from statebackend.threads import THREADS
 
 __all__ = ["KEY_GROUPS", "Early", "FrameBuilder", "StatefulFrame"]
 
@@ -95,6 +96,7 @@ class FrameBuilder:
         self._kept: list[ShippedProcessor] = []
         self._anchors: dict[int, Anchor] = {}
         self._credentials: Broadcast[Credentials] | None = None
+        self._once = THREADS.lock()  # frames may be made in several threads
         self._resolved: tuple[int, int] | None = None
 
     def newest(self) -> list[StatefulFrame]:
@@ -302,13 +304,14 @@ class FrameBuilder:
 
     def credentials(self) -> Broadcast[Credentials]:
         """The tasks' with the coordinator; by broadcast, so that no closure or log has them."""
-        if self._credentials is None:
-            tls = driver_tls(self._settings)
-            drawn = Credentials(
-                token=secrets.token_urlsafe(24), certificate=tls.certificate if tls else b""
-            )
-            self._credentials = self._spark.sparkContext.broadcast(drawn)
-        return self._credentials
+        with self._once:
+            if self._credentials is None:
+                tls = driver_tls(self._settings)
+                drawn = Credentials(
+                    token=secrets.token_urlsafe(24), certificate=tls.certificate if tls else b""
+                )
+                self._credentials = self._spark.sparkContext.broadcast(drawn)
+            return self._credentials
 
     def close(self) -> None:
         """Let go of the cached anchors."""
@@ -316,11 +319,12 @@ class FrameBuilder:
             self._anchors.popitem()[1].release()
 
     def _anchor(self, parallelism: int) -> Anchor:
-        if not self._anchors:
-            self._check_locality()
-        if parallelism not in self._anchors:
-            self._anchors[parallelism] = Anchor(self._spark, parallelism)
-        return self._anchors[parallelism]
+        with self._once:
+            if not self._anchors:
+                self._check_locality()
+            if parallelism not in self._anchors:
+                self._anchors[parallelism] = Anchor(self._spark, parallelism)
+            return self._anchors[parallelism]
 
     def _check_uid(self, uid: str) -> None:
         if not isinstance(uid, str) or not uid:

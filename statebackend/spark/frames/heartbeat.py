@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +24,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from recovery.local.folders import own_file_text, own_folder
 from statebackend import system
-from statebackend.errors import UnsupportedQueryError
+from statebackend.errors import LocalDirError, UnsupportedQueryError
 from statebackend.spark.data_sources import registered
+from statebackend.threads import THREADS
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -68,65 +69,87 @@ def check_trigger(trigger: str, *, asked_at_the_end: bool = ASKED_AT_THE_END) ->
         )
 
 
-def wanted_epoch(text: bytes, start: int, answered: int, now_ms: int) -> tuple[int, int]:
-    """The epoch that is asked for now (or ``start``), and the one that was answered last.
+def wanted_epoch(
+    text: bytes, start: int, answered: Mapping[str, int], now_ms: int
+) -> tuple[int, dict[str, int]]:
+    """The epoch that is asked for now (or ``start``), and what was answered last of each query.
+
+    Spark does not tell a source which query it is of. So where several queries run over one frame,
+    each runs a batch when one of them wants one; that batch is empty for the others.
 
     Args:
-        text: what the file says: ``epoch`` (the last one that is over), ``watermark_moves``, and
-            ``processing_due_ms`` or null.
+        text: what the file says of each query by its run: ``epoch`` (the last one that is over),
+            ``watermark_moves``, and ``processing_due_ms`` or null.
         start: the epoch that was asked for last. It may lie ahead of what the file says, in a
             checkpoint location that was restored from a copy.
-        answered: the epoch after which something was asked for last: once is enough.
+        answered: by run, the epoch after which something was asked for last: once is enough.
     """
+    wanted, now_answered = start, dict(answered)
     try:
         said = json.loads(text)
-        epoch, due_ms = int(said["epoch"]), said["processing_due_ms"]
-        due = bool(said["watermark_moves"]) or (due_ms is not None and due_ms <= now_ms)
-    except (ValueError, KeyError, TypeError):
-        return start, answered  # not written yet
-    if not due or epoch <= answered:
-        return start, answered
-    return max(epoch, start) + 1, epoch
+        for run, one in said.items():
+            epoch, due_ms = int(one["epoch"]), one["processing_due_ms"]
+            due = bool(one["watermark_moves"]) or (due_ms is not None and due_ms <= now_ms)
+            if due and epoch > now_answered.get(run, _NEVER):
+                wanted, now_answered[run] = max(epoch, wanted, start) + 1, epoch
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return start, dict(answered)  # not written yet
+    return wanted, now_answered
 
 
 class HeartbeatFile:
-    """What the driver says to its query's heartbeat; ``path`` is on the driver's host.
+    """What the driver says to the heartbeat of a frame's queries; ``path`` is on its host.
 
-    Its folder goes with this object, which whoever runs the query keeps.
+    Its folder goes with this object, which whoever runs the queries keeps.
     """
 
     def __init__(self) -> None:
         self._folder = system.temporary_folder(self)
         self.path = os.path.join(self._folder, "heartbeat.json")
+        self._said: dict[str, dict[str, Any]] = {}
+        self._lock = THREADS.lock()
 
-    def write(self, epoch: int, *, watermark_moves: bool, processing_due_ms: int | None) -> None:
-        """``epoch`` is over; a moved watermark, or a timer's time, wants one more.
+    def write(
+        self, run: str, epoch: int, *, watermark_moves: bool, processing_due_ms: int | None
+    ) -> None:
+        """``epoch`` is over in a run; a moved watermark, or a timer's time, wants one more.
 
         Raises:
             OSError: the driver's temporary directory cannot be written.
             LocalDirError: another user has put a folder of that name there.
         """
-        said = {
-            "epoch": epoch,
-            "watermark_moves": watermark_moves,
-            "processing_due_ms": processing_due_ms,
-        }
+        with self._lock:
+            self._said[run] = {
+                "epoch": epoch,
+                "watermark_moves": watermark_moves,
+                "processing_due_ms": processing_due_ms,
+            }
+            self._write()
+
+    def remove(self, run: str) -> None:
+        """A run has ended; may be called twice."""
+        with self._lock:
+            if self._said.pop(run, None) is None:
+                return
+            with contextlib.suppress(OSError, LocalDirError):
+                if self._said:
+                    self._write()
+                else:
+                    os.unlink(self.path)
+
+    def _write(self) -> None:
         own_folder(Path(self._folder))  # a cleaner of /tmp may have been there
         draft = f"{self.path}.{system.new_id()}"
         with open(draft, "w", encoding="utf-8") as file:
-            json.dump(said, file)
+            json.dump(self._said, file)
         os.replace(draft, self.path)
-
-    def remove(self) -> None:
-        """The query has ended; may be called twice."""
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, path: str) -> None:
         self._path = path
-        self._last, self._answered = -1, _NEVER
+        self._last = -1
+        self._answered: dict[str, int] = {}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is due at the end is due because of what the query did: nothing to fix now."""

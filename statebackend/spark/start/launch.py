@@ -156,8 +156,6 @@ class Launch:
             self._check_plans()
         # What is wrong with its port is said before anything is claimed or taken back.
         self._around.server()
-        for one in self._heartbeats:
-            one.remove()  # what a former query over this frame said
         options = options_of(writer)
         self._check_settings(options)
         path = path or location_path(self._spark, options)
@@ -262,10 +260,16 @@ class Launch:
             # As Spark: once more when the watermark moved, also for rows that are late by it then.
             # A timer that a handler sets in the past waits: it would make batches without end.
             one.write(
+                self._name,
                 due.epoch,
                 watermark_moves=due.watermark_moves,
                 processing_due_ms=due.processing_due_ms,
             )
+
+    def _silence(self, run: str) -> None:
+        """What a run said that is over is no reason for a batch."""
+        for one in self._heartbeats:
+            one.remove(run)
 
     def _check_initial(self, manifests: list[Manifest], epoch: int) -> None:
         """Refuse to repeat an operator's first epoch without the initial state that it had."""
@@ -319,6 +323,7 @@ class Launch:
                 todo="Stop that query first, or give this one another job= name.",
             )
         known.server.remove(known.name)
+        self._silence(known.name)
         # What it had on its way when it ended is part of what this start finds in the log.
         known.session.drain(self._settings.commit_timeout_s)
 
@@ -385,6 +390,7 @@ class Launch:
                 )
             )
             self.session.refuse(refusal)
+            self._silence(self._name)
             query.stop()
             self._around.server().remove(self._name)
             raise

@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 import statebackend
 from statebackend import StateBackend
 from statebackend.errors import DuplicateUidError, SchemaError, SettingError
+from statebackend.installation import installed as installed_in
 from statebackend.settings import ENABLED
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
@@ -136,6 +137,15 @@ def test_a_query_without_a_location_is_a_job_that_goes_with_it(
     assert installed.job.startswith("temporary-")
     folder = world.store / installed.job
     until(lambda: not [p for p in folder.rglob("*") if p.is_file()], "the job is removed")
+
+
+def test_the_end_of_an_inner_block_leaves_the_outer_one(world: World) -> None:
+    given = {"local_dir": str(world.local)}
+    with statebackend.install(world.spark, **given) as outer:
+        with statebackend.install(world.spark, **given) as inner:
+            assert installed_in(world.spark) is inner
+        assert installed_in(world.spark) is outer
+    assert installed_in(world.spark) is None
 
 
 @pytest.mark.promise
