@@ -11,7 +11,7 @@ import pytest
 from snapshot.storage import ObjectStore, open_store, probe
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import StoreUnreachableError
-from tests.snapshot import test_commit_log
+from tests.snapshot import test_commit_log, test_commit_log_answers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,8 @@ class TestCephOverTls(StoreTests):
 globals().update(
     {
         name: test
-        for name, test in vars(test_commit_log).items()
+        for log_tests in (test_commit_log, test_commit_log_answers)
+        for name, test in vars(log_tests).items()
         if name.startswith("test_") and "store" in inspect.signature(test).parameters
     }
 )
