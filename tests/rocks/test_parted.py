@@ -25,7 +25,7 @@ from statebackend.rocks.parted import PartedStore, open_store
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.confirmed import MemoryBase
 from tests.rocks.conftest import MEMORY
-from tests.rocks.test_store import ROOT, TINY, marker
+from tests.rocks.stores import ROOT, TINY, marker
 
 # Eight key groups; the first part has two ranges of them.
 ROUTES = [(0, 0), (2, 1), (4, 0), (6, 2)]
@@ -361,7 +361,7 @@ def test_another_state_of_an_epoch_is_not_put_over_it(store: PartedStore) -> Non
 DIE = """
 import os, sys
 from tests.rocks.test_parted import apply, opened, rows_of
-from tests.rocks.test_store import marker
+from tests.rocks.stores import marker
 store = opened(sys.argv[1])
 write, left = store._parts[0].__class__._write, iter(range(int(sys.argv[2])))
 def until(self, *args):
