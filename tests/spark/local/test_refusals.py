@@ -1,88 +1,43 @@
-"""A wrong use is refused where it is made, with its own error, and changes nothing."""
+"""A wrong start of a query is refused with its own error, and changes nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F
-from pyspark.sql.types import NullType, Row, StringType, StructField, StructType
 
 from statebackend import StateBackend
 from statebackend.errors import (
-    CheckpointLocationError,
     CorruptionError,
-    DuplicateUidError,
     JobRunningError,
-    MaxParallelismChangedError,
-    MissingUidError,
-    ProcessorError,
     RewindError,
-    SchemaError,
     SettingError,
     SparkConnectError,
-    StateMismatchError,
     StoreUnreachableError,
     UnsupportedQueryError,
-    UnsupportedTypeError,
 )
 from statebackend.spark.start import launch
 from tests.spark.local.processors import (
-    LEDGER_OUTPUT,
-    Ledger,
-    Misfit,
-    Noisy,
-    Rules,
-    Stateless,
     StuckLedger,
 )
 from tests.spark.local.world import (
     World,
     checkpoints,
-    durable_state,
     failure,
     finish,
     until,
-    user_line,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture(scope="module")
-def old(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A job with one epoch, which no test here may change."""
-    world = World(spark, tmp_path_factory.mktemp("old") / "world")
-    world.input.add_batches(1)
-    backend = world.run_ledger(max_parallelism=64)
-    before = checkpoints(backend)
-    yield world
-    assert checkpoints(backend) == before
-    assert world.committed() == [0]
-    world.input.add_batches(1)
-    world.check(world.run_ledger(max_parallelism=64))
-    for made in world.backends:
-        made.close()
-
-
-def _frame(backend: StateBackend, df: DataFrame, processor: Any = None, **given: Any) -> DataFrame:
-    given = {"keys": "k", "output_schema": LEDGER_OUTPUT, "uid": "ledger", **given}
-    return backend.transform_with_state(df, processor=processor or Ledger(), **given)
-
-
-@pytest.fixture
-def df(old: World) -> DataFrame:
-    return old.input.stream(old.spark)
-
+    from pyspark.sql import DataFrame
+from tests.spark.local.refused import *  # noqa: F403
+from tests.spark.local.refused import _frame
 
 # --- how a query is started ----------------------------------------------------------------------
 
@@ -242,405 +197,6 @@ def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> No
         second = world.backend(uri=f"{world.store}/", parallelism=1)
         with pytest.raises(JobRunningError):
             world.start(second, world.ledger(second))
-
-
-# --- what belongs together -----------------------------------------------------------------------
-
-
-def test_a_uid_is_given_once_in_a_query(world: World) -> None:
-    world.input.add_batches(1)
-    backend, df = world.backend(), world.input.stream(world.spark)
-    with pytest.raises(DuplicateUidError, match="'ledger'"):
-        world.start(backend, _frame(backend, df).union(_frame(backend, df)))
-    world.run(backend, _frame(backend, df))
-    world.check(backend)
-
-
-def test_what_is_no_writer_of_a_frame_of_the_backend_is_refused(old: World, df: DataFrame) -> None:
-    backend, other = old.backend(), old.backend(job="other")
-    with pytest.raises(SettingError, match=r"start\(\) was given a DataFrame"):
-        backend.start(_frame(backend, df))  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="no operator of this backend"):
-        backend.start(old.writer(df))
-    with pytest.raises(UnsupportedQueryError, match="operators of several backends"):
-        backend.start(old.writer(_frame(backend, df).union(_frame(other, df))))
-    with pytest.raises(SettingError, match=r"given a GroupedData"):
-        backend.write_stream(df.groupBy("k"))  # type: ignore[arg-type]
-
-
-def _two_sources(world: World) -> DataFrame:
-    """The input, for a query that had two operators on it: Spark counts its sources."""
-    df = world.input.stream(world.spark)
-    return df.union(df.where("false"))
-
-
-def test_a_missing_uid_is_refused_unless_its_state_may_go(world: World) -> None:
-    def kept_only(frame: DataFrame, batch: int) -> None:
-        world.sink.write([row for row in frame.collect() if not row.k.startswith("old")], batch)
-
-    world.input.add_batches(1)
-    backend = world.backend()
-    df = world.input.stream(world.spark)
-    old = world.ledger(backend, df, uid="old").withColumn("k", F.lit("old"))
-    world.run(backend, world.ledger(backend, df).union(old), kept_only)
-    world.input.add_batches(1)
-    backend = world.backend()
-    with pytest.raises(MissingUidError, match="'old'"):
-        world.run(backend, world.ledger(backend, _two_sources(world)))
-    for _ in range(2):
-        backend = world.backend(allow_dropped_state=True)
-        world.run(backend, world.ledger(backend, _two_sources(world)))
-        world.check(backend)
-        world.input.add_batches(1)
-
-
-def test_a_state_that_was_dropped_once_need_not_be_dropped_again(world: World) -> None:
-    world.input.add_batches(1)
-    backend = world.backend()
-    df = world.input.stream(world.spark)
-    both = world.ledger(backend, df).union(world.ledger(backend, df, uid="old"))
-    world.run(backend, both, lambda frame, _: frame.collect())
-    for given in ({"allow_dropped_state": True}, {}):
-        world.input.add_batches(1)
-        backend = world.backend(**given)
-        world.run(backend, world.ledger(backend, _two_sources(world)))
-
-
-@pytest.mark.parametrize(
-    "processor",
-    [
-        Stateless(acc="n bigint, total string"),
-        Stateless(acc="a bigint, b bigint"),
-        Stateless(other="n bigint, total bigint"),
-    ],
-    ids=["another type", "no field left", "another name"],
-)
-def test_a_changed_state_is_refused(old: World, df: DataFrame, processor: Any) -> None:
-    backend = old.backend()
-    with pytest.raises(StateMismatchError, match=r"[Ss]tate 'acc'"):
-        old.start(backend, _frame(backend, df, processor))
-
-
-def test_a_changed_key_is_refused(old: World, df: DataFrame) -> None:
-    backend = old.backend()
-    frame = _frame(backend, df.withColumn("k", F.col("id")))
-    with pytest.raises(StateMismatchError, match="The key of operator"):
-        old.start(backend, frame)
-
-
-def test_a_state_may_be_added(world: World) -> None:
-    world.input.add_batches(1)
-    world.run_ledger()
-    world.input.add_batches(1)
-    backend = world.backend()
-    world.run(backend, world.ledger(backend, processor=Noisy()))
-    world.check(backend)
-    assert durable_state(backend, "ledger")["noise"]
-
-
-def test_a_key_that_has_become_non_nullable_is_the_same_key(world: World) -> None:
-    world.input.add_batches(1)
-    world.run_ledger()
-    world.input.add_batches(1)
-    backend = world.backend()
-    df = world.input.stream(world.spark).withColumn("k", F.coalesce("k", F.lit("")))
-    world.run(backend, world.ledger(backend, df))
-    world.check(backend)
-
-
-def test_max_parallelism_is_fixed(old: World, df: DataFrame) -> None:
-    with pytest.raises(MaxParallelismChangedError, match="64, but 128 was asked for"):
-        _frame(old.backend(max_parallelism=128), df)
-
-
-def test_a_new_checkpoint_location_on_an_old_job_is_refused(old: World) -> None:
-    backend = old.backend()
-    with pytest.raises(CheckpointLocationError, match="is new"):
-        old.start(backend, old.ledger(backend), checkpointLocation=str(old.root / "other"))
-    assert not (old.root / "other").exists()
-
-
-def test_an_old_checkpoint_location_with_a_new_job_is_refused(old: World) -> None:
-    backend = old.backend(job="another")
-    with pytest.raises(CheckpointLocationError, match="has no state at all"):
-        old.start(backend, old.ledger(backend))
-
-
-def test_the_location_of_sparks_own_operator_is_named_with_the_way_over(world: World) -> None:
-    world.input.add_batches(1)
-    provider = "spark.sql.streaming.stateStore.providerClass"
-    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    world.spark.conf.set(provider, rocks)
-    try:
-        own = world.input.stream(world.spark).groupBy("k")
-        frame = own.transformWithState(Ledger(), LEDGER_OUTPUT, "Append", "None")
-        finish(world.writer(frame).start())
-    finally:
-        world.spark.conf.unset(provider)
-    for given in ({}, {"job": None}):
-        backend = world.backend(**given)
-        with pytest.raises(
-            CheckpointLocationError,
-            match=r"state of Spark's own operator \(transformWithState.*initial_state=",
-        ):
-            world.start(backend, world.ledger(backend))
-    assert checkpoints(world.backend()) == []
-
-
-def test_a_location_without_its_file_system_is_one_sentence(old: World) -> None:
-    backend = old.backend(job=None)
-    for place, how in (("s3a://b/c", "hadoop-aws"), ("wasps://b/c", "class path")):
-        with pytest.raises(CheckpointLocationError, match=f"no file system for .*{how}") as raised:
-            old.start(backend, old.ledger(backend), checkpointLocation=place)
-        assert raised.value.__suppress_context__, "the JVM's text has nothing more to say"
-
-
-def test_arguments_of_a_wrong_kind_are_said(old: World, df: DataFrame) -> None:
-    backend = old.backend()
-    with pytest.raises(SettingError, match="spark= is a str"):
-        StateBackend("local[2]")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="withColumn"):
-        _frame(backend, df, keys=F.col("k"))
-    with pytest.raises(SchemaError, match="input is a GroupedData"):
-        backend.aggregate(df.groupBy("k"), keys="k", aggregations={"n": "count"}, uid="a")  # type: ignore[arg-type]
-    for wrong in (Ledger, lambda key: key):
-        with pytest.raises(ProcessorError, match=r"Give an object of"):
-            _frame(backend, df, wrong)
-
-
-def test_a_start_without_a_location_on_an_old_job_is_refused(old: World) -> None:
-    backend = old.backend()
-    writer = old.ledger(backend).writeStream.foreachBatch(old.sink).trigger(availableNow=True)
-    with pytest.raises(CheckpointLocationError, match="belongs to query"):
-        backend.start(writer)
-
-
-def test_the_checkpoint_location_of_another_query_is_refused(old: World, world: World) -> None:
-    world.input.add_batches(1)
-    world.run_ledger()
-    backend = old.backend()
-    with pytest.raises(CheckpointLocationError, match="is of query"):
-        old.start(backend, old.ledger(backend), checkpointLocation=str(world.location))
-    with pytest.raises(CheckpointLocationError, match="is of query"), backend.starting():
-        world.writer(old.ledger(old.backend())).start()
-
-
-def test_the_default_checkpoint_location_and_the_name_of_the_query_do(world: World) -> None:
-    key = "spark.sql.streaming.checkpointLocation"
-    world.location = world.root / "all" / "named"
-    world.spark.conf.set(key, str(world.root / "all"))
-    try:
-        for _ in range(2):
-            world.input.add_batches(1)
-            backend = world.backend()
-            writer = world.ledger(backend).writeStream.queryName("named")
-            writer = writer.foreachBatch(world.sink).trigger(availableNow=True)
-            finish(backend.start(writer))
-    finally:
-        world.spark.conf.unset(key)
-    world.check(backend)
-
-
-# --- schemas, keys and values --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        ({"output_schema": "n bigint oops int"}, SchemaError, "the output of operator 'ledger'"),
-        ({"output_schema": 7}, SchemaError, "is a int"),
-        ({"processor": Stateless(s="n bigiant")}, SchemaError, "state 's' of operator 'ledger'"),
-        ({"keys": "nobody"}, SchemaError, "0 columns named 'nobody'"),
-        ({"keys": []}, SchemaError, "The keys are"),
-        ({"keys": ["k", "k"]}, SchemaError, "name a column twice"),
-        ({"keys": ["k", 3]}, SchemaError, "The keys are"),
-        ({"uid": ""}, SettingError, "the uid ''"),
-        ({"processor": Stateless(s="v interval year")}, UnsupportedTypeError, "interval year"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_the_call(
-    old: World, df: DataFrame, given: dict[str, Any], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        _frame(old.backend(), df, **given)
-
-
-@pytest.mark.parametrize("ddl", ["k map<string, int>, id bigint", "k variant, id bigint"])
-def test_a_key_of_an_unsupported_type_is_refused_at_the_call(old: World, ddl: str) -> None:
-    df = old.spark.readStream.schema(ddl).json(str(old.input.folder))
-    with pytest.raises(UnsupportedTypeError, match="'k'"):
-        _frame(old.backend(), df)
-
-
-@pytest.mark.parametrize("ddl", ["k string, id bigint, v variant"])
-def test_a_column_that_arrow_cannot_carry_is_refused_with_its_name(old: World, ddl: str) -> None:
-    df = old.spark.readStream.schema(ddl).json(str(old.input.folder))
-    try:
-        _frame(old.backend(), df)
-    except UnsupportedTypeError as error:
-        assert "'v'" in str(error)  # noqa: PT017  (either is fine, an untyped error is not)
-
-
-def test_an_output_type_that_arrow_cannot_carry_is_refused_with_a_typed_error(
-    old: World, df: DataFrame
-) -> None:
-    output = StructType([StructField("k", StringType()), StructField("nothing", NullType())])
-    try:
-        _frame(old.backend(), df, output_schema=output)
-    except SchemaError as error:
-        assert "nothing" in str(error)  # noqa: PT017
-
-
-def test_a_static_frame_is_refused_where_rows_of_two_kinds_or_aggregates_are_asked_for(
-    old: World, df: DataFrame
-) -> None:
-    static = old.spark.createDataFrame([("a", 1)], "k string, id bigint")
-    backend: Any = old.backend()
-    same = {"keys": "k", "processor": Rules(), "output_schema": "k string", "uid": "u"}
-    for call in (
-        lambda: backend.connect(df, static, **same),
-        lambda: backend.connect(static, df, **same),
-        lambda: backend.connect_broadcast(static, df, **same),
-        lambda: backend.aggregate(static, keys="k", aggregations={"n": "count"}, uid="u"),
-    ):
-        with pytest.raises(SchemaError, match="not a streaming frame"):
-            call()
-
-
-def test_a_processor_that_cannot_be_pickled_is_refused_at_the_call(
-    old: World, df: DataFrame
-) -> None:
-    processor = Ledger()
-    processor.lock = threading.Lock()
-    with pytest.raises(ProcessorError, match=r"cannot be shipped .*lock") as caught:
-        _frame(old.backend(), df, processor)
-    assert "in init(), not in __init__()" in str(caught.value)
-
-
-def test_a_null_key_says_how_to_filter_it_out(world: World) -> None:
-    world.input.add_keys("a", None, "b", None)
-    backend = world.backend(parallelism=1)
-    text = world.fail(backend, world.ledger(backend))
-    assert "SB1004" in text
-    assert "2 rows have a null key (column 'k')" in text
-    assert 'df.where(col("k").isNotNull())' in text
-    assert checkpoints(backend) == []
-
-
-def test_a_value_that_does_not_fit_its_schema_is_named_with_the_users_line(world: World) -> None:
-    world.input.add_keys("a")
-    backend = world.backend(parallelism=1)
-    text = world.fail(backend, world.ledger(backend, processor=Misfit()))
-    assert "SB1005" in text
-    assert "Field 'n' is bigint and cannot hold a value of type str" in text
-    assert user_line("the user's misfit") in text
-
-
-# --- in the processor ----------------------------------------------------------------------------
-# What is said of each mistake: tests/api/test_mistakes.py. Here: that Spark passes it on, with the
-# user's line, and that the batch leaves no trace.
-
-
-class _Late(Ledger):
-    def close(self) -> None:
-        self.state.get()  # a look at no key
-
-
-class _Timeless(Ledger):
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        self.handle = handle
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        yield from super().handleInputRows(key, rows, timerValues)
-        self.handle.registerTimer(5)  # in no time mode
-
-
-class _Scalars(Ledger):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        list(super().handleInputRows(key, rows, timerValues))
-        return len(key)
-
-
-class _Misspelt(Ledger):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        list(super().handleInputRows(key, rows, timerValues))
-        yield Row(k=key[0], totel=1)  # a misspelt field
-
-
-class _MisspeltFrames(Ledger):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        import pandas as pd
-
-        yield pd.DataFrame({"k": [key[0]], "totel": [1]})  # a misspelt column
-
-
-class _Hasty(Ledger):
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        handle.registerTimer(5)  # before there is a key
-
-
-def _line(mark: str) -> str:
-    lines = Path(__file__).read_text().splitlines()
-    (number,) = [n for n, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
-    return f"{__file__}:{number} in "
-
-
-@pytest.mark.parametrize(
-    ("processor", "said"),
-    [
-        (_Late, ["SB1015", "State 'acc' was used outside", _line("a look at no key") + "close"]),
-        (_Timeless, ["SB1013", "time_mode=", _line("in no time mode") + "handleInputRows"]),
-        (_Scalars, ["SB1014", "returned what is no iterable of rows ('int'"]),
-    ],
-)
-def test_a_mistake_in_a_processor_is_told_with_its_line_and_leaves_no_trace(
-    world: World, processor: type[Ledger], said: list[str]
-) -> None:
-    world.input.add_batches(1)
-    world.run_ledger()
-    world.input.add_batches(1)
-    backend = world.backend()
-    text = world.fail(backend, world.ledger(backend, processor=processor()))
-    for one in said:
-        assert one in text
-    world.check(world.run_ledger())
-
-
-@pytest.mark.parametrize(
-    ("flavour", "processor", "mark"),
-    [
-        ("rows", _Misspelt, "a misspelt field"),
-        ("pandas", _MisspeltFrames, "a misspelt column"),
-    ],
-)
-def test_an_output_field_that_the_schema_does_not_have_is_told_with_its_line_and_key(
-    world: World, flavour: str, processor: type[Ledger], mark: str
-) -> None:
-    world.input.add_keys("only")
-    backend = world.backend(parallelism=1)
-    frame = _frame(
-        backend,
-        world.input.stream(world.spark),
-        processor(),
-        output_schema="k string, total bigint",
-        flavour=flavour,
-    )
-    text = world.fail(backend, frame)
-    assert "SB1005" in text
-    assert "'totel'" in text
-    assert "struct<k:string,total:bigint>" in text
-    assert f"for key ('only',) at {_line(mark)}handleInputRows" in text
-    assert flavour == "pandas" or "did you mean 'total'?" in text
-    assert checkpoints(backend) == []
-
-
-def test_a_timer_in_init_is_refused_at_the_call_with_its_line(old: World, df: DataFrame) -> None:
-    for given in ({}, {"time_mode": "processing"}):
-        with pytest.raises(UnsupportedQueryError) as caught:
-            _frame(old.backend(), df, _Hasty(), **given)
-        assert _line("before there is a key") + "init" in str(caught.value)
 
 
 # --- places --------------------------------------------------------------------------------------
