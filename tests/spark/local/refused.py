@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from statebackend import StateBackend
-from tests.spark.local.processors import (
-    LEDGER_OUTPUT,
-    Ledger,
-)
-from tests.spark.local.world import (
-    World,
-    checkpoints,
-)
+from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
+from tests.spark.local.world import World, checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

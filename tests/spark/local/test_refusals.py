@@ -21,16 +21,8 @@ from statebackend.errors import (
     UnsupportedQueryError,
 )
 from statebackend.spark.start import launch
-from tests.spark.local.processors import (
-    StuckLedger,
-)
-from tests.spark.local.world import (
-    World,
-    checkpoints,
-    failure,
-    finish,
-    until,
-)
+from tests.spark.local.processors import StuckLedger
+from tests.spark.local.world import World, checkpoints, failure, finish, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,17 +16,8 @@ from statebackend.errors import (
     UnsupportedQueryError,
     UnsupportedTypeError,
 )
-from tests.spark.local.processors import (
-    Ledger,
-    Misfit,
-    Rules,
-    Stateless,
-)
-from tests.spark.local.world import (
-    World,
-    checkpoints,
-    user_line,
-)
+from tests.spark.local.processors import Ledger, Misfit, Rules, Stateless
+from tests.spark.local.world import World, checkpoints, user_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,18 +19,8 @@ from statebackend.errors import (
     StateMismatchError,
     UnsupportedQueryError,
 )
-from tests.spark.local.processors import (
-    LEDGER_OUTPUT,
-    Ledger,
-    Noisy,
-    Stateless,
-)
-from tests.spark.local.world import (
-    World,
-    checkpoints,
-    durable_state,
-    finish,
-)
+from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, Noisy, Stateless
+from tests.spark.local.world import World, checkpoints, durable_state, finish
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
