@@ -12,7 +12,6 @@ from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 
 __all__ = ["path", "store"]
 
-
 ROOT = Path(__file__).parents[2]
 
 

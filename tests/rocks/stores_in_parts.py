@@ -17,7 +17,6 @@ from tests.rocks.stores import TINY
 
 __all__ = ["path", "store"]
 
-
 # Eight key groups; the first part has two ranges of them.
 ROUTES = [(0, 0), (2, 1), (4, 0), (6, 2)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,12 @@ import pytest
 
 from recovery.drill import Facts, Fault, FaultProxy, Rule, Script, Verb
 from snapshot.storage import ObjectStore, open_store
+from tests.snapshot.fresh_ids import new_id
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3
 
 __all__ = ["large_file", "proxy", "store"]
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
 
 
 @pytest.fixture(params=["plain", "tls"])

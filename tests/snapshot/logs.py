@@ -16,7 +16,6 @@ from statebackend.errors import StoreCapabilityError, StoreUnreachableError
 
 __all__ = ["store"]
 
-
 _counter = itertools.count()
 
 

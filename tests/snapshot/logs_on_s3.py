@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -14,16 +13,10 @@ from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage import ObjectStore
 from statebackend.errors import StateBackendError
+from tests.snapshot.logs import new_id
 from tests.support.s3 import S3
 
 __all__ = ["proxy"]
-
-
-_counter = itertools.count()
-
-
-def new_id() -> str:
-    return f"id{next(_counter)}"
 
 
 def slice_of(epoch: int, body: bytes) -> SliceEntry:

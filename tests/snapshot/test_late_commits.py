@@ -12,8 +12,9 @@ from snapshot.retention.garbage_collection import clean
 from snapshot.retention.retention import view_of
 from snapshot.storage import ObjectStore, StoreOptions, open_store
 from statebackend.errors import CommitUnknownError, FencedError
+from tests.snapshot.logs import new_id
 from tests.snapshot.logs_on_s3 import *  # noqa: F403
-from tests.snapshot.logs_on_s3 import checkpoint, log_on, new_id, raw_records
+from tests.snapshot.logs_on_s3 import checkpoint, log_on, raw_records
 from tests.support.s3 import S3
 
 # --- answers of which only the head arrives ------------------------------------------------------

@@ -22,8 +22,9 @@ from snapshot.formats.record import Record
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.storage import ObjectStore, StoreOptions, open_store
 from statebackend.errors import CommitUnknownError, FencedError, StoreUnreachableError
+from tests.snapshot.logs import new_id
 from tests.snapshot.logs_on_s3 import *  # noqa: F403
-from tests.snapshot.logs_on_s3 import checkpoint, log_on, new_id, raw_records
+from tests.snapshot.logs_on_s3 import checkpoint, log_on, raw_records
 from tests.support.s3 import S3
 
 SEEDS = (

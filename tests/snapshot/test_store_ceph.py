@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from snapshot.storage import ObjectStore, open_store, probe
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import StoreUnreachableError
 from tests.snapshot import test_commit_log, test_commit_log_answers
+from tests.snapshot.fresh_ids import new_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from tests.support.s3 import S3
 
 pytestmark = pytest.mark.ceph
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

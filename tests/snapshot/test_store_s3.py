@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,13 +10,10 @@ import pytest
 from snapshot.storage import ObjectStore, open_store
 from snapshot.storage.testing import StoreTests
 from tests.snapshot import test_commit_log, test_commit_log_answers
+from tests.snapshot.fresh_ids import new_id
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
 
 
 class S3Suite(StoreTests):

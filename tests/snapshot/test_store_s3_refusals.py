@@ -21,7 +21,8 @@ from statebackend.errors import (
 if TYPE_CHECKING:
     from tests.support.s3 import S3
 from tests.snapshot.faulty_s3 import *  # noqa: F403
-from tests.snapshot.faulty_s3 import Deciding, first, new_id, through, verbs_of
+from tests.snapshot.faulty_s3 import Deciding, first, through, verbs_of
+from tests.snapshot.fresh_ids import new_id
 
 
 def error(status: int, code: str, message: str) -> Fault:

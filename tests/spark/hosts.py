@@ -24,7 +24,6 @@ from tests.recovery.test_store_pool import REAL, subtask
 
 __all__ = ["asker", "away", "make", "patient"]
 
-
 DELEGATED = "statebackend-delegated"
 USE = Use(stage=12, partition=3, execution=4)
 ENDPOINT = Endpoint(location="grpc://127.0.0.1:1", session="session", token="secret")

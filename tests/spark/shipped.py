@@ -16,7 +16,6 @@ from statebackend.runtime.worker.shipped_processor import ConstantCache, Shipped
 
 __all__ = ["cache"]
 
-
 LIMIT = 10_000
 
 

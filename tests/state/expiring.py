@@ -20,7 +20,6 @@ from statebackend.state.ttl import TTL, ExpiryIndex, TtlListCell, TtlMapCell, Tt
 
 __all__ = ["stored", "subtask"]
 
-
 ROWS = codec_for(T.StructType([T.StructField("n", T.LongType())]))
 NAMES = KeyCodec(T.StructType([T.StructField("name", T.StringType())]))
 GROUPS = range(4, 7)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["world"]
 
-
 register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 
 SCHEMA = "k string, id bigint, at timestamp"
