@@ -236,7 +236,7 @@ def test_where_files_cannot_be_locked_nothing_is_swept_and_all_else_works(
     assert os.listdir(tmp_path / ".tmp") == ["old"]
 
 
-# --- CountingStore, open_store, probe ------------------------------------------------------------
+# --- a file that is replaced ---------------------------------------------------------------------
 
 
 def test_a_replaced_file_is_read_to_the_end_as_it_was(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def error(status: int, code: str, message: str) -> Fault:
     return Fault.say(body.encode(), status)
 
 
-# --- bodies that break off -----------------------------------------------------------------------
+# --- answers that say too little -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>not found</html>", b"<Error><Code>NoSuchKey</Co"])

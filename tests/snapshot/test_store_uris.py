@@ -13,8 +13,6 @@ from snapshot.storage import StoreOptions, open_store
 from statebackend.errors import EnvironmentMissingError, SettingError
 from tests.snapshot.fresh_ids import new_id
 
-# --- CountingStore, open_store, probe ------------------------------------------------------------
-
 
 @pytest.mark.parametrize("form", ["{path}", "file://{quoted}", "file:{quoted}"])
 def test_a_local_place_opens_by_path_or_uri(tmp_path: Path, form: str) -> None:

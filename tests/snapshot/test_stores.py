@@ -64,7 +64,7 @@ class TestFailingStore(StoreTests):
         return FailingStore(inner, lambda verb, name, call_number: None)
 
 
-# --- CountingStore, open_store, probe ------------------------------------------------------------
+# --- CountingStore, the stores of tests, probe ---------------------------------------------------
 
 
 def test_counts_are_requests_and_bytes_by_verb(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_row_that_does_not_fit_changes_nothing(subtask: Subtask) -> None:
     assert seen(subtask) == ((1,), [(1,)], {("m1",): (1,)})
 
 
-# --- how much is removed, and when --------------------------------------------------------------
+# --- another time to live, and clearing ---------------------------------------------------------
 
 
 def test_a_shorter_ttl_holds_for_what_is_written_from_then_on(subtask: Subtask) -> None:
