@@ -1,6 +1,6 @@
 """The coordinator of one run: a state machine over begins and acks, without I/O.
 
-Invariants (the tests in tests/snapshot/test_coordinator.py have their names):
+Invariants (the tests in tests/snapshot/test_coordinator*.py have their names):
 
 * an epoch begins only when the one before is durable in every operator: ``begin(n + 1)``
   confirms n. With asynchronous commits it begins when the one before was acked by every subtask,

@@ -16,8 +16,9 @@ from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.rocks import clipping
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange, bytes_of, outside
 from statebackend.rocks.store import RocksStore
-from tests.rocks.test_parted import PARTS, ROUTES, make
-from tests.rocks.test_store import TINY, Entries, apply, entries_of, marker
+from tests.rocks.stores import TINY, Entries, apply, entries_of, marker
+from tests.rocks.stores_in_parts import ROUTES, make
+from tests.rocks.test_parted_cuts import PARTS
 
 KEPT: tuple[GroupRange, ...] = ((2, 4),)
 HOLES: tuple[GroupRange, ...] = ((0, 1), (3, 3), (6, 7))

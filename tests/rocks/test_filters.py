@@ -11,7 +11,7 @@ from statebackend.rocks import rocksdb_options as options
 from statebackend.rocks.layout import Layout
 from statebackend.rocks.parted import PartedStore
 from statebackend.rocks.store import RocksStore
-from tests.rocks.test_store import TINY, apply, entries_of, marker
+from tests.rocks.stores import TINY, apply, entries_of, marker
 
 ROOMY = replace(TINY, block_cache_bytes=64 << 20, for_maps=True, whole_filters=True)
 TIGHT = replace(ROOMY, block_cache_bytes=1 << 14)  # 1 KB for filters

@@ -12,7 +12,7 @@ import pytest
 
 from statebackend.rocks import load_compaction as settling
 from statebackend.rocks.store import RocksStore
-from tests.rocks.test_store import TINY, apply, entries_of, marker
+from tests.rocks.stores import TINY, apply, entries_of, marker
 
 FOR_MAPS = replace(TINY, for_maps=True)  # merges from 8 files on
 BULK, SMALL = entries_of(2_000), entries_of(10, seed=1)

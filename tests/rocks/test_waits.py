@@ -19,7 +19,7 @@ from statebackend.rocks import store as store_module
 from statebackend.rocks.clipping import group_key
 from statebackend.rocks.rocksdb_options import LEVEL0_FULL_FILES, LEVEL0_STOP_FILES, store_options
 from statebackend.rocks.store import RocksStore
-from tests.rocks.test_store import TINY, Entries, apply, marker
+from tests.rocks.stores import TINY, Entries, apply, marker
 
 FULL = LEVEL0_FULL_FILES + 4
 ROWS = 100  # of a file

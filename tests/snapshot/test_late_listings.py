@@ -11,7 +11,7 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.storage import Listing, MemoryStore
 from statebackend.errors import CorruptionError, StoreCapabilityError
 from statebackend.runtime.driver.job import held_before
-from tests.snapshot.test_commit_log import checkpoint
+from tests.snapshot.logs import checkpoint
 
 
 class LateStore(MemoryStore):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from snapshot.storage import ObjectStore, open_store, probe
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import StoreUnreachableError
-from tests.snapshot import test_commit_log
+from tests.snapshot import test_commit_log, test_commit_log_answers
+from tests.snapshot.fresh_ids import new_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from tests.support.s3 import S3
 
 pytestmark = pytest.mark.ceph
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
 
 
 @pytest.fixture
@@ -46,7 +42,8 @@ class TestCephOverTls(StoreTests):
 globals().update(
     {
         name: test
-        for name, test in vars(test_commit_log).items()
+        for log_tests in (test_commit_log, test_commit_log_answers)
+        for name, test in vars(log_tests).items()
         if name.startswith("test_") and "store" in inspect.signature(test).parameters
     }
 )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
 from snapshot.storage import ObjectStore, open_store
 from snapshot.storage.testing import StoreTests
-from tests.snapshot import test_commit_log
+from tests.snapshot import test_commit_log, test_commit_log_answers
+from tests.snapshot.fresh_ids import new_id
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
 
 
 class S3Suite(StoreTests):
@@ -60,7 +56,8 @@ def store(ministack: S3) -> ObjectStore:
 globals().update(
     {
         name: test
-        for name, test in vars(test_commit_log).items()
+        for log_tests in (test_commit_log, test_commit_log_answers)
+        for name, test in vars(log_tests).items()
         if name.startswith("test_") and "store" in inspect.signature(test).parameters
     }
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
+from tests.spark.local.batched_processors import InFrames
 from tests.spark.local.conforming import frame_shown, shown
-from tests.spark.local.processors import InFrames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

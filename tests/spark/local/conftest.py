@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
-from tests.spark.local import processors
+from tests.spark.local import batched_processors, processors
 from tests.spark.local.world import World
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session", autouse=True)
 def processors_travel_by_value() -> Iterator[None]:
     """Workers need not be able to import the tests."""
-    register_pickle_by_value(processors)
+    for module in (processors, batched_processors):
+        register_pickle_by_value(module)
     yield
-    with contextlib.suppress(ValueError):  # another folder's conftest has this fixture too
-        unregister_pickle_by_value(processors)
+    for module in (processors, batched_processors):
+        with contextlib.suppress(ValueError):  # another folder's conftest has this fixture too
+            unregister_pickle_by_value(module)
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from statebackend import ProcessorTester
 from statebackend.errors import SchemaError
+from tests.spark.local.batched_processors import Chunks, Lettered, NotNull, Soon, Withdrawing
 from tests.spark.local.conformance import Both, Case
 from tests.spark.local.conforming_time import Timers
-from tests.spark.local.processors import Chunks, Ledger, Lettered, NotNull, Soon, Withdrawing
+from tests.spark.local.processors import Ledger
 from tests.spark.local.test_conformance_of_time import EVENTS, event
 from tests.spark.local.world import Input, durable_state, finish, setting
 

@@ -10,13 +10,13 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from statebackend.errors import SchemaError, UnsupportedQueryError
-from tests.spark.local.conformance import PROVIDER
-from tests.spark.local.processors import (
+from tests.spark.local.batched_processors import (
     Batched,
     BatchedInColumns,
     BatchedInFrames,
     BatchedOfOurs,
 )
+from tests.spark.local.conformance import PROVIDER
 from tests.spark.local.world import setting
 
 if TYPE_CHECKING:
