@@ -148,7 +148,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
     @property
     def parallelism(self) -> int:
-        """Subtasks per operator: as given, else those of the job that ``job=`` names, else default."""
+        """Subtasks per operator: as given, else those of the job that ``job=`` names."""
         return self._builder.parallelism()[0]
 
     @property

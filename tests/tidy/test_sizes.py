@@ -12,6 +12,9 @@ PACKAGES = ("statebackend", "snapshot", "recovery")
 MODULE_LINES_MAX = 460
 FUNCTION_LINES_MAX = 60
 
+TEST_LINES_MAX = 500
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -27,6 +30,12 @@ def test_there_are_modules_to_measure() -> None:
 def test_no_module_is_too_long(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MODULE_LINES_MAX, f"{_name(path)} has {lines} lines: split it by role"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=_name)
+def test_no_file_of_tests_is_too_long(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= TEST_LINES_MAX, f"{_name(path)} has {lines} lines: split it by what it is about"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
