@@ -221,7 +221,7 @@ class StateBackend(FrameMaker, StartedQuery):
         job, found = self._job, None
         if job is None:
             found = find_job(self._spark, writer, self._uri, SYSTEM)
-            job = self._open_job(found.identity.uri, found.identity.job)
+            job = self._open_job(found.uri, found.identity.job)
         query_start = self._query_start(job, frames, checked, go_back_to)
         query_start.launch.prepare(writer)
         check_workers(self._spark)  # the last: it is a job

@@ -41,11 +41,17 @@ _FOLDER: Final = "_statebackend"  # of the jobs, in a location that names no uri
 _DIGITS: Final = 8
 
 
-class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A query's job, and the folder of jobs that it is in."""
+class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A query's job, and the folder of jobs that it is in.
+
+    Attributes:
+        uri: that folder; "": it is inside the checkpoint location, and goes where that goes.
+        location: whose job it is, where the folder is elsewhere; "": an earlier release wrote it.
+    """
 
     uri: str
     job: str
+    location: str = ""
 
     def write(self, location: CheckpointLocation) -> None:
         """Keep it in the location, unless that has one.
@@ -61,11 +67,13 @@ class FoundJob:
     """The job of a query that is about to start.
 
     Attributes:
+        uri: the folder of jobs that it is in.
         location: where it is still to be written; None: it is there, or the query has none.
         temporary: it goes when the query ends.
     """
 
     identity: QueryIdentity
+    uri: str
     location: CheckpointLocation | None = None
     temporary: bool = False
 
@@ -80,7 +88,7 @@ class FoundJob:
             _log.info(
                 "the state of this query is job %r in %s; %s in its checkpoint location says so",
                 self.identity.job,
-                self.identity.uri,
+                self.uri,
                 IDENTITY_FILE,
             )
 
@@ -97,27 +105,31 @@ def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: Sy
         uri: the folder of jobs, as it was given, or "".
 
     Raises:
-        CheckpointLocationError: the location cannot be read.
+        CheckpointLocationError: the location cannot be read, or is a copy of another.
         SettingError: there is no folder for its state.
     """
     options = options_of(writer)
     path = location_path(spark, options)
     if path is None:
-        return FoundJob(_temporary(spark, uri, system), temporary=True)
+        made = _temporary(spark, uri, system)
+        return FoundJob(made, made.uri, temporary=True)
     with jvm.calls():
         location = CheckpointLocation(spark, path)
         known = identity_at(location)
         if known is None:
-            return FoundJob(new_identity(location, options.get("queryname", ""), uri), location)
-    if uri and uri.rstrip("/") != known.uri.rstrip("/"):
+            made = new_identity(location, options.get("queryname", ""), uri)
+            return FoundJob(made, _folder_of(made, location), location)
+        _refuse_copy(known, location)
+        folder = _folder_of(known, location)
+    if uri and uri.rstrip("/") != folder.rstrip("/"):
         _log.warning(
             "the state of this query is in %s, as its checkpoint location %s says; uri %s is for "
             "queries that begin",
-            known.uri,
+            folder,
             path,
             uri,
         )
-    return FoundJob(known)
+    return FoundJob(known, folder)
 
 
 def _temporary(spark: SparkSession, uri: str, system: System) -> QueryIdentity:
@@ -173,20 +185,72 @@ def new_identity(location: CheckpointLocation, name: str, uri: str) -> QueryIden
         SettingError: no folder was given, and the location is where none can be.
     """
     path = location.qualified().rstrip("/")
+    if not uri:
+        _within(path)
     called = name or path.rpartition("/")[2]
     job = f"{called}-{blake3(path.encode()).hexdigest()[:_DIGITS]}"
-    return QueryIdentity(uri=uri or _within(path), job=job)
+    return QueryIdentity(uri=uri, job=job, location=path if uri else "")
+
+
+def _refuse_copy(known: QueryIdentity, location: CheckpointLocation) -> None:
+    """Refuse to take over the job of the location that this one is a copy of."""
+    path = location.qualified().rstrip("/")
+    if not known.location or _place(known.location) == _place(path):
+        return
+    raise CheckpointLocationError(
+        f"The checkpoint location {path} is a copy of {known.location}, or that was moved here: by "
+        f"its file {IDENTITY_FILE} the state is job {known.job!r} in {known.uri}, which a query at "
+        f"{known.location} may run.",
+        todo=f"If it was moved, and no query runs at the old path, write {path} as the "
+        f'"location" into the file {IDENTITY_FILE} here, and delete .{IDENTITY_FILE}.crc if that '
+        f"is beside it. For another query that begins with the same state, take a savepoint of "
+        f"job {known.job!r} and give savepoint= at a new checkpoint location.",
+    )
+
+
+def _folder_of(identity: QueryIdentity, location: CheckpointLocation) -> str:
+    """The folder of jobs that an identity means in the location where it was found."""
+    path = location.qualified().rstrip("/")
+    if not identity.uri:
+        return _within(path)
+    inside = _inside(path)
+    # Earlier releases wrote the whole uri of the folder inside, and a copy has one of its own.
+    if (
+        inside not in (None, identity.uri)
+        and not identity.location
+        and identity.uri.endswith(f"/{_FOLDER}")
+        and location.files(f"{_FOLDER}/{identity.job}")
+    ):
+        return _within(path)
+    return identity.uri
 
 
 def _within(path: str) -> str:
-    """The folder of jobs inside a location, as its store calls it."""
+    """The folder of jobs inside a location, as its store calls it.
+
+    Raises:
+        SettingError: it is where none can be.
+    """
+    if (inside := _inside(path)) is not None:
+        return inside
+    scheme = urlsplit(path).scheme
+    raise SettingError(
+        f"No uri was given, and state cannot be kept beside the checkpoint location {path}: "
+        f"{scheme or 'that'} is not a store that a commit log can be kept in.",
+        todo="Give uri= (or set spark.statebackend.uri) a file:/// or s3:// URI.",
+    )
+
+
+def _inside(path: str) -> str | None:
     parts = urlsplit(path)
     if parts.scheme == "file":
         return f"file://{parts.path}/{_FOLDER}"
     if parts.scheme in S3_SCHEMES:
         return f"s3://{parts.netloc}{parts.path}/{_FOLDER}"
-    raise SettingError(
-        f"No uri was given, and state cannot be kept beside the checkpoint location {path}: "
-        f"{parts.scheme or 'that'} is not a store that a commit log can be kept in.",
-        todo="Give uri= (or set spark.statebackend.uri) a file:/// or s3:// URI.",
-    )
+    return None
+
+
+def _place(path: str) -> str:
+    """A qualified path, by whichever of Hadoop's names for S3."""
+    scheme, colon, rest = path.rstrip("/").partition(":")
+    return f"s3:{rest}" if scheme in S3_SCHEMES else f"{scheme}{colon}{rest}"
