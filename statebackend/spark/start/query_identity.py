@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -33,12 +34,22 @@ from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.stream_writer import location_path, options_of
 from statebackend.system import System, temporary_folder
 
-__all__ = ["IDENTITY_FILE", "FoundJob", "QueryIdentity", "find_job", "identity_at", "new_identity"]
+__all__ = [
+    "IDENTITY_FILE",
+    "FoundJob",
+    "QueryIdentity",
+    "find_job",
+    "identity_at",
+    "new_identity",
+    "refuse_other_place",
+]
 
 _log = logging.getLogger("statebackend.spark")
 IDENTITY_FILE: Final = "statebackend.json"
 _FOLDER: Final = "_statebackend"  # of the jobs, in a location that names no uri
 _DIGITS: Final = 8
+_OF_SPARK: Final = re.compile(r"temporary-[0-9a-f-]{36}")  # a location that Spark deletes
+_PARTS: Final = re.compile(r"[^:/]*:(//(?P<host>[^/:]*)(:\d*)?)?(?P<path>/.*?)/*")
 
 
 class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,10 +103,29 @@ class FoundJob:
                 IDENTITY_FILE,
             )
 
-    def remove_after(self, query: StreamingQuery, job: Job) -> None:
-        """Have a temporary job's folder removed when its query has ended."""
-        if self.temporary:
+    def after_start(self, query: StreamingQuery, job: Job, place: CheckpointLocation) -> None:
+        """Have a temporary job's folder removed when its query has ended.
+
+        Spark keeps the location of a query without a name under its default folder. There the job
+        stays too, and the location says so.
+
+        Args:
+            place: where Spark runs the query.
+
+        Raises:
+            CheckpointLocationError: that cannot be written; the query is stopped then.
+        """
+        if not self.temporary:
+            return
+        if _OF_SPARK.fullmatch(place.path.rstrip("/").rpartition("/")[2]):
             job.system.threads.start(lambda: _remove(query, job), f"statebackend-{job.name}")
+            return
+        path = place.qualified().rstrip("/")
+        try:
+            QueryIdentity(uri=self.uri, job=job.name, location=path).write(place)
+        except BaseException:
+            query.stop()
+            raise
 
 
 def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: System) -> FoundJob:
@@ -109,7 +139,7 @@ def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: Sy
         SettingError: there is no folder for its state.
     """
     options = options_of(writer)
-    path = location_path(spark, options)
+    path = location_path(writer, options)
     if path is None:
         made = _temporary(spark, uri, system)
         return FoundJob(made, made.uri, temporary=True)
@@ -206,6 +236,31 @@ def _refuse_copy(known: QueryIdentity, location: CheckpointLocation) -> None:
         f"is beside it. For another query that begins with the same state, take a savepoint of "
         f"job {known.job!r} and give savepoint= at a new checkpoint location.",
     )
+
+
+def refuse_other_place(prepared: CheckpointLocation, place: CheckpointLocation) -> None:
+    """Refuse a query that Spark runs at another location than the one that was prepared.
+
+    Raises:
+        CheckpointLocationError: naming both.
+    """
+    wanted, found = prepared.qualified(), place.qualified()
+    if _same(wanted, found):
+        return
+    raise CheckpointLocationError(
+        f"Spark started the query at the checkpoint location {found}, but {wanted} was prepared "
+        f"for it.",
+        todo="Give the writer the option checkpointLocation, and starting() the same path.",
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two qualified paths are one, of which one may leave the port of its host out."""
+    parts = _PARTS.fullmatch(one), _PARTS.fullmatch(other)
+    if parts[0] is None or parts[1] is None:
+        return one == other
+    hosts = {part["host"] for part in parts if part and part["host"]}
+    return parts[0]["path"] == parts[1]["path"] and len(hosts) < 2
 
 
 def _folder_of(identity: QueryIdentity, location: CheckpointLocation) -> str:

@@ -11,7 +11,7 @@ import pytest
 from statebackend.errors import CheckpointLocationError
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
-from tests.spark.local.world import Sink, check_ledger_output, finish
+from tests.spark.local.world import Sink, check_ledger_output, finish, setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +140,54 @@ def test_a_file_of_an_earlier_release_says_nothing_of_its_path(world: World) -> 
     world.input.add_batches(1)
     run(world, backend, "first")
     check(world, "first")
+
+
+# --- which location it is ------------------------------------------------------------------------
+
+
+def test_the_default_folder_of_the_frames_own_session_counts(world: World) -> None:
+    """Spark reads it there, and keeps the location; so must its state be kept."""
+    other = world.spark.newSession()
+    other.conf.set("spark.sql.streaming.checkpointLocation", str(world.root / "default"))
+    backend = backend_of(world, world.store)
+    for _ in range(2):
+        world.input.add_batches(1)
+        stream = backend.write_stream(counted(world, backend, other)).trigger(availableNow=True)
+        named = stream.queryName("nightly").foreachBatch(sink_of(world, "nightly"))
+        finish(named.start())
+    assert backend.job == identity(world, "default/nightly")["job"]
+    check(world, "nightly")
+
+
+def test_a_query_without_a_name_under_the_default_folder_keeps_its_state(world: World) -> None:
+    """Spark keeps such a location too, under a name that it draws."""
+    backend = backend_of(world, world.store)
+    world.input.add_batches(1)
+    with setting(
+        world.spark, "spark.sql.streaming.checkpointLocation", str(world.root / "default")
+    ):
+        stream = backend.write_stream(counted(world, backend)).trigger(availableNow=True)
+        finish(stream.foreachBatch(sink_of(world, "drawn")).start())
+    (place,) = (world.root / "default").iterdir()
+    assert identity(world, f"default/{place.name}")["job"] == backend.job
+    world.input.add_batches(1)
+    stream = backend.write_stream(counted(world, backend)).trigger(availableNow=True)
+    stream = stream.option("checkpointLocation", str(place))
+    finish(stream.foreachBatch(sink_of(world, "drawn")).start())
+    check(world, "drawn")
+
+
+def test_a_query_at_another_location_than_was_checked_is_stopped(world: World) -> None:
+    backend = world.backend()
+    world.input.add_batches(1)
+    frame = world.ledger(backend)
+    with (
+        pytest.raises(
+            CheckpointLocationError, match=r"started .*/elsewhere, but .*/checkpoint was"
+        ),
+        backend.starting(checkpoint_location=str(world.location)),
+    ):
+        writer = world.writer(frame, checkpointLocation=str(world.root / "elsewhere"))
+        query = writer.trigger(processingTime="1 second").start()
+    assert not query.isActive
+    assert not world.committed()
