@@ -230,7 +230,7 @@ class StateBackend(FrameMaker, StartedQuery):
         self._prepared(query_start, checked)
         query = query_start.run(start, self._builder.credentials().value.token)
         if found is not None:
-            found.after_start(query, job, query_start.place)
+            found.after_start(query, job, query_start.place, self._settings.commit_timeout_s)
         return query
 
     @contextlib.contextmanager

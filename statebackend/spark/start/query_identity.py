@@ -8,6 +8,7 @@ job that goes with it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from dataclasses import dataclass
@@ -103,14 +104,16 @@ class FoundJob:
                 IDENTITY_FILE,
             )
 
-    def after_start(self, query: StreamingQuery, job: Job, place: CheckpointLocation) -> None:
+    def after_start(
+        self, query: StreamingQuery, job: Job, place: CheckpointLocation, timeout_s: float
+    ) -> None:
         """Have a temporary job's folder removed when its query has ended.
 
         Spark keeps the location of a query without a name under its default folder. There the job
         stays too, and the location says so.
 
         Args:
-            place: where Spark runs the query.
+            place: where Spark runs the query. timeout_s: for its last record, before the removal.
 
         Raises:
             CheckpointLocationError: that cannot be written; the query is stopped then.
@@ -118,7 +121,8 @@ class FoundJob:
         if not self.temporary:
             return
         if _OF_SPARK.fullmatch(place.path.rstrip("/").rpartition("/")[2]):
-            job.system.threads.start(lambda: _remove(query, job), f"statebackend-{job.name}")
+            remove = functools.partial(_remove, query, job, timeout_s)
+            job.system.threads.start(remove, f"statebackend-{job.name}")
             return
         path = place.qualified().rstrip("/")
         try:
@@ -173,16 +177,43 @@ def _temporary(spark: SparkSession, uri: str, system: System) -> QueryIdentity:
     return QueryIdentity(uri=uri or f"file://{temporary_folder(spark)}", job=name)
 
 
-def _remove(query: StreamingQuery, job: Job) -> None:
+def _remove(query: StreamingQuery, job: Job, timeout_s: float) -> None:
+    """Delete a temporary job once its query is known to have ended, and its records are written."""
     with contextlib.suppress(Exception):  # the query's own error is told to who waits for it
         query.awaitTermination()
+    if not _has_ended(query):
+        _log.warning(
+            "the temporary job %r in %s is left behind: it is not known whether its query has "
+            "ended",
+            job.name,
+            job.uri,
+        )
+        return
     run = Services.running.pop(job.store.uri, None)
     if run is not None:
         run.server.remove(run.name)
     try:
+        if run is not None and not run.session.drain(timeout_s):
+            _log.warning(
+                "the temporary job %r in %s is left behind: its last record is not written after "
+                "%g s",
+                job.name,
+                job.uri,
+                timeout_s,
+            )
+            return
         job.store.delete([found.name for found in job.store.list("")])
     except StateBackendError as error:
         _log.warning("the temporary job %r in %s is left behind: %s", job.name, job.uri, error)
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    """False also where the JVM does not answer: the query may run on."""
+    try:
+        return not query.isActive
+    except Exception as error:
+        _log.debug("whether the query has ended cannot be asked (%s)", error)
+        return False
 
 
 def identity_at(location: CheckpointLocation) -> QueryIdentity | None:

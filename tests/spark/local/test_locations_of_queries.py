@@ -180,14 +180,14 @@ def test_a_query_without_a_name_under_the_default_folder_keeps_its_state(world: 
 def test_a_query_at_another_location_than_was_checked_is_stopped(world: World) -> None:
     backend = world.backend()
     world.input.add_batches(1)
-    frame = world.ledger(backend)
-    with (
-        pytest.raises(
-            CheckpointLocationError, match=r"started .*/elsewhere, but .*/checkpoint was"
-        ),
-        backend.starting(checkpoint_location=str(world.location)),
-    ):
-        writer = world.writer(frame, checkpointLocation=str(world.root / "elsewhere"))
-        query = writer.trigger(processingTime="1 second").start()
-    assert not query.isActive
-    assert not world.committed()
+    frame, started = world.ledger(backend), []
+    writer = world.writer(frame, checkpointLocation=str(world.root / "elsewhere"))
+
+    def start_elsewhere() -> None:
+        with backend.starting(checkpoint_location=str(world.location)):
+            started.append(writer.trigger(processingTime="1 second").start())
+
+    with pytest.raises(CheckpointLocationError, match=r"at .*/elsewhere, but .*/checkpoint was"):
+        start_elsewhere()
+    assert not started[0].isActive
+    assert not (world.root / "elsewhere" / "commits" / "0").exists()
