@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.errors import CheckpointLocationError
+from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.services import Services
-from statebackend.spark.start.query_identity import _remove, refuse_other_place
+from statebackend.spark.start.query_identity import (
+    IDENTITY_FILE,
+    FoundJob,
+    QueryIdentity,
+    _remove,
+    refuse_other_place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,14 +51,14 @@ class _Run:
         """The server lets go of the session."""
 
     def drain(self, timeout_s: float) -> bool:
-        self._job.store.create("log/1", b"the last record")
+        self._job.store.create("log/1", [b"the last record"])
         return self._drains
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     made = Job((tmp_path / "store").as_uri(), "temporary-1")
-    made.store.create("log/0", b"a record")
+    made.store.create("log/0", [b"a record"])
     yield made
     Services.running.pop(made.store.uri, None)
 
@@ -87,6 +93,63 @@ def test_a_job_whose_record_is_still_on_its_way_is_left_behind(job: Job) -> None
     Services.running[job.store.uri] = run
     _remove(query, job, 1.0)
     assert _left(job) == ["log/0", "log/1"]
+
+
+# --- two drivers that begin at one location ------------------------------------------------------
+
+
+class _Location:
+    """A checkpoint location, as far as a query's identity is of it."""
+
+    path = "/location"
+
+    def __init__(self) -> None:
+        self.files_: dict[str, bytes] = {}
+
+    def qualified(self) -> str:
+        return f"file:{self.path}"
+
+    def write(self, name: str, pieces: Iterator[bytes]) -> None:
+        self.files_.setdefault(name, b"".join(pieces))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        if name not in self.files_:
+            raise ObjectNotFoundError(name)
+        yield self.files_[name]
+
+
+def _found(location: Any, job: str, store: str) -> FoundJob:
+    uri = f"file:///{store}"
+    made = QueryIdentity(uri=uri, job=job, location=location.qualified())
+    return FoundJob(made, uri, location)
+
+
+def test_of_two_first_starts_the_later_one_is_refused() -> None:
+    location = _Location()
+    _found(location, "clicks", "one").keep()
+    _found(location, "clicks", "one").keep()
+    with pytest.raises(CheckpointLocationError, match=r"'clicks' in file:///one.*file:///two"):
+        _found(location, "clicks", "two").keep()
+
+
+def test_of_two_first_starts_the_one_whose_file_was_replaced_is_stopped() -> None:
+    location: Any = _Location()
+    first = _found(location, "clicks", "one")
+    first.keep()
+    kept = location.files_.pop(IDENTITY_FILE)
+    _found(location, "clicks", "two").keep()
+    stopped: list[bool] = []
+    query: Any = SimpleNamespace(stop=lambda: stopped.append(True))
+    job: Any = None
+    with pytest.raises(CheckpointLocationError, match="file:///two"):
+        first.after_start(query, job, location, 1.0)
+    assert stopped
+    location.files_[IDENTITY_FILE] = kept
+    first.after_start(query, job, location, 1.0)
+    assert len(stopped) == 1
+
+
+# --- which place it is ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

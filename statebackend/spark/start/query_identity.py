@@ -93,10 +93,12 @@ class FoundJob:
         """Have later starts find it.
 
         Raises:
-            CheckpointLocationError: the location cannot be written.
+            CheckpointLocationError: the location cannot be written, or another driver began there
+                with another job.
         """
         if self.location is not None:
             self.identity.write(self.location)
+            self._check_kept(self.location)
             _log.info(
                 "the state of this query is job %r in %s; %s in its checkpoint location says so",
                 self.identity.job,
@@ -104,20 +106,47 @@ class FoundJob:
                 IDENTITY_FILE,
             )
 
+    def _check_kept(self, location: CheckpointLocation) -> None:
+        """Refuse to run another job than the one that later starts will find."""
+        found = identity_at(location)
+        if found == self.identity:
+            return
+        there = f"job {found.job!r} in {_folder_of(found, location)}" if found else "none"
+        raise CheckpointLocationError(
+            f"Another driver began a query at the checkpoint location {location.path} while this "
+            f"one began: the job that its file {IDENTITY_FILE} names is {there}, and this start "
+            f"was for job {self.identity.job!r} in {self.uri}.",
+            todo="If the other query is to run, stop this one. Else start again: that goes on with "
+            "the job that is there.",
+        )
+
     def after_start(
         self, query: StreamingQuery, job: Job, place: CheckpointLocation, timeout_s: float
     ) -> None:
-        """Have a temporary job's folder removed when its query has ended.
+        """Look once more whose the location is; have a temporary job removed after its query.
 
-        Spark keeps the location of a query without a name under its default folder. There the job
-        stays too, and the location says so.
+        Two drivers may have renamed their files one after the other: Hadoop's local file system
+        replaces the first. Spark keeps the location of a query without a name under its default
+        folder. There the job stays too, and the location says so.
 
         Args:
             place: where Spark runs the query. timeout_s: for its last record, before the removal.
 
         Raises:
-            CheckpointLocationError: that cannot be written; the query is stopped then.
+            CheckpointLocationError: that cannot be written, or names another job; the query is
+                stopped then.
         """
+        try:
+            self._settle(query, job, place, timeout_s)
+        except BaseException:
+            query.stop()
+            raise
+
+    def _settle(
+        self, query: StreamingQuery, job: Job, place: CheckpointLocation, timeout_s: float
+    ) -> None:
+        if self.location is not None:
+            self._check_kept(self.location)
         if not self.temporary:
             return
         if _OF_SPARK.fullmatch(place.path.rstrip("/").rpartition("/")[2]):
@@ -125,11 +154,7 @@ class FoundJob:
             job.system.threads.start(remove, f"statebackend-{job.name}")
             return
         path = place.qualified().rstrip("/")
-        try:
-            QueryIdentity(uri=self.uri, job=job.name, location=path).write(place)
-        except BaseException:
-            query.stop()
-            raise
+        QueryIdentity(uri=self.uri, job=job.name, location=path).write(place)
 
 
 def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: System) -> FoundJob:
