@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from recovery.decide.rewind import LocationProgress
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.services import Services
@@ -15,6 +17,7 @@ from statebackend.spark.start.query_identity import (
     IDENTITY_FILE,
     FoundJob,
     QueryIdentity,
+    _beginning,
     _remove,
     refuse_other_place,
 )
@@ -121,7 +124,7 @@ class _Location:
 def _found(location: Any, job: str, store: str) -> FoundJob:
     uri = f"file:///{store}"
     made = QueryIdentity(uri=uri, job=job, location=location.qualified())
-    return FoundJob(made, uri, location)
+    return FoundJob(made, Job(uri, job), location)
 
 
 def test_of_two_first_starts_the_later_one_is_refused() -> None:
@@ -140,13 +143,50 @@ def test_of_two_first_starts_the_one_whose_file_was_replaced_is_stopped() -> Non
     _found(location, "clicks", "two").keep()
     stopped: list[bool] = []
     query: Any = SimpleNamespace(stop=lambda: stopped.append(True))
-    job: Any = None
     with pytest.raises(CheckpointLocationError, match="file:///two"):
-        first.after_start(query, job, location, 1.0)
+        first.after_start(query, location, 1.0)
     assert stopped
     location.files_[IDENTITY_FILE] = kept
-    first.after_start(query, job, location, 1.0)
+    first.after_start(query, location, 1.0)
     assert len(stopped) == 1
+
+
+# --- a location that begins anew -----------------------------------------------------------------
+
+
+def _with_progress(query_id: str | None) -> Any:
+    location: Any = _Location()
+    location.progress = lambda: LocationProgress(location.path, query_id, -1, -1)
+    return location
+
+
+def _began(tmp_path: Path, query_id: str | None, *, before: bool) -> FoundJob:
+    uri = tmp_path.as_uri()
+    if before:
+        log = Job(uri, "clicks").log()
+        log.claim(run="an earlier one", settings={})
+    made = QueryIdentity(uri=uri, job="clicks", location="file:/location")
+    return _beginning(made, _with_progress(query_id), Job)
+
+
+def test_a_location_that_begins_anew_has_a_job_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "statebackend.spark"):
+        found = _began(tmp_path, None, before=True)
+    assert re.fullmatch(r"clicks-[0-9a-f]{8}", found.identity.job)
+    assert found.job.name == found.identity.job
+    assert found.job.manifests() == []
+    (line,) = caplog.messages
+    assert "'clicks'" in line
+    assert found.job.name in line
+
+
+@pytest.mark.parametrize(("query_id", "before"), [("query", True), (None, False)])
+def test_a_location_that_has_batches_or_is_the_first_has_the_job_of_its_path(
+    tmp_path: Path, query_id: str | None, before: bool
+) -> None:
+    assert _began(tmp_path, query_id, before=before).job.name == "clicks"
 
 
 # --- which place it is ---------------------------------------------------------------------------

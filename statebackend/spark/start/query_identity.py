@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -79,13 +80,13 @@ class FoundJob:
     """The job of a query that is about to start.
 
     Attributes:
-        uri: the folder of jobs that it is in.
+        job: the same, opened.
         location: where it is still to be written; None: it is there, or the query has none.
         temporary: it goes when the query ends.
     """
 
     identity: QueryIdentity
-    uri: str
+    job: Job
     location: CheckpointLocation | None = None
     temporary: bool = False
 
@@ -102,7 +103,7 @@ class FoundJob:
             _log.info(
                 "the state of this query is job %r in %s; %s in its checkpoint location says so",
                 self.identity.job,
-                self.uri,
+                self.job.uri,
                 IDENTITY_FILE,
             )
 
@@ -115,13 +116,13 @@ class FoundJob:
         raise CheckpointLocationError(
             f"Another driver began a query at the checkpoint location {location.path} while this "
             f"one began: the job that its file {IDENTITY_FILE} names is {there}, and this start "
-            f"was for job {self.identity.job!r} in {self.uri}.",
+            f"was for job {self.identity.job!r} in {self.job.uri}.",
             todo="If the other query is to run, stop this one. Else start again: that goes on with "
             "the job that is there.",
         )
 
     def after_start(
-        self, query: StreamingQuery, job: Job, place: CheckpointLocation, timeout_s: float
+        self, query: StreamingQuery, place: CheckpointLocation, timeout_s: float
     ) -> None:
         """Look once more whose the location is; have a temporary job removed after its query.
 
@@ -137,14 +138,13 @@ class FoundJob:
                 stopped then.
         """
         try:
-            self._settle(query, job, place, timeout_s)
+            self._settle(query, place, timeout_s)
         except BaseException:
             query.stop()
             raise
 
-    def _settle(
-        self, query: StreamingQuery, job: Job, place: CheckpointLocation, timeout_s: float
-    ) -> None:
+    def _settle(self, query: StreamingQuery, place: CheckpointLocation, timeout_s: float) -> None:
+        job = self.job
         if self.location is not None:
             self._check_kept(self.location)
         if not self.temporary:
@@ -154,30 +154,38 @@ class FoundJob:
             job.system.threads.start(remove, f"statebackend-{job.name}")
             return
         path = place.qualified().rstrip("/")
-        QueryIdentity(uri=self.uri, job=job.name, location=path).write(place)
+        QueryIdentity(uri=self.job.uri, job=job.name, location=path).write(place)
 
 
-def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: System) -> FoundJob:
+def find_job(
+    spark: SparkSession,
+    writer: DataStreamWriter,
+    uri: str,
+    system: System,
+    open_job: Callable[[str, str], Job],
+) -> FoundJob:
     """The job that a query is: what its location says, or a new one.
 
     Args:
         uri: the folder of jobs, as it was given, or "".
+        open_job: a job by its folder of jobs and its name.
 
     Raises:
         CheckpointLocationError: the location cannot be read, or is a copy of another.
         SettingError: there is no folder for its state.
+        StorageError: of a query that begins, whether its job is new cannot be read.
     """
     options = options_of(writer)
     path = location_path(writer, options)
     if path is None:
         made = _temporary(spark, uri, system)
-        return FoundJob(made, made.uri, temporary=True)
+        return FoundJob(made, open_job(made.uri, made.job), temporary=True)
     with jvm.calls():
         location = CheckpointLocation(spark, path)
         known = identity_at(location)
         if known is None:
             made = new_identity(location, options.get("queryname", ""), uri)
-            return FoundJob(made, _folder_of(made, location), location)
+            return _beginning(made, location, open_job)
         _refuse_copy(known, location)
         folder = _folder_of(known, location)
     if uri and uri.rstrip("/") != folder.rstrip("/"):
@@ -188,7 +196,35 @@ def find_job(spark: SparkSession, writer: DataStreamWriter, uri: str, system: Sy
             path,
             uri,
         )
-    return FoundJob(known, folder)
+    return FoundJob(known, open_job(folder, known.job))
+
+
+def _beginning(
+    made: QueryIdentity, location: CheckpointLocation, open_job: Callable[[str, str], Job]
+) -> FoundJob:
+    """The job of a query that begins, which is not that of a location that was here before.
+
+    Where the location has batches and has only lost its file, the name finds its job again.
+    """
+    folder = _folder_of(made, location)
+    job = open_job(folder, made.job)
+    if made.uri and job.manifests() and not _has_batches(location):
+        made = msgspec.structs.replace(made, job=f"{made.job}-{job.system.new_id()[:_DIGITS]}")
+        _log.warning(
+            "the checkpoint location %s is new, but job %r in %s began at that path before; it is "
+            "left as it is, and this query is job %r",
+            location.path,
+            job.name,
+            folder,
+            made.job,
+        )
+        job = open_job(folder, made.job)
+    return FoundJob(made, job, location)
+
+
+def _has_batches(location: CheckpointLocation) -> bool:
+    progress = location.progress()
+    return progress.query_id is not None or progress.last_offset >= 0 or progress.last_commit >= 0
 
 
 def _temporary(spark: SparkSession, uri: str, system: System) -> QueryIdentity:

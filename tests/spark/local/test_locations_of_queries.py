@@ -142,6 +142,21 @@ def test_a_file_of_an_earlier_release_says_nothing_of_its_path(world: World) -> 
     check(world, "first")
 
 
+def test_a_location_that_was_deleted_begins_anew(world: World) -> None:
+    backend = backend_of(world, world.store)
+    world.input.add_batches(2)
+    run(world, backend, "first")
+    before = backend.job
+    for name in ("first", "out-first"):
+        shutil.rmtree(world.root / name)
+    for _ in range(2):
+        world.input.add_batches(1)
+        run(world, backend, "first")
+        check(world, "first")
+        assert backend.job.startswith(f"{before}-")
+    assert len(list(world.store.iterdir())) == 2
+
+
 # --- which location it is ------------------------------------------------------------------------
 
 
