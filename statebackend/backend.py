@@ -220,8 +220,8 @@ class StateBackend(FrameMaker, StartedQuery):
         frames = frames_of(self._builder, writer)
         job, found = self._job, None
         if job is None:
-            found = find_job(self._spark, writer, self._uri, SYSTEM)
-            job = self._open_job(found.identity.uri, found.identity.job)
+            found = find_job(self._spark, writer, self._uri, SYSTEM, self._open_job)
+            job = found.job
         query_start = self._query_start(job, frames, checked, go_back_to)
         query_start.launch.prepare(writer)
         check_workers(self._spark)  # the last: it is a job
@@ -230,7 +230,7 @@ class StateBackend(FrameMaker, StartedQuery):
         self._prepared(query_start, checked)
         query = query_start.run(start, self._builder.credentials().value.token)
         if found is not None:
-            found.remove_after(query, job)
+            found.after_start(query, query_start.place, self._settings.commit_timeout_s)
         return query
 
     @contextlib.contextmanager

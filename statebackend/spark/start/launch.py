@@ -61,6 +61,7 @@ from statebackend.spark.start.query_from_savepoint import (
     has_begun,
     warn_of_sources,
 )
+from statebackend.spark.start.query_identity import refuse_other_place
 from statebackend.spark.start.sink_log import sink_log
 from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
@@ -110,6 +111,7 @@ class Launch:
         self._spark, self._job = spark, job
         self._around = around or Surroundings(spark, settings)
         self._savepoint = savepoint
+        self._prepared: str | None = None  # the path of the location that was checked
         self.location_path: str | None = None  # Spark's, once a query is bound
         self._query: StreamingQuery | None = None
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
@@ -158,7 +160,7 @@ class Launch:
         self._around.server()
         options = options_of(writer)
         self._check_settings(options)
-        path = path or location_path(self._spark, options)
+        self._prepared = path = path or location_path(writer, options)
         location = self._around.location(path) if path else None
         if location is None:
             self._point.check_without_location()
@@ -416,6 +418,8 @@ class Launch:
         # The location is read before the log, see prepare().
         self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
         place = self._around.location(self.location_path)
+        if self._prepared is not None and self._prepared != self.location_path:
+            refuse_other_place(self._around.location(self._prepared), place)
         location = place.progress()
         refuse_hidden(place)
         manifests = self._start.log.manifests()

@@ -18,6 +18,7 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.stream_writer import functions_in
 
@@ -114,6 +115,12 @@ class QueryStart:
         self.launch.bind(query)
         self.look_after(query)
         return query
+
+    @property
+    def place(self) -> CheckpointLocation:
+        """The checkpoint location of the query that was started."""
+        assert self.launch.location_path is not None
+        return CheckpointLocation(self._spark, self.launch.location_path)
 
     def look_after(self, query: StreamingQuery) -> None:
         """Watch a query's executors and attempts, as long as it runs."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
@@ -54,15 +53,20 @@ def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
     return found
 
 
-def location_path(spark: SparkSession, options: Mapping[str, str]) -> str | None:
-    """A query's checkpoint location by its options and the session's; None where Spark makes one.
+def location_path(writer: DataStreamWriter | None, options: Mapping[str, str]) -> str | None:
+    """A query's checkpoint location by its options and its session; None where Spark makes one.
+
+    The session is the frame's, as Spark has it: a backend may have been made with another.
 
     Args:
         options: as `options_of` gives them.
     """
     if path := options.get("checkpointlocation"):
         return path
-    folder = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    if writer is None:
+        return None
+    frame: Any = writer._df
+    folder = frame.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
     name = options.get("queryname")
     return f"{folder}/{name}" if folder and name else None
 
