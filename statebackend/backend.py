@@ -29,7 +29,7 @@ from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
-from statebackend.spark.start.checked_batches import CheckedBatches
+from statebackend.spark.start.checked_batches import CheckedBatches, function_of
 from statebackend.spark.start.query_identity import find_job
 from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
 from statebackend.spark.start.spark_internals import check_internals
@@ -123,7 +123,7 @@ class StateBackend(FrameMaker, StartedQuery):
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
         self._newest: QueryStart | None = None
-        self._checked: list[CheckedBatches] = []
+        self._checked: list[CheckedBatches] = []  # those that are not known to be of a query
         self.writer_calls: Final = WriterCalls(self._begin)
         self._flow: Flow | None = None
 
@@ -227,8 +227,8 @@ class StateBackend(FrameMaker, StartedQuery):
         check_workers(self._spark)  # the last: it is a job
         if found is not None:
             found.keep()
-        self._prepared(query_start, checked)
         query = query_start.run(start, self._builder.credentials().value.token)
+        self._newest = query_start
         if found is not None:
             found.remove_after(query, job)
         return query
@@ -259,12 +259,12 @@ class StateBackend(FrameMaker, StartedQuery):
             )
         query_start = self._query_start(self._known_job(), frames, self._checked, go_back_to)
         query_start.launch.prepare(None, checkpoint_location)
-        self._prepared(query_start, self._checked)
         before = {query.id for query in query_start.active()}
         with query_start.launch.armed(self._builder.credentials().value.token):
             yield
         started = [q for q in query_start.active() if q.id not in before]
         query_start.launch.bind_one(started)
+        self._newest = query_start
         if started:
             query_start.look_after(started[0])
 
@@ -276,15 +276,21 @@ class StateBackend(FrameMaker, StartedQuery):
         go_back_to: int | None,
     ) -> QueryStart:
         options = StartOptions(
-            self._savepoint, self._allow_dropped_state, go_back_to, lambda: bool(checked)
+            self._savepoint,
+            self._allow_dropped_state,
+            go_back_to,
+            lambda query: self._is_checked(query, checked),
         )
         return QueryStart(self._spark, job, self._settings, frames, options)
 
-    def _prepared(self, query_start: QueryStart, checked: Sequence[CheckedBatches]) -> None:
-        """What was not refused is what this backend runs from now on."""
-        self._newest = query_start
-        for one in checked:
-            one.session = query_start.launch.session
+    def _is_checked(self, query: StreamingQuery, checked: Sequence[CheckedBatches]) -> bool:
+        """Whether a query's function is a wrapped one, or may call one that no query has."""
+        own = function_of(query)
+        if not isinstance(own, CheckedBatches):
+            return bool(checked)
+        if own in self._checked:
+            self._checked.remove(own)
+        return True
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
@@ -297,8 +303,6 @@ class StateBackend(FrameMaker, StartedQuery):
         The ``foreachBatch`` of :meth:`write_stream` does this by itself.
         """
         one = CheckedBatches(function)
-        if self._newest is not None:
-            one.session = self._newest.launch.session
         self._checked.append(one)
         return one  # type: ignore[return-value]
 

@@ -85,8 +85,8 @@ class Launch:
     """One start of one job's query.
 
     Args:
-        checked: whether a function was wrapped in ``backend.checked()``. It is asked once the query
-            runs, since the function may be wrapped inside the block of ``backend.starting()``.
+        checked: whether the query's function is wrapped in ``backend.checked()``. It is asked once
+            the query runs, since that may happen inside the block of ``backend.starting()``.
         around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
         clean: deletes what nobody needs; see `Cleaner`.
     """
@@ -100,7 +100,7 @@ class Launch:
         operators: Mapping[str, Operator],
         settings: Settings,
         allow_dropped_state: bool,
-        checked: Callable[[], bool] = lambda: False,
+        checked: Callable[[StreamingQuery], bool] = lambda query: False,
         heartbeats: Sequence[HeartbeatFile] = (),
         savepoint: str | Savepoint | None = None,
         go_back_to: int | None = None,
@@ -330,6 +330,7 @@ class Launch:
         context = self._spark.sparkContext
         server = self._around.server()
         endpoint = server.add(self._name, token, self.session)
+        self._around.sessions[self._name] = self.session
         with self._around.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
@@ -400,7 +401,8 @@ class Launch:
             )
         self._around.check_output(query)
         if self._settings.commit == "async":
-            self.session.checks.required = self._around.check_sink(query, checked=self._checked())
+            checked = self._checked(query)
+            self.session.checks.required = self._around.check_sink(query, checked=checked)
         if self._heartbeats and self._runs_without_data:
             check_trigger(str(stream.trigger().getClass().getSimpleName()))
 

@@ -32,13 +32,13 @@ class StartOptions:
 
     Attributes:
         savepoint: what a new job begins with.
-        checked: whether a function was wrapped; it is asked once the query runs.
+        checked: whether a query's function is wrapped; it is asked once the query runs.
     """
 
     savepoint: str | Savepoint | None = None
     allow_dropped_state: bool = False
     go_back_to: int | None = None
-    checked: Callable[[], bool] = lambda: False
+    checked: Callable[[StreamingQuery], bool] = lambda query: False
 
 
 def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulFrame]:
