@@ -112,6 +112,7 @@ class Launch:
         self._savepoint = savepoint
         self.location_path: str | None = None  # Spark's, once a query is bound
         self._query: StreamingQuery | None = None
+        self._refused = False
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
@@ -325,11 +326,35 @@ class Launch:
     # --- the start -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """Around a start, from before :meth:`armed` to the end of :meth:`bind`.
+
+        Whatever ends it, no query waits for the checks.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not self._refused:
+                self._give_up(None, error)
+            raise
+
+    def _give_up(self, query: StreamingQuery | None, error: BaseException) -> None:
+        if not isinstance(error, StateBackendError):
+            why = str(error) or type(error).__name__
+            text = f"The query could not be bound to job {self._job.name!r} ({why})."
+            error = UnsupportedQueryError(text)
+        self._refuse(error)
+        try:
+            if query is not None:
+                query.stop()
+        finally:
+            self._around.server().remove(self._name)
+
+    @contextlib.contextmanager
     def armed(self, token: str) -> Iterator[None]:
         """While open, a query that is started finds this session and passes Spark's check."""
         context = self._spark.sparkContext
-        server = self._around.server()
-        endpoint = server.add(self._name, token, self.session)
+        endpoint = self._around.server().add(self._name, token, self.session)
         self._around.sessions[self._name] = self.session
         with self._around.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
@@ -345,9 +370,6 @@ class Launch:
             try:
                 with set_for_a_start(self._sessions, wanted):
                     yield
-            except BaseException:
-                server.remove(self._name)
-                raise
             finally:
                 for name, value in before.items():
                     context.setLocalProperty(name, value)
@@ -369,25 +391,20 @@ class Launch:
                 todo="Start one query per job, and no other at the same time; if it failed at "
                 "once, its own error says why.",
             )
-            self.session.refuse(error)
+            self._refuse(error)
             raise error
         self.bind(started[0])
+
+    def _refuse(self, error: StateBackendError) -> None:
+        self._refused = True
+        self.session.refuse(error)
 
     def bind(self, query: StreamingQuery) -> None:
         """Check the query that was started, take over the job, and let its tasks in."""
         try:
             self._bind(query)
         except BaseException as error:
-            refusal = (
-                error
-                if isinstance(error, StateBackendError)
-                else UnsupportedQueryError(
-                    f"The query could not be bound to job {self._job.name!r} ({error})."
-                )
-            )
-            self.session.refuse(refusal)
-            query.stop()
-            self._around.server().remove(self._name)
+            self._give_up(query, error)
             raise
 
     def _check_run(self, query: StreamingQuery, stream: Any) -> None:
