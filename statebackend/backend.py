@@ -31,7 +31,7 @@ from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
 from statebackend.spark.start.query_identity import find_job
-from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
+from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of, job_at
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
@@ -123,6 +123,7 @@ class StateBackend(FrameMaker, StartedQuery):
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
         self._newest: QueryStart | None = None
+        self._jobs: dict[str, str] = {}  # that frames were started for last, by their names
         self._checked: list[CheckedBatches] = []  # those that are not known to be of a query
         self.writer_calls: Final = WriterCalls(self._begin)
         self._flow: Flow | None = None
@@ -228,7 +229,7 @@ class StateBackend(FrameMaker, StartedQuery):
         if found is not None:
             found.keep()
         query = query_start.run(start, self._builder.credentials().value.token)
-        self._newest = query_start
+        self._keep(query_start, frames)
         if found is not None:
             found.remove_after(query, job)
         return query
@@ -244,7 +245,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
-                entered, and a due rewind is done.
+                entered, and a due rewind is done. A backend without ``job`` needs it.
             go_back_to: as for :meth:`start`; it needs ``checkpoint_location``.
 
         Raises:
@@ -257,16 +258,38 @@ class StateBackend(FrameMaker, StartedQuery):
                 "This backend has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
             )
-        query_start = self._query_start(self._known_job(), frames, self._checked, go_back_to)
+        job, found = self._job, None
+        if job is None:
+            if checkpoint_location is None:
+                raise SettingError(
+                    "Which job a query is follows from its checkpoint location, which starting() "
+                    "was not given.",
+                    todo="Give starting() checkpoint_location=, or StateBackend(...) job=.",
+                )
+            found = job_at(self._spark, checkpoint_location, self._uri)
+            job = self._open_job(found.identity.uri, found.identity.job)
+            uri = job.store.uri
+            # Without a frame of its own it is another query over a frame that has one.
+            frames = [f for f in frames if self._jobs.get(f.name, uri) == uri] or frames
+        query_start = self._query_start(job, frames, self._checked, go_back_to)
         query_start.launch.prepare(None, checkpoint_location)
+        if found is not None:
+            found.keep()
         before = {query.id for query in query_start.active()}
-        with query_start.launch.armed(self._builder.credentials().value.token):
-            yield
-        started = [q for q in query_start.active() if q.id not in before]
-        query_start.launch.bind_one(started)
-        self._newest = query_start
+        with query_start.launch.given_up_on_error():
+            with query_start.launch.armed(self._builder.credentials().value.token):
+                yield
+            started = [q for q in query_start.active() if q.id not in before]
+            query_start.launch.bind_one(started)
+        self._keep(query_start, frames)
         if started:
             query_start.look_after(started[0])
+
+    def _keep(self, query_start: QueryStart, frames: Sequence[StatefulFrame]) -> None:
+        """What was not refused is what this backend ran last."""
+        self._newest = query_start
+        job = query_start.job.store.uri
+        self._jobs.update({one.name: job for one in frames})
 
     def _query_start(
         self,

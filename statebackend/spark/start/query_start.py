@@ -12,16 +12,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
 from statebackend.errors import DuplicateUidError, SettingError, UnsupportedQueryError
+from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.attempt_timeouts import watch_attempts
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
+from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
+from statebackend.spark.start.query_identity import FoundJob, identity_at, new_identity
 from statebackend.spark.start.stream_writer import functions_in
 
-__all__ = ["QueryStart", "StartOptions", "frames_of"]
+__all__ = ["QueryStart", "StartOptions", "frames_of", "job_at"]
 
 _log = logging.getLogger("statebackend.spark")
 
@@ -39,6 +42,24 @@ class StartOptions:
     allow_dropped_state: bool = False
     go_back_to: int | None = None
     checked: Callable[[StreamingQuery], bool] = lambda query: False
+
+
+def job_at(spark: SparkSession, path: str, uri: str) -> FoundJob:
+    """The job of the query at a checkpoint location: what that says, or a new one.
+
+    Args:
+        uri: the folder of jobs, as it was given, or "".
+
+    Raises:
+        CheckpointLocationError: the location cannot be read.
+        SettingError: there is no folder for its state.
+    """
+    with jvm.calls():
+        location = CheckpointLocation(spark, path)
+        known = identity_at(location)
+        if known is not None:
+            return FoundJob(known)
+        return FoundJob(new_identity(location, "", uri), location)
 
 
 def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulFrame]:
@@ -109,9 +130,16 @@ class QueryStart:
         Raises:
             as `Launch.bind`; the query is stopped then.
         """
-        with self.launch.armed(token):
-            query = start()
-        self.launch.bind(query)
+        query = None
+        with self.launch.given_up_on_error():
+            try:
+                with self.launch.armed(token):
+                    query = start()
+                self.launch.bind(query)
+            except BaseException:
+                if query is not None:
+                    query.stop()
+                raise
         self.look_after(query)
         return query
 

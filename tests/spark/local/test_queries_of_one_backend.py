@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.errors import UnsupportedQueryError
+from statebackend.errors import SettingError, UnsupportedQueryError
 from tests.spark.local.world import finish
 
 if TYPE_CHECKING:
-
     from pyspark.sql import DataFrame
 
     from tests.spark.local.world import World
@@ -72,3 +71,32 @@ def test_another_query_s_checked_function_does_not_vouch_for_this_one(world: Wor
     unchecked = _writer(world, world.ledger(backend), Seen(), "second")
     with pytest.raises(UnsupportedQueryError, match=r"backend\.checked\(\)"):
         backend.start(unchecked.trigger(availableNow=True))
+
+
+def _run_in_a_block(world: World, backend: Any, frame: DataFrame, name: str) -> list[int]:
+    sink = Seen()
+    with backend.starting(checkpoint_location=str(world.root / name)):
+        query = _writer(world, frame, sink, name).trigger(availableNow=True).start()
+    finish(query)
+    return sink.batches
+
+
+def test_a_block_takes_the_job_of_its_location(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend(job=None)
+    assert _run_in_a_block(world, backend, world.ledger(backend, uid="one"), "first") == [0]
+    first = backend.job
+    assert _run_in_a_block(world, backend, world.ledger(backend, uid="two"), "second") == [0]
+    assert backend.job != first
+    assert list(backend.lineages()) == ["two"], "of its own frame only"
+    world.input.add_batches(1)
+    again = world.backend(job=None)
+    assert _run_in_a_block(world, again, world.ledger(again, uid="one"), "first") == [1]
+    assert again.job == first
+
+
+def test_a_block_without_a_location_and_a_job_is_told_to_give_one(world: World) -> None:
+    backend = world.backend(job=None)
+    world.ledger(backend)
+    with pytest.raises(SettingError, match="checkpoint_location="), backend.starting():
+        pass
