@@ -29,8 +29,8 @@ from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
-from statebackend.spark.start.checked_batches import CheckedBatches
-from statebackend.spark.start.query_identity import find_job
+from statebackend.spark.start.checked_batches import CheckedBatches, function_of
+from statebackend.spark.start.query_identity import find_job, job_at
 from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
@@ -123,7 +123,8 @@ class StateBackend(FrameMaker, StartedQuery):
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
         self._newest: QueryStart | None = None
-        self._checked: list[CheckedBatches] = []
+        self._jobs: dict[str, str] = {}  # that frames were started for last, by their names
+        self._checked: list[CheckedBatches] = []  # those that are not known to be of a query
         self.writer_calls: Final = WriterCalls(self._begin)
         self._flow: Flow | None = None
 
@@ -227,8 +228,8 @@ class StateBackend(FrameMaker, StartedQuery):
         check_workers(self._spark)  # the last: it is a job
         if found is not None:
             found.keep()
-        self._prepared(query_start, checked)
         query = query_start.run(start, self._builder.credentials().value.token)
+        self._keep(query_start, frames)
         if found is not None:
             found.after_start(query, query_start.place, self._settings.commit_timeout_s)
         return query
@@ -244,7 +245,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
         Args:
             checkpoint_location: the query's; with it, everything is checked before the block is
-                entered, and a due rewind is done.
+                entered, and a due rewind is done. A backend without ``job`` needs it.
             go_back_to: as for :meth:`start`; it needs ``checkpoint_location``.
 
         Raises:
@@ -257,16 +258,38 @@ class StateBackend(FrameMaker, StartedQuery):
                 "This backend has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
             )
-        query_start = self._query_start(self._known_job(), frames, self._checked, go_back_to)
+        job, found = self._job, None
+        if job is None:
+            if checkpoint_location is None:
+                raise SettingError(
+                    "Which job a query is follows from its checkpoint location, which starting() "
+                    "was not given.",
+                    todo="Give starting() checkpoint_location=, or StateBackend(...) job=.",
+                )
+            found = job_at(self._spark, checkpoint_location, self._uri, self._open_job)
+            job = found.job
+            uri = job.store.uri
+            # Without a frame of its own it is another query over a frame that has one.
+            frames = [f for f in frames if self._jobs.get(f.name, uri) == uri] or frames
+        query_start = self._query_start(job, frames, self._checked, go_back_to)
         query_start.launch.prepare(None, checkpoint_location)
-        self._prepared(query_start, self._checked)
+        if found is not None:
+            found.keep()
         before = {query.id for query in query_start.active()}
-        with query_start.launch.armed(self._builder.credentials().value.token):
-            yield
-        started = [q for q in query_start.active() if q.id not in before]
-        query_start.launch.bind_one(started)
+        with query_start.launch.given_up_on_error():
+            with query_start.launch.armed(self._builder.credentials().value.token):
+                yield
+            started = [q for q in query_start.active() if q.id not in before]
+            query_start.launch.bind_one(started)
+        self._keep(query_start, frames)
         if started:
             query_start.look_after(started[0])
+
+    def _keep(self, query_start: QueryStart, frames: Sequence[StatefulFrame]) -> None:
+        """What was not refused is what this backend ran last."""
+        self._newest = query_start
+        job = query_start.job.store.uri
+        self._jobs.update({one.name: job for one in frames})
 
     def _query_start(
         self,
@@ -276,15 +299,21 @@ class StateBackend(FrameMaker, StartedQuery):
         go_back_to: int | None,
     ) -> QueryStart:
         options = StartOptions(
-            self._savepoint, self._allow_dropped_state, go_back_to, lambda: bool(checked)
+            self._savepoint,
+            self._allow_dropped_state,
+            go_back_to,
+            lambda query: self._is_checked(query, checked),
         )
         return QueryStart(self._spark, job, self._settings, frames, options)
 
-    def _prepared(self, query_start: QueryStart, checked: Sequence[CheckedBatches]) -> None:
-        """What was not refused is what this backend runs from now on."""
-        self._newest = query_start
-        for one in checked:
-            one.session = query_start.launch.session
+    def _is_checked(self, query: StreamingQuery, checked: Sequence[CheckedBatches]) -> bool:
+        """Whether a query's function is a wrapped one, or may call one that no query has."""
+        own = function_of(query)
+        if not isinstance(own, CheckedBatches):
+            return bool(checked)
+        if own in self._checked:
+            self._checked.remove(own)
+        return True
 
     def checked(self, function: F) -> F:
         """Wrap a ``foreachBatch`` function: it may not return before the epoch is complete.
@@ -297,8 +326,6 @@ class StateBackend(FrameMaker, StartedQuery):
         The ``foreachBatch`` of :meth:`write_stream` does this by itself.
         """
         one = CheckedBatches(function)
-        if self._newest is not None:
-            one.session = self._newest.launch.session
         self._checked.append(one)
         return one  # type: ignore[return-value]
 

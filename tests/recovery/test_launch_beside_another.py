@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
-from statebackend.errors import JobRunningError, NotRestorableError, StateMismatchError
+from statebackend.errors import (
+    JobRunningError,
+    NotRestorableError,
+    StateMismatchError,
+    UnsupportedQueryError,
+)
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
@@ -135,3 +140,29 @@ def test_a_driver_that_changed_the_states_since_the_start_is_not_fenced(tmp_path
     with pytest.raises(StateMismatchError, match="Another driver of job 'clicks'"):
         launch.bind(_query())
     _finish(other, 1)
+
+
+def test_a_start_that_is_interrupted_leaves_no_query_at_the_gate(tmp_path: Path) -> None:
+    launch = _launch(Job(tmp_path.as_uri(), JOB), Shared({0: stamp_of(0)}))
+    with pytest.raises(KeyboardInterrupt), launch.given_up_on_error():
+        raise KeyboardInterrupt
+    with pytest.raises(UnsupportedQueryError, match="KeyboardInterrupt"):
+        launch.session.check_finished(0)
+
+
+def test_a_session_goes_although_its_query_cannot_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, query = _launch(Job(tmp_path.as_uri(), JOB), Shared()), _query()
+    removed: list[str] = []
+    server = SimpleNamespace(remove=removed.append)
+    monkeypatch.setattr(launch._around, "server", lambda: server)
+    query._jsq = None
+
+    def stop() -> None:
+        raise TimeoutError("the query does not stop")
+
+    query.stop = stop
+    with pytest.raises(TimeoutError):
+        launch.bind(query)
+    assert removed == [launch._name]

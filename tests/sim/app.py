@@ -228,7 +228,7 @@ class App:
             operators=operators,
             settings=self.settings,
             allow_dropped_state=False,
-            checked=lambda: self.world.config.checked,
+            checked=lambda query: self.world.config.checked,
             go_back_to=shared.go_back_to,
             around=self.around,
             clean=self.world.clean,

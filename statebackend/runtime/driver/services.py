@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,6 +51,8 @@ class Services:
     starting: ClassVar[threading.RLock] = threading.RLock()
     servers: ClassVar[dict[bool, Server]] = {}  # by whether they speak TLS
     running: ClassVar[dict[str, RunningQuery]] = {}
+    # By name, as the local property of a query's batches has it; a session goes with its start.
+    sessions: ClassVar[weakref.WeakValueDictionary[str, RunSession]] = weakref.WeakValueDictionary()
 
     @classmethod
     def get(cls, spark: SparkSession, settings: Settings) -> Server:

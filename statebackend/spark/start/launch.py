@@ -86,8 +86,8 @@ class Launch:
     """One start of one job's query.
 
     Args:
-        checked: whether a function was wrapped in ``backend.checked()``. It is asked once the query
-            runs, since the function may be wrapped inside the block of ``backend.starting()``.
+        checked: whether the query's function is wrapped in ``backend.checked()``. It is asked once
+            the query runs, since that may happen inside the block of ``backend.starting()``.
         around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
         clean: deletes what nobody needs; see `Cleaner`.
     """
@@ -101,7 +101,7 @@ class Launch:
         operators: Mapping[str, Operator],
         settings: Settings,
         allow_dropped_state: bool,
-        checked: Callable[[], bool] = lambda: False,
+        checked: Callable[[StreamingQuery], bool] = lambda query: False,
         heartbeats: Sequence[HeartbeatFile] = (),
         savepoint: str | Savepoint | None = None,
         go_back_to: int | None = None,
@@ -332,11 +332,34 @@ class Launch:
     # --- the start -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """From before :meth:`armed` to after :meth:`bind`: whatever ends it, no query waits."""
+        try:
+            yield
+        except BaseException as error:
+            if self.session.failure is None:
+                self._give_up(None, error)
+            raise
+
+    def _give_up(self, query: StreamingQuery | None, error: BaseException) -> None:
+        if not isinstance(error, StateBackendError):
+            why = str(error) or type(error).__name__
+            text = f"The query could not be bound to job {self._job.name!r} ({why})."
+            error = UnsupportedQueryError(text)
+        self.session.refuse(error)
+        self._silence(self._name)
+        try:
+            if query is not None:
+                query.stop()
+        finally:
+            self._around.server().remove(self._name)
+
+    @contextlib.contextmanager
     def armed(self, token: str) -> Iterator[None]:
         """While open, a query that is started finds this session and passes Spark's check."""
         context = self._spark.sparkContext
-        server = self._around.server()
-        endpoint = server.add(self._name, token, self.session)
+        endpoint = self._around.server().add(self._name, token, self.session)
+        self._around.sessions[self._name] = self.session
         with self._around.starting:  # the check is the session's: one start at a time
             narrow = self._narrow and few_rows_at_once(self._sessions)
             wanted = wanted_at_start(narrow=narrow, file_manager=self._file_manager)
@@ -351,9 +374,6 @@ class Launch:
             try:
                 with set_for_a_start(self._sessions, wanted):
                     yield
-            except BaseException:
-                server.remove(self._name)
-                raise
             finally:
                 for name, value in before.items():
                     context.setLocalProperty(name, value)
@@ -384,17 +404,7 @@ class Launch:
         try:
             self._bind(query)
         except BaseException as error:
-            refusal = (
-                error
-                if isinstance(error, StateBackendError)
-                else UnsupportedQueryError(
-                    f"The query could not be bound to job {self._job.name!r} ({error})."
-                )
-            )
-            self.session.refuse(refusal)
-            self._silence(self._name)
-            query.stop()
-            self._around.server().remove(self._name)
+            self._give_up(query, error)
             raise
 
     def _check_run(self, query: StreamingQuery, stream: Any) -> None:
@@ -408,7 +418,8 @@ class Launch:
             )
         self._around.check_output(query)
         if self._settings.commit == "async":
-            self.session.checks.required = self._around.check_sink(query, checked=self._checked())
+            checked = self._checked(query)
+            self.session.checks.required = self._around.check_sink(query, checked=checked)
         if self._heartbeats and self._runs_without_data:
             check_trigger(str(stream.trigger().getClass().getSimpleName()))
 

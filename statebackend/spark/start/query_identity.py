@@ -42,6 +42,7 @@ __all__ = [
     "QueryIdentity",
     "find_job",
     "identity_at",
+    "job_at",
     "new_identity",
     "refuse_other_place",
 ]
@@ -180,11 +181,23 @@ def find_job(
     if path is None:
         made = _temporary(spark, uri, system)
         return FoundJob(made, open_job(made.uri, made.job), temporary=True)
+    return job_at(spark, path, uri, open_job, query_name=options.get("queryname", ""))
+
+
+def job_at(
+    spark: SparkSession,
+    path: str,
+    uri: str,
+    open_job: Callable[[str, str], Job],
+    *,
+    query_name: str = "",
+) -> FoundJob:
+    """As :func:`find_job`, by a checkpoint location."""
     with jvm.calls():
         location = CheckpointLocation(spark, path)
         known = identity_at(location)
         if known is None:
-            made = new_identity(location, options.get("queryname", ""), uri)
+            made = new_identity(location, query_name, uri)
             return _beginning(made, location, open_job)
         _refuse_copy(known, location)
         folder = _folder_of(known, location)

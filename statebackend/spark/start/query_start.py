@@ -33,13 +33,13 @@ class StartOptions:
 
     Attributes:
         savepoint: what a new job begins with.
-        checked: whether a function was wrapped; it is asked once the query runs.
+        checked: whether a query's function is wrapped; it is asked once the query runs.
     """
 
     savepoint: str | Savepoint | None = None
     allow_dropped_state: bool = False
     go_back_to: int | None = None
-    checked: Callable[[], bool] = lambda: False
+    checked: Callable[[StreamingQuery], bool] = lambda query: False
 
 
 def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulFrame]:
@@ -110,9 +110,16 @@ class QueryStart:
         Raises:
             as `Launch.bind`; the query is stopped then.
         """
-        with self.launch.armed(token):
-            query = start()
-        self.launch.bind(query)
+        query = None
+        with self.launch.given_up_on_error():
+            try:
+                with self.launch.armed(token):
+                    query = start()
+                self.launch.bind(query)
+            except BaseException:
+                if query is not None:
+                    query.stop()
+                raise
         self.look_after(query)
         return query
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from snapshot.protocol.stamps import Stamps
 from statebackend.rpc.service import Server
 from statebackend.runtime.driver.services import RunningQuery, Services
+from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 from statebackend.spark.frames.replayable import check_sink
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
@@ -34,6 +36,11 @@ class Surroundings:
     def running(self) -> dict[str, RunningQuery]:
         """Which jobs this process runs, by their folders."""
         return Services.running
+
+    @property
+    def sessions(self) -> MutableMapping[str, RunSession]:
+        """The sessions of this process's queries, by their names; one goes with its query."""
+        return Services.sessions
 
     def server(self) -> Server:
         """The driver's, by which executors reach it."""
