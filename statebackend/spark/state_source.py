@@ -220,7 +220,8 @@ class _Reader(DataSourceReader):
                 request.columns,
             )
         except (NotRestorableError, ObjectNotFoundError) as error:
-            if place.savepoint is not None or request.place.epoch is not None:
+            named = place.savepoint is not None or request.place.epoch is not None
+            if named or isinstance(error, _EvaluatedAgainError):
                 raise
             raise NotRestorableError(
                 f"Epoch {partition.epoch} of the job is not there any more: the job went on, and "
@@ -229,6 +230,10 @@ class _Reader(DataSourceReader):
                 "savepoint.",
             ) from error
         yield from reader
+
+
+class _EvaluatedAgainError(NotRestorableError):
+    """What some of the tasks have read is not the epoch any more."""
 
 
 def _of_part(source: StateSource, part: _Part) -> StateSource:
@@ -241,7 +246,7 @@ def _of_part(source: StateSource, part: _Part) -> StateSource:
         return replace(source, only=frozenset())
     chain = source.operator.lineage.subtasks[part.subtask].chain_at(part.epoch)
     if chain != part.chain:
-        raise NotRestorableError(
+        raise _EvaluatedAgainError(
             f"Epoch {part.epoch} of operator {source.operator.uid!r} was evaluated again.",
             todo="Read it again.",
         )
