@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--only", action="append", help="promises whose name contains this")
     parser.add_argument("--jobs", type=int, default=1, help="promises at a time")
-    parser.add_argument("--passed", action="store_true", help="the tests are known to pass as it is")
+    parser.add_argument("--passed", action="store_true", help="they passed just before")
     parser.add_argument("--out", type=Path, help="a file for the table")
     given = parser.parse_args(arguments)
     wanted = [one for one in BROKEN if any(part in one.name for part in given.only or [""])]
