@@ -30,7 +30,7 @@ from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
-from statebackend.spark.start.query_identity import find_job, job_at
+from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
 from statebackend.spark.start.query_start import QueryStart, StartOptions, frames_of
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
@@ -223,16 +223,24 @@ class StateBackend(FrameMaker, StartedQuery):
         if job is None:
             found = find_job(self._spark, writer, self._uri, SYSTEM, self._open_job)
             job = found.job
+        if found is not None and self._savepoint is not None:
+            found.keep()  # or a beginning that is cut would not be found again
         query_start = self._query_start(job, frames, checked, go_back_to)
         query_start.launch.prepare(writer)
         check_workers(self._spark)  # the last: it is a job
         if found is not None:
             found.keep()
-        query = query_start.run(start, self._builder.credentials().value.token)
-        self._keep(query_start, frames)
+        with query_start.launch.given_up_on_error():
+            query = query_start.run(start, self._builder.credentials().value.token)
+            self._keep(query_start, frames)
+            self._settle(found, query_start, query)
+        return query
+
+    def _settle(
+        self, found: FoundJob | None, query_start: QueryStart, query: StreamingQuery
+    ) -> None:
         if found is not None:
             found.after_start(query, query_start.place, self._settings.commit_timeout_s)
-        return query
 
     @contextlib.contextmanager
     def starting(
@@ -252,8 +260,7 @@ class StateBackend(FrameMaker, StartedQuery):
             as :meth:`start`; the query is stopped then.
         """
         check_go_back_to(go_back_to)
-        frames = self._builder.newest()
-        if not frames:
+        if not self._builder.newest():
             raise SettingError(
                 "This backend has no operator yet.",
                 todo="Make a frame with transform_with_state() first.",
@@ -268,9 +275,12 @@ class StateBackend(FrameMaker, StartedQuery):
                 )
             found = job_at(self._spark, checkpoint_location, self._uri, self._open_job)
             job = found.job
-            uri = job.store.uri
-            # Without a frame of its own it is another query over a frame that has one.
-            frames = [f for f in frames if self._jobs.get(f.name, uri) == uri] or frames
+            if self._savepoint is not None:
+                found.keep()
+        uri = job.store.uri
+        # Without a frame of its own it is another query over a frame that has one.
+        own = self._builder.newest(lambda one: self._jobs.get(one.name, uri) == uri)
+        frames = own or self._builder.newest()
         query_start = self._query_start(job, frames, self._checked, go_back_to)
         query_start.launch.prepare(None, checkpoint_location)
         if found is not None:
@@ -281,6 +291,8 @@ class StateBackend(FrameMaker, StartedQuery):
                 yield
             started = [q for q in query_start.active() if q.id not in before]
             query_start.launch.bind_one(started)
+            for query in started:
+                self._settle(found, query_start, query)
         self._keep(query_start, frames)
         if started:
             query_start.look_after(started[0])

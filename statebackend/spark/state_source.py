@@ -244,8 +244,9 @@ def _of_part(source: StateSource, part: _Part) -> StateSource:
     """
     if part.subtask is None:
         return replace(source, only=frozenset())
-    chain = source.operator.lineage.subtasks[part.subtask].chain_at(part.epoch)
-    if chain != part.chain:
+    subtasks = source.operator.lineage.subtasks
+    is_there = part.subtask < len(subtasks)
+    if not is_there or subtasks[part.subtask].chain_at(part.epoch) != part.chain:
         raise _EvaluatedAgainError(
             f"Epoch {part.epoch} of operator {source.operator.uid!r} was evaluated again.",
             todo="Read it again.",

@@ -50,7 +50,8 @@ def _columns(keys: Any, schema: StructType) -> Any:
 
 
 def _of_table(keys: pa.Table, schema: StructType) -> list[pa.Array]:
-    if keys.schema.names == ["key"] and schema.names != ["key"]:  # as read_state() gives it
+    if keys.schema.names == ["key"] and pt.is_struct(keys.schema.field("key").type):
+        # As read_state() gives it.
         keys = keys.flatten().rename_columns([one.name for one in keys.schema.field("key").type])
     if not set(schema.names) <= set(keys.schema.names):
         raise UsageError(

@@ -18,6 +18,7 @@ from statebackend.spark.start.query_identity import (
     FoundJob,
     QueryIdentity,
     _beginning,
+    _is_one_place,
     _remove,
     refuse_other_place,
 )
@@ -212,3 +213,25 @@ def test_the_place_that_was_prepared_is_the_one_that_spark_has(
         return
     with pytest.raises(CheckpointLocationError, match="was prepared for it"):
         refuse_other_place(*places)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("hdfs://nn:8020/x", "hdfs://nn/x"),
+        ("s3a://bucket/x", "s3://bucket/x"),
+        ("abfss://c@a.dfs.core.windows.net/x", "abfs://c@a.dfs.core.windows.net/x"),
+        ("file:/a/x", "file:///a/x"),
+    ],
+)
+def test_a_location_is_no_copy_of_itself_by_another_name(one: str, other: str) -> None:
+    assert _is_one_place(one, other)
+    assert _is_one_place(other, one)
+    assert not _is_one_place(one, other + "y")
+
+
+def test_a_location_behind_a_link_is_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert _is_one_place(f"file:{tmp_path}/link", f"file:{tmp_path}/real")
+    assert not _is_one_place(f"file:{tmp_path}/link", f"file:{tmp_path}/other")

@@ -58,6 +58,7 @@ def test_a_run_that_has_ended_leaves_what_another_says() -> None:
     for run in ("one", "two"):
         file.write(run, 1, watermark_moves=True, processing_due_ms=None)
     file.remove("one")
+    file.write("one", 2, watermark_moves=True, processing_due_ms=None)  # an ack that came late
     assert list(json.loads(Path(file.path).read_text())) == ["two"]
 
 

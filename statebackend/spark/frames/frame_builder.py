@@ -99,9 +99,12 @@ class FrameBuilder:
         self._once = THREADS.lock()  # frames may be made in several threads
         self._resolved: tuple[int, int] | None = None
 
-    def newest(self) -> list[StatefulFrame]:
-        """The frames that were made last, one for each uid."""
-        return list({one.operator.uid: one for one in self._frames.values()}.values())
+    def newest(
+        self, wanted: Callable[[StatefulFrame], bool] = lambda frame: True
+    ) -> list[StatefulFrame]:
+        """Of the frames that are wanted those that were made last, one for each uid."""
+        made = list(self._frames.values())  # others may be made meanwhile
+        return list({one.operator.uid: one for one in made if wanted(one)}.values())
 
     def named(self, names: Iterable[str]) -> list[StatefulFrame]:
         """The frames whose functions have these names; of another backend's there are none."""

@@ -107,6 +107,7 @@ class HeartbeatFile:
         self._folder = system.temporary_folder(self)
         self.path = os.path.join(self._folder, "heartbeat.json")
         self._said: dict[str, dict[str, Any]] = {}
+        self._ended: set[str] = set()
         self._lock = THREADS.lock()
 
     def write(
@@ -119,6 +120,8 @@ class HeartbeatFile:
             LocalDirError: another user has put a folder of that name there.
         """
         with self._lock:
+            if run in self._ended:  # an ack that came late
+                return
             self._said[run] = {
                 "epoch": epoch,
                 "watermark_moves": watermark_moves,
@@ -129,6 +132,7 @@ class HeartbeatFile:
     def remove(self, run: str) -> None:
         """A run has ended; may be called twice."""
         with self._lock:
+            self._ended.add(run)
             if self._said.pop(run, None) is None:
                 return
             with contextlib.suppress(OSError, LocalDirError):

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from py4j.clientserver import ClientServer
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
@@ -51,7 +52,11 @@ class CheckedBatches:
 
 def _session_of(frame: DataFrame) -> RunSession | None:
     """Of the query whose batch this is: its thread has the local properties of its start."""
-    said = frame.sparkSession.sparkContext.getLocalProperty(ENDPOINT_PROPERTY)
+    context = frame.sparkSession.sparkContext
+    if not isinstance(context._gateway, ClientServer):  # PYSPARK_PIN_THREAD=false: no properties
+        live = [run.session for run in list(Services.running.values()) if run.active() is not None]
+        return live[0] if len(live) == 1 else None
+    said = context.getLocalProperty(ENDPOINT_PROPERTY)
     return Services.sessions.get(json.loads(said)[1]) if said else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.services import Services
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.stream_writer import location_path, options_of
+from statebackend.spark.start.stream_writer import default_folder, location_path, options_of
 from statebackend.system import System, temporary_folder
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
 
 _log = logging.getLogger("statebackend.spark")
 IDENTITY_FILE: Final = "statebackend.json"
+_STORES: Final = {**dict.fromkeys(S3_SCHEMES, "s3"), "abfss": "abfs"}
 _FOLDER: Final = "_statebackend"  # of the jobs, in a location that names no uri
 _DIGITS: Final = 8
 _OF_SPARK: Final = re.compile(r"temporary-[0-9a-f-]{36}")  # a location that Spark deletes
@@ -179,6 +181,9 @@ def find_job(
     options = options_of(writer)
     path = location_path(writer, options)
     if path is None:
+        folder = default_folder(writer)
+        if folder and not uri:  # Spark makes a location there, and keeps it
+            uri = _within(CheckpointLocation(spark, folder).qualified().rstrip("/"))
         made = _temporary(spark, uri, system)
         return FoundJob(made, open_job(made.uri, made.job), temporary=True)
     return job_at(spark, path, uri, open_job, query_name=options.get("queryname", ""))
@@ -330,7 +335,7 @@ def new_identity(location: CheckpointLocation, name: str, uri: str) -> QueryIden
 def _refuse_copy(known: QueryIdentity, location: CheckpointLocation) -> None:
     """Refuse to take over the job of the location that this one is a copy of."""
     path = location.qualified().rstrip("/")
-    if not known.location or _place(known.location) == _place(path):
+    if not known.location or _is_one_place(known.location, path):
         return
     raise CheckpointLocationError(
         f"The checkpoint location {path} is a copy of {known.location}, or that was moved here: by "
@@ -410,7 +415,12 @@ def _inside(path: str) -> str | None:
     return None
 
 
-def _place(path: str) -> str:
-    """A qualified path, by whichever of Hadoop's names for S3."""
-    scheme, colon, rest = path.rstrip("/").partition(":")
-    return f"s3:{rest}" if scheme in S3_SCHEMES else f"{scheme}{colon}{rest}"
+def _is_one_place(one: str, other: str) -> bool:
+    """Whether two qualified paths mean one folder, by whichever of Hadoop's names for a store."""
+    schemes = [_STORES.get(path.partition(":")[0], path.partition(":")[0]) for path in (one, other)]
+    if schemes[0] != schemes[1]:
+        return False
+    if _same(one, other):
+        return True
+    paths = [urlsplit(path).path for path in (one, other)]  # a link, on this host
+    return schemes[0] == "file" and os.path.realpath(paths[0]) == os.path.realpath(paths[1])

@@ -16,6 +16,7 @@ __all__ = [
     "FUNCTION_PREFIX",
     "batch_writer",
     "check_event_time",
+    "default_folder",
     "format_of",
     "function_name",
     "functions_in",
@@ -65,10 +66,15 @@ def location_path(writer: DataStreamWriter | None, options: Mapping[str, str]) -
         return path
     if writer is None:
         return None
-    frame: Any = writer._df
-    folder = frame.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
-    name = options.get("queryname")
+    folder, name = default_folder(writer), options.get("queryname")
     return f"{folder}/{name}" if folder and name else None
+
+
+def default_folder(writer: DataStreamWriter) -> str | None:
+    """Where Spark puts the locations of queries that name none; None: they are temporary."""
+    frame: Any = writer._df
+    found: str | None = frame.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+    return found or None
 
 
 def output_mode(writer: DataStreamWriter) -> str:

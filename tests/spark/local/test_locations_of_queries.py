@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from recovery.savepoints import claim
 from statebackend.errors import CheckpointLocationError
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
@@ -206,3 +207,43 @@ def test_a_query_at_another_location_than_was_checked_is_stopped(world: World) -
         start_elsewhere()
     assert not started[0].isActive
     assert not (world.root / "elsewhere" / "commits" / "0").exists()
+
+
+def test_a_beginning_with_a_savepoint_that_was_cut_is_found_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.input.add_batches(1)
+    first = backend_of(world, world.store)
+    run(world, first, "first")
+    saved = first.savepoint()
+    copy = claim.copy_state
+    cut = iter([OSError("cut in the middle")])
+
+    def copied(*args: Any, **more: Any) -> Any:
+        for error in cut:
+            raise error
+        return copy(*args, **more)
+
+    monkeypatch.setattr(claim, "copy_state", copied)
+    with pytest.raises(OSError, match="cut in the middle"):
+        run(world, backend_of(world, world.store, savepoint=saved.uri), "clone")
+    job = identity(world, "clone")["job"]
+    run(world, backend_of(world, world.store, savepoint=saved.uri), "clone")
+    assert identity(world, "clone")["job"] == job
+    assert {path.name for path in world.store.iterdir()} >= {job, identity(world, "first")["job"]}
+    assert len([path for path in world.store.iterdir() if path.name.startswith("clone-")]) == 1
+
+
+def test_a_query_without_a_name_keeps_its_state_under_the_default_folder(world: World) -> None:
+    key, folder = "spark.sql.streaming.checkpointLocation", world.root / "default"
+    world.input.add_batches(1)
+    with setting(world.spark, key, str(folder)):
+        backend = backend_of(world)
+        writer = backend.write_stream(counted(world, backend)).trigger(availableNow=True)
+        finish(writer.foreachBatch(sink_of(world, "default")).start())
+    (at,) = [path for path in folder.iterdir() if (path / IDENTITY_FILE).exists()]
+    world.input.add_batches(1)
+    again = backend_of(world)
+    name = str(at.relative_to(world.root))
+    finish(writer_at(world, again, name).foreachBatch(sink_of(world, "default")).start())
+    check_ledger_output(sink_of(world, "default").batches(), world.input.ids())

@@ -100,3 +100,14 @@ def test_a_block_without_a_location_and_a_job_is_told_to_give_one(world: World) 
     world.ledger(backend)
     with pytest.raises(SettingError, match="checkpoint_location="), backend.starting():
         pass
+
+
+def test_a_block_takes_its_own_frames_where_another_query_has_the_same_uid(world: World) -> None:
+    world.input.add_batches(1)
+    backend = world.backend(job=None)
+    both = world.ledger(backend, uid="a").union(world.ledger(backend, uid="b"))
+    assert _run_in_a_block(world, backend, both, "first") == [0]
+    assert _run_in_a_block(world, backend, world.ledger(backend, uid="a"), "second") == [0]
+    world.input.add_batches(1)
+    assert _run_in_a_block(world, backend, both, "first") == [1]
+    assert sorted(backend.lineages()) == ["a", "b"]
