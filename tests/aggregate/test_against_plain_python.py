@@ -18,6 +18,8 @@ from statebackend.operators.aggregate.functions import Window, session, sliding,
 from tests.aggregate.columns import ALL, MERGEABLE, SCHEMA, SECOND_US, numbered, rows
 from tests.aggregate.engine import TRUTHS, Job, Row, assert_alike, same
 
+pytestmark = pytest.mark.full  # a model of long histories
+
 ASKED = Mapping[str, tuple[str, str, Any]]
 
 

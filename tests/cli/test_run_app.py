@@ -7,8 +7,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.full  # starts a Spark of its own
 
 PROGRAM = """
 import sys

@@ -16,6 +16,8 @@ from tests.crash.run import SIDES
 from tests.crash.sides import check_rewind, check_spill, recorded_rewind, recorded_spill
 from tests.crash.sink import try_sink
 
+pytestmark = pytest.mark.full  # a disk is cut at hundreds of places
+
 SYNCHRONOUS, ASYNCHRONOUS = Kind(), Kind(files=True, asynchronous=True)
 STEPS = {
     "temporary file of the store",

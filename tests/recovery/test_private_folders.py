@@ -417,9 +417,9 @@ def test_the_heartbeat_s_folder_is_made_again_closed_and_never_taken_from_others
     file = HeartbeatFile()
     folder = Path(file.path).parent
     folder.rmdir()  # as a cleaner does
-    file.write(1, watermark_moves=False, processing_due_ms=None)
+    file.write("run", 1, watermark_moves=False, processing_due_ms=None)
     assert mode(folder) == 0o700
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     with pytest.raises(LocalDirError, match="another user"):
-        file.write(2, watermark_moves=False, processing_due_ms=None)
+        file.write("run", 2, watermark_moves=False, processing_due_ms=None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import recovery.savepoints.create as making
 import statebackend.spark.start.query_from_savepoint as product
+from recovery.inspect.jobs import SAVEPOINT_NAME
 from recovery.savepoints.claim import Beginning, Standing
 from recovery.savepoints.location_part import query_id_of
 from recovery.savepoints.savepoint import encode_savepoint
@@ -22,11 +23,12 @@ __all__ = ["cleaner_not_held", "cut_is_begun", "json_first", "tip_of_the_log"]
 def json_first() -> Patches:
     really = making._made
 
-    def made(one: Any, state: Any, names: Any, begun: Any, target: Any) -> Any:
+    def made(one: Any, state: Any, names: Any, folder: Any) -> Any:
         asked = query_id_of(one.location)
-        said = making._described(one, state, Copied(0, {}), [], begun, asked, target)
-        target.put(making.SAVEPOINT_NAME, [encode_savepoint(said)])
-        return really(one, state, names, begun, target)
+        store = folder.store
+        said = making._described(one, state, Copied(0, {}), [], folder.begun, asked, store)
+        store.put(SAVEPOINT_NAME, [encode_savepoint(said)])
+        return really(one, state, names, folder)
 
     yield making, "_made", made
 

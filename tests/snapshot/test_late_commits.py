@@ -17,6 +17,8 @@ from tests.snapshot.logs_on_s3 import *  # noqa: F403
 from tests.snapshot.logs_on_s3 import checkpoint, log_on, raw_records
 from tests.support.s3 import S3
 
+pytestmark = pytest.mark.full  # waits for answers that come late
+
 # --- answers of which only the head arrives ------------------------------------------------------
 
 

@@ -27,6 +27,8 @@ from tests.snapshot.logs_on_s3 import *  # noqa: F403
 from tests.snapshot.logs_on_s3 import checkpoint, log_on, raw_records
 from tests.support.s3 import S3
 
+pytestmark = pytest.mark.full  # many drivers on a bad network
+
 SEEDS = (
     [int(os.environ["STATEBACKEND_SEED"])] if "STATEBACKEND_SEED" in os.environ else [11, 12, 13]
 )

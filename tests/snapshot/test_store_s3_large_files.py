@@ -19,6 +19,8 @@ from tests.snapshot.faulty_s3 import *  # noqa: F403
 from tests.snapshot.faulty_s3 import Deciding, first, through
 from tests.snapshot.fresh_ids import new_id
 
+pytestmark = pytest.mark.full  # large files on an S3 server
+
 # --- files in parts ------------------------------------------------------------------------------
 
 

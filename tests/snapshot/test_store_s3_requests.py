@@ -24,6 +24,8 @@ from tests.snapshot.faulty_s3 import *  # noqa: F403
 from tests.snapshot.faulty_s3 import Deciding, first, through, verbs_of
 from tests.snapshot.fresh_ids import new_id
 
+pytestmark = pytest.mark.full  # thousands of objects on an S3 server
+
 # --- what is sent --------------------------------------------------------------------------------
 
 

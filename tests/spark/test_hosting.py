@@ -29,6 +29,8 @@ from tests.spark.hosts import (
     until_free,
 )
 
+pytestmark = pytest.mark.full  # waits for workers that are silent
+
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_workers_that_have_each_others_stores_run_each_others_tasks(make: Make, count: int) -> None:

@@ -20,6 +20,8 @@ from statebackend.spark.worker.delegated_epochs import Request, pass_on
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import ENDPOINT, TIMEOUT_S, Worker, knows, numbers, rows, until_free
 
+pytestmark = pytest.mark.full  # waits for workers that are silent
+
 
 @pytest.mark.parametrize("words", [1, 1_000_000], ids=["in a word", "at length"])
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["small input", "input it never reads"])

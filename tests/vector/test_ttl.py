@@ -13,6 +13,8 @@ from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl import TTL, ExpiryIndex
 from tests.vector.sides import FIXED, MAP_KEY, VALUE, Operator, columns, rows_of
 
+pytestmark = pytest.mark.full  # a model of long histories
+
 PLACES = [0, 2]
 VERBS = ("get", "exists", "put", "delete", "items", "clear")
 MAP_KEYS = [("a", 1), (None, 0)]

@@ -53,6 +53,8 @@ from tests.continuous.exchange.peers import (
 )
 from tests.support.wiretap import tapped
 
+pytestmark = pytest.mark.full  # waits for peers that are silent
+
 
 @pytest.fixture
 def server() -> Iterator[ExchangeServer]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs with cleaning
+
 RULE = "r" * 5_000
 ALL = ("rules", "data", "switched", "sink")
 RETENTION = {

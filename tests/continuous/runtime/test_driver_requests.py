@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.worker.slot import Slot
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # waits for checkpoints that expire
+
 # --- who runs the job ----------------------------------------------------------------------------
 
 

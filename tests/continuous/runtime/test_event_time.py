@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from recovery.decide.restarting import FixedDelay
 from statebackend.continuous.sinks.collect import CollectSink
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tests.continuous.runtime.world import World
+
+pytestmark = pytest.mark.full  # whole jobs and restarts
 
 WINDOW_MS = 100
 BACK_MS = 50_000

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs and moves
+
 P, GROUPS = 4, 128
 
 

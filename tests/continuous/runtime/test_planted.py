@@ -11,6 +11,8 @@ from tests.continuous.runtime.trial import Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full  # whole jobs with planted bugs
+
 
 @pytest.mark.parametrize("seed", range(2))
 def test_without_a_bug_all_is_exact(tmp_path: Path, seed: int) -> None:

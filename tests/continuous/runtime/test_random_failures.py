@@ -22,6 +22,8 @@ from tests.continuous.runtime.jobs import (
 if TYPE_CHECKING:
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs, whatever fails
+
 ROWS = 4000
 
 

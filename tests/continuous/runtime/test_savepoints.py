@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs and their clones
+
 ROWS, PER_S = 4000, 1000
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 

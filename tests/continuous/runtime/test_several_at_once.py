@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.sinks.sink import Committer
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs with several checkpoints at a time
+
 ROWS = 4000
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 MANY: dict[str, Any] = {"max_concurrent": 3, "checkpoint_interval_s": 0.02}

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from statebackend.continuous.driver.query import ContinuousCheckpoint, ContinuousQuery
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # whole jobs, whatever fails
+
 SIDES = "key BIGINT, side INT, n BIGINT, total BIGINT"
 SCALED = f"{OUTPUT}, rules BIGINT"
 # Small messages: what is in the hands of a processor is not overtaken.

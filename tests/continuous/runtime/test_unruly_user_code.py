@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from tests.continuous.runtime.world import World
 
+pytestmark = pytest.mark.full  # waits for the time that user code is given
+
 
 class Never:
     """Something that does not come to an end before the test does."""

@@ -17,6 +17,8 @@ from tests.continuous.state.ledger import OUTPUT, Ledger, Model, declared
 from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_of
 from tests.recovery.driver import manifests_of
 
+pytestmark = pytest.mark.full  # a model of long histories
+
 
 def ledger_job(root: Path, **options: Any) -> StreamJob:
     plan = plan_of(declared(), OUTPUT, time_mode="event")

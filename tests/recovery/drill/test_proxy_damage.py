@@ -24,6 +24,8 @@ from tests.recovery.drill.proxied import (
     refusal,
 )
 
+pytestmark = pytest.mark.full  # an S3 server behind a proxy that damages
+
 # --- refused, dropped, lost ----------------------------------------------------------------------
 
 

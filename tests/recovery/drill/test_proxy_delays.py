@@ -15,6 +15,8 @@ from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
 from recovery.drill import Fault, FaultProxy, Kind
 from tests.recovery.drill.proxied import BODY, CONNECTION_LOST, Stored, always, create, first, get
 
+pytestmark = pytest.mark.full  # waits for answers that are held back
+
 
 # In the first case nothing needs to come within the time.
 @pytest.mark.parametrize(("where", "read_timeout_s"), [("before", 0.5), ("response", 2.0)])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full  # starts and kills a Spark of its own
+
 ROOT = Path(__file__).parents[3]
 
 

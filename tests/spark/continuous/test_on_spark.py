@@ -181,7 +181,6 @@ def test_a_stage_that_does_not_fit_is_given_up_with_what_to_do(
         query.await_termination(120.0)
 
 
-@pytest.mark.promise
 def test_a_stopped_job_goes_on_at_another_parallelism(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]
 ) -> None:

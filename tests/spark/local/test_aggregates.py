@@ -89,7 +89,6 @@ def ordered(rows: Rows) -> list[str]:
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
-@pytest.mark.promise
 def test_totals_are_those_of_group_by(timed: World) -> None:
     stream = timed.input.stream(timed.spark)
     made = stream.groupBy("k").agg(

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full  # starts a Spark of its own
+
 
 def test_a_frame_leaves_classes_alone_and_the_next_one_sees_a_helper_defined_anew(
     tmp_path: Path,

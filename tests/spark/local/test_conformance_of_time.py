@@ -65,7 +65,6 @@ TIMED: list[Rows] = [
 ]
 
 
-@pytest.mark.promise
 def test_event_time_is_as_in_spark(both: Both) -> None:
     both.run(Case(EVENTS, Timers(), mode="event", delay="0 seconds"), TIMED)
     both.agree_but_for_empty_batches()
