@@ -65,9 +65,9 @@ def test_the_heartbeat_is_not_told_of_epochs_that_were_given_up(
     told: list[tuple[int, int | None]] = []
     say = HeartbeatFile.write
 
-    def heard(file: HeartbeatFile, epoch: int, **due: Any) -> None:
+    def heard(file: HeartbeatFile, run: str, epoch: int, **due: Any) -> None:
         told.append((epoch, due["processing_due_ms"]))
-        say(file, epoch, **due)
+        say(file, run, epoch, **due)
 
     monkeypatch.setattr(HeartbeatFile, "write", heard)
     for start in range(2):
@@ -102,9 +102,9 @@ def test_a_watermark_of_an_epoch_that_was_given_up_is_none_of_this_run_s(
     told: list[tuple[int, bool]] = []
     say = HeartbeatFile.write
 
-    def heard(file: HeartbeatFile, epoch: int, **due: Any) -> None:
+    def heard(file: HeartbeatFile, run: str, epoch: int, **due: Any) -> None:
         told.append((epoch, due["watermark_moves"]))
-        say(file, epoch, **due)
+        say(file, run, epoch, **due)
 
     monkeypatch.setattr(HeartbeatFile, "write", heard)
     for start, delay in enumerate(["0 seconds", "1 hour"]):
