@@ -86,7 +86,7 @@ BROKEN: Final = (
         "statebackend/state/timers.py",
         "        self.remove(cursor.prefixes[index], cursor.suffixes[index], at_ms)\n",
         "        self.is_set(cursor.prefixes[index], cursor.suffixes[index], at_ms)\n",
-        ("tests/state/test_timers.py",),
+        ("tests/state", "tests/api"),
     ),
     BrokenPromise(
         "what has expired is not seen",
