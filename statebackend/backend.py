@@ -239,6 +239,7 @@ class StateBackend(FrameMaker, StartedQuery):
     def _settle(
         self, found: FoundJob | None, query_start: QueryStart, query: StreamingQuery
     ) -> None:
+        """Look once more whose location it is, now that the query runs there."""
         if found is not None:
             found.after_start(query, query_start.place, self._settings.commit_timeout_s)
 
