@@ -32,6 +32,7 @@ _BENCHMARKS = (
     "profile",
     "requests",
     "commits",
+    "monitoring",
     "large",
     "memory",
     "exchange",
@@ -198,6 +199,12 @@ def _run_store(
 
         found = commits(batches=8 if quick else 14, rounds=sizes.rounds, work=folder, progress=_say)
         return found, commits_text(found)
+    if name == "monitoring":
+        from bench.monitoring import monitoring, monitoring_text
+
+        count = 20 if quick else 60
+        found = monitoring(batches=count, rounds=sizes.rounds, work=folder, progress=_say)
+        return found, monitoring_text(found)
     if name == "large":
         from bench.large import large, large_text
 

@@ -134,8 +134,8 @@ def skew(task: dict[str, Any]) -> dict[str, Any]:
         query.await_termination(0.2)
     done = [one for one in query.checkpoints() if not one.aborted][1:]
     query.stop()
-    if query.exception is not None:
-        raise query.exception
+    if query.exception() is not None:
+        raise query.exception()
     report = {
         "side": "skew",
         "checkpoints": [

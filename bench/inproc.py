@@ -24,6 +24,7 @@ from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.operators import OperatorSpec
+from snapshot.protocol.running_job import RunningJob
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
@@ -207,14 +208,16 @@ class Harness:
             },
         )
         self.coordinator = Coordinator(
-            job="bench",
-            job_id=tenure.job_id,
-            generation=tenure.generation,
-            run="run",
-            query_id="query",
-            operators={UID: operator},
-            lineages=resolve(self.log.manifests(tenure.listed)),
-            inline_budget_bytes=settings.inline_budget_bytes(1),
+            RunningJob(
+                job="bench",
+                job_id=tenure.job_id,
+                generation=tenure.generation,
+                name="run",
+                query_id="query",
+                specs={UID: operator},
+                lineages=resolve(self.log.manifests(tenure.listed)),
+                inline_budget_bytes=settings.inline_budget_bytes(1),
+            ),
             bases=BasePolicy(
                 every_epochs=settings.base_every_epochs,
                 apart_every_epochs=settings.base_apart_every_epochs,

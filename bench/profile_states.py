@@ -22,7 +22,7 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.table import StateTable
 
 __all__ = ["MAP_ENTRIES", "state_costs"]

@@ -42,7 +42,7 @@ from statebackend.operators.rows.rowconv import RowWriter
 from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.spark.worker.input_reader import InputShape, read_epoch
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
@@ -52,7 +52,7 @@ __all__ = ["ladder", "profile", "profile_text"]
 TARGETS = (
     "statebackend.spark.worker.task:read_epoch",
     "statebackend.spark.worker.input_reader:_Reader.take",
-    "statebackend.schema.keys:KeyCodec.encode_arrow",
+    "statebackend.schema.keys.key_codec:KeyCodec.encode_arrow",
     "statebackend.spark.worker.input_reader:group_part",
     "recovery.restore.restorer:Restorer.open",
     "recovery.local.local_copies:LocalSubtask.acquire",

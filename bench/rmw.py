@@ -31,7 +31,7 @@ from bench.inproc import MAX_PARALLELISM, Harness, spark_batches
 from statebackend import ArrowProcessor
 from statebackend.hashing import key_groups
 from statebackend.rocks.store import RocksStore
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = ["rmw", "rmw_text"]
 

@@ -2,7 +2,8 @@
 
 One job of one subtask with a value state: a key of 16 characters, and a value of two numbers and a
 text. Measured is `statebackend.read_state` in one process, files fetched and rows decoded, and the
-most memory that it took beyond what the process had. The store is a folder.
+most memory that it took beyond what the process had. The store is a folder. Then Spark reads the
+same state, by our source and by its own (see `bench.state_read_spark`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from bench.inproc import Harness, spark_batches
+from bench.state_read_spark import read_in_spark
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.tables.read import read_state
 
@@ -78,15 +80,15 @@ def state_read(*, keys: int, work: Path, progress: Callable[[str], None]) -> dic
     (work / "bench").symlink_to(work / "store")
     progress("the state is there")
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started_s = time.perf_counter()
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
     reader = read_state(f"file://{work}", "bench", "counter", "count")
-    fetched_s = time.perf_counter()
+    fetched_s, fetched_cpu_s = time.perf_counter(), time.process_time()
     rows, total, most_bytes = 0, 0, 0
     for batch in reader:
         rows += batch.num_rows
         total += pc.sum(batch.column("value").field("n")).as_py()
         most_bytes = max(most_bytes, batch.nbytes)
-    ended_s = time.perf_counter()
+    ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     if (rows, total) != (keys, keys * (keys - 1) // 2):
         raise AssertionError(f"{rows} rows with the sum {total} were read")
     after_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -102,23 +104,31 @@ def state_read(*, keys: int, work: Path, progress: Callable[[str], None]) -> dic
         "decode_s": round(ended_s - fetched_s, 3),
         "entries_per_s": round(keys / (ended_s - started_s)),
         "decoded_per_s": round(keys / (ended_s - fetched_s)),
+        "entries_per_cpu_s": round(keys / (ended_cpu_s - started_cpu_s)),
+        "decoded_per_cpu_s": round(keys / (ended_cpu_s - fetched_cpu_s)),
         "largest_batch_bytes": most_bytes,
         "memory_growth_bytes": (after_kb - before_kb) * 1024,
         "some_keys": len(some),
         "some_keys_s": round(keys_s, 3),
+        "in_spark": read_in_spark(keys=keys, uri=f"file://{work}", work=work, progress=progress),
     }
 
 
 def state_read_text(found: dict[str, Any]) -> str:
     """As a person reads it."""
+    ours, theirs = (found["in_spark"][name] for name in ("statebackend", "statestore"))
     return (
         f"state-read: {found['keys']:,} entries\n"
         f"  fetched in {found['fetch_s']} s, scanned and decoded in {found['decode_s']} s: "
         f"{found['entries_per_s']:,} entries/s in all, {found['decoded_per_s']:,} without the "
         f"fetch\n"
+        f"  by the second of a core: {found['entries_per_cpu_s']:,} in all, "
+        f"{found['decoded_per_cpu_s']:,} without the fetch\n"
         f"  largest batch {found['largest_batch_bytes'] / 2**20:.1f} MiB, the process grew by "
         f"{found['memory_growth_bytes'] / 2**20:.0f} MiB\n"
-        f"  {found['some_keys']} keys: {found['some_keys_s']} s"
+        f"  {found['some_keys']} keys: {found['some_keys_s']} s\n"
+        f"  in Spark, one core: {ours['entries_per_s']:,} entries/s by our source, "
+        f"{theirs['entries_per_s']:,} by Spark's statestore"
     )
 
 

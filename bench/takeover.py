@@ -39,7 +39,7 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.rocksdb_options import RocksSettings, store_options
 from statebackend.rocks.store import _MARKER_KEY, Marker
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = ["takeover", "takeover_text"]
 
@@ -55,7 +55,7 @@ _STEPS = (
     "recovery.local.store_directory:StoreDirectory.drop_deltas",
     "recovery.local.store_directory:StoreDirectory.read_delta",
     "recovery.local.local_copies:LocalSubtask.sweep",
-    "recovery.restore.steps:iter_delta",
+    "recovery.restore.step_reader:iter_delta",
     "recovery.restore.restorer:Restorer._apply",
     "statebackend.rocks.store:RocksStore.open",
     "statebackend.rocks.store:RocksStore.get",

@@ -15,6 +15,7 @@ from recovery.drill.jobs.bundled import BUNDLED
 from recovery.drill.catalogue import ALL
 from statebackend import errors
 from statebackend._setting import PREFIX
+from statebackend.monitoring.metric_table import DURATION_BUCKETS_S, JOB_LABEL, METRICS
 from statebackend.settings import SETTINGS
 
 FOLDER = Path(__file__).parent
@@ -23,13 +24,13 @@ ERRORS_PAGE = """\
 # Errors
 
 Every error that the library raises on purpose is a `StateBackendError`. Its text begins with its
-code, says what happened and to what, and ends with what to do next; both halves are attributes
-(`what`, `todo`) beside `code`. Catching an error of the third column catches all that name
-it there.
+code. Then it says what happened, and what to do next. The error has these parts as attributes, too:
+`code`, `what` and `todo`. The third column names the class that an error is derived from, so
+`except` with that class catches the error as well.
 
-What fails inside a running query reaches the caller as Spark's `StreamingQueryException`, with its
-code and sentence before all details (in a `foreachBatch` function after the lines by which Spark
-called that).
+An error inside a running query reaches you as Spark's `StreamingQueryException`. The code and the
+sentence come before all details. If a `foreachBatch` function fails, they come after the lines of
+Spark that call the function.
 
 {digits}
 
@@ -43,11 +44,18 @@ Give a setting in one of three ways. The first one that is given counts.
 
 1. As an argument of `StateBackend`: `local_dir`, `parallelism`, `max_parallelism` and `commit` have
    arguments of their own. Give all others by name in `settings=`, as in `settings={{"tls": 1}}`.
-2. As a key of the SparkSession, such as `spark.statebackend.tls`.
-3. Else the default counts.
+2. As a key of the SparkSession, such as `spark.statebackend.tls`. An argument has the name of the first
+   column, a key that of the second.
+3. Otherwise the default counts.
 
-A job needs none of these settings. Most jobs set `local_dir` and `parallelism` only. What is not on this page
-is for [experts](expert-settings.md): leave it as it is until a measurement says otherwise.
+Values may have Spark's forms: `true` for 1, `64m` for a number of bytes, `10 minutes` for a number of seconds.
+A misspelt key is refused (`SB1001`).
+
+A job needs none of these settings. Most jobs set `local_dir` and `parallelism` only. All other settings are
+[for experts](expert-settings.md): leave them as they are until a measurement says otherwise.
+
+The key `spark.statebackend.enabled` belongs to [`install`](../howto/drop-in.md#turn-it-off). With `false`,
+`install` does nothing.
 
 {tables}
 """
@@ -56,8 +64,9 @@ EXPERT_SETTINGS_PAGE = """\
 # Settings for experts
 
 These settings trade one cost for another: requests for bytes, memory for disk, the speed of a restart for the
-speed of batches. The defaults were measured. Change one setting at a time, and look at
-[the progress](progress.md) before and after. They are given like [the other settings](settings.md).
+speed of batches. The defaults come from measurements. Change one setting at a time, and look at
+[the progress](progress.md) before and after. [Memory](../howto/memory.md#other-things-to-tune) says which setting
+serves which aim. Give them like [the other settings](settings.md).
 
 {tables}
 """
@@ -68,6 +77,7 @@ USER_SETTINGS = {
     "Commits and time": ["commit", "repeatable_sources", "heartbeat"],
     "Memory": ["input_budget_bytes", "overlay_budget_bytes", "block_cache_bytes"],
     "Network": ["tls", "driver_host", "driver_bind", "driver_port"],
+    "Monitoring": ["metrics_host", "metrics_port", "otel", "ui_host", "ui_port", "ui_token"],
     "Patience": ["attempt_timeout_s", "commit_timeout_s", "start_timeout_s"],
     "Executors that come and go": ["rebalance", "rebalance_settle_s"],
     "S3": [
@@ -96,6 +106,50 @@ EXPERT_SETTINGS = {
     ],
     "Garbage collection": ["retain_epochs", "clean_every_epochs", "clean_min_age_s"],
 }
+
+
+METRICS_PAGE = """\
+# Metrics
+
+The driver serves these metrics to Prometheus if `spark.statebackend.metrics.port` is set.
+[Monitor a job](../howto/monitor.md) says how to turn them on, and what to do about each alert.
+
+Every metric has the label `{job_label}`, which is the job's name. The label is not called `job`,
+because Prometheus has a label of that name for what it scrapes. The column "labels" names the others.
+No label grows with the parallelism: there is none for the subtask.
+
+One port serves all jobs of a driver, and figures of the driver's own process (`process_...`). What
+was counted of a job stays there after the end of its query, until the driver ends or the job is
+started again. Counters begin at 0 with each start.
+
+Histograms are in seconds, with the buckets {buckets}.
+
+{table}
+"""
+
+METRIC_GROUPS = {
+    "The job": "job_running",
+    "Epochs": "epoch_duration_seconds",
+    "State": "state_rows",
+    "Restores and full copies": "restores_total",
+    "The store": "store_requests_total",
+    "Checkpoints of continuous jobs": "checkpoints_total",
+}
+
+
+def metrics_page() -> str:
+    """The page of all metrics: a heading and a table for each group."""
+    titles = {first: title for title, first in METRIC_GROUPS.items()}
+    rows: list[str] = []
+    for name, metric in METRICS.items():
+        if name in titles:
+            rows += ["", f"## {titles[name]}", ""]
+            rows += ["| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.full_name}` | {metric.kind} | {labels} | {_cell(metric.help)} |")
+    buckets = ", ".join(f"{bound:g}" for bound in DURATION_BUCKETS_S)
+    table = "\n".join(rows).strip()
+    return METRICS_PAGE.format(job_label=JOB_LABEL, buckets=buckets, table=table)
 
 
 def error_classes() -> list[type[errors.StateBackendError]]:
@@ -163,6 +217,7 @@ def pages() -> dict[str, str]:
     return {
         "quality/drills.md": drills_page(),
         "reference/errors.md": errors_page(),
+        "reference/metrics.md": metrics_page(),
         "reference/settings.md": settings_page(SETTINGS_PAGE, USER_SETTINGS),
         "reference/expert-settings.md": settings_page(EXPERT_SETTINGS_PAGE, EXPERT_SETTINGS),
     }

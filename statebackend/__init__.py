@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from recovery.drill.report.outcome import DrillReport as DrillReport
     from recovery.drill.run.runner import run_drill as run_drill
     from recovery.savepoints.savepoint import Savepoint as Savepoint
-    from snapshot.log.progress import CheckpointProgress as CheckpointProgress
+    from snapshot.log.checkpoint_progress import CheckpointProgress as CheckpointProgress
+    from snapshot.log.progress_events import ContinuousCheckpoint as ContinuousCheckpoint
     from snapshot.protocol.messages import RestoreReport as RestoreReport
     from statebackend.api.arrow import ArrowContext as ArrowContext
     from statebackend.api.arrow import ArrowProcessor as ArrowProcessor
@@ -30,17 +31,23 @@ if TYPE_CHECKING:
     from statebackend.api.processors import CoProcessor as CoProcessor
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
     from statebackend.backend import StateBackend as StateBackend
-    from statebackend.continuous.driver.query import ContinuousCheckpoint as ContinuousCheckpoint
+    from statebackend.cli.progress_bars import progress_bar as progress_bar
     from statebackend.continuous.driver.query import ContinuousQuery as ContinuousQuery
+    from statebackend.continuous.kafka.kafka_protobuf import ProtobufValue as ProtobufValue
+    from statebackend.continuous.kafka.kafka_values import AvroValue as AvroValue
     from statebackend.continuous.sinks.callback import CallbackSink as CallbackSink
     from statebackend.continuous.sinks.collect import CollectSink as CollectSink
+    from statebackend.continuous.sinks.delta_sink import DeltaSink as DeltaSink
     from statebackend.continuous.sinks.file_sink import FileSink as FileSink
+    from statebackend.continuous.sinks.iceberg_sink import IcebergSink as IcebergSink
+    from statebackend.continuous.sinks.kafka_sink import KafkaSink as KafkaSink
     from statebackend.continuous.sinks.sink import Committer as Committer
     from statebackend.continuous.sinks.sink import Sink as Sink
     from statebackend.continuous.sinks.sink import SinkContext as SinkContext
     from statebackend.continuous.sinks.sink import SinkWriter as SinkWriter
     from statebackend.continuous.sources.file_source import FileSource as FileSource
     from statebackend.continuous.sources.generated import RangeSource as RangeSource
+    from statebackend.continuous.sources.kafka_source import KafkaSource as KafkaSource
     from statebackend.continuous.sources.nexmark import NexmarkSource as NexmarkSource
     from statebackend.continuous.sources.redisstreams import RedisStreamSource as RedisStreamSource
     from statebackend.continuous.sources.source import Discovery as Discovery
@@ -50,6 +57,9 @@ if TYPE_CHECKING:
     from statebackend.errors import StateBackendError as StateBackendError
     from statebackend.installation import install as install
     from statebackend.installation import uninstall as uninstall
+    from statebackend.monitoring.progress_listener import ProgressListener as ProgressListener
+    from statebackend.once_batches import BatchOnce as BatchOnce
+    from statebackend.once_batches import once as once
     from statebackend.operators.aggregate.functions import (
         approx_count_distinct as approx_count_distinct,
     )
@@ -62,14 +72,22 @@ if TYPE_CHECKING:
     from statebackend.operators.aggregate.functions import tumbling as tumbling
     from statebackend.scaling.policy import RescalePolicy as RescalePolicy
     from statebackend.scaling.rescaler import Rescaler as Rescaler
+    from statebackend.spark.from_spark.import_spark import SparkImport as SparkImport
+    from statebackend.spark.from_spark.import_spark import import_spark as import_spark
+    from statebackend.spark.from_tables.write_savepoint import write_savepoint as write_savepoint
     from statebackend.spark.state_source import register as register
-    from statebackend.state.ttl import TTL as TTL
+    from statebackend.state.ttl_cells import TTL as TTL
     from statebackend.tables.changes import read_changes as read_changes
+    from statebackend.tables.edit import edit_savepoint as edit_savepoint
+    from statebackend.tables.erase_keys import EraseReport as EraseReport
+    from statebackend.tables.erase_keys import erase_keys as erase_keys
     from statebackend.tables.given_operators import OperatorState as OperatorState
+    from statebackend.tables.portable.portable_export import export_savepoint as export_savepoint
+    from statebackend.tables.portable.portable_import import import_savepoint as import_savepoint
+    from statebackend.tables.read import epochs as epochs
     from statebackend.tables.read import read_state as read_state
     from statebackend.tables.read import read_timers as read_timers
     from statebackend.tables.read import states as states
-    from statebackend.tables.write import write_savepoint as write_savepoint
     from statebackend.testing.tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
@@ -94,18 +112,22 @@ def _check_siblings() -> None:
 
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {
-    "TTL": "statebackend.state.ttl",
+    "TTL": "statebackend.state.ttl_cells",
     "ArrowContext": "statebackend.api.arrow",
     "ArrowProcessor": "statebackend.api.arrow",
+    "BatchOnce": "statebackend.once_batches",
+    "AvroValue": "statebackend.continuous.kafka.kafka_values",
+    "ProtobufValue": "statebackend.continuous.kafka.kafka_protobuf",
     "BroadcastProcessor": "statebackend.api.processors",
     "CallbackSink": "statebackend.continuous.sinks.callback",
-    "CheckpointProgress": "snapshot.log.progress",
+    "CheckpointProgress": "snapshot.log.checkpoint_progress",
     "CoProcessor": "statebackend.api.processors",
     "CollectSink": "statebackend.continuous.sinks.collect",
     "Committer": "statebackend.continuous.sinks.sink",
-    "ContinuousCheckpoint": "statebackend.continuous.driver.query",
+    "ContinuousCheckpoint": "snapshot.log.progress_events",
     "ContinuousQuery": "statebackend.continuous.driver.query",
     "Discovery": "statebackend.continuous.sources.source",
+    "DeltaSink": "statebackend.continuous.sinks.delta_sink",
     "DrillJob": "recovery.drill.jobs.drill_job",
     "DrillReport": "recovery.drill.report.outcome",
     "ExponentialDelay": "recovery.decide.restarting",
@@ -113,6 +135,9 @@ _EXPORTS: dict[str, str] = {
     "FileSink": "statebackend.continuous.sinks.file_sink",
     "FileSource": "statebackend.continuous.sources.file_source",
     "FixedDelay": "recovery.decide.restarting",
+    "IcebergSink": "statebackend.continuous.sinks.iceberg_sink",
+    "KafkaSink": "statebackend.continuous.sinks.kafka_sink",
+    "KafkaSource": "statebackend.continuous.sources.kafka_source",
     "KeyedProcessor": "statebackend.api.processors",
     "Keys": "statebackend.api.arrow",
     "NexmarkSource": "statebackend.continuous.sources.nexmark",
@@ -120,6 +145,7 @@ _EXPORTS: dict[str, str] = {
     "OperatorState": "statebackend.tables.given_operators",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.testing.tester",
+    "ProgressListener": "statebackend.monitoring.progress_listener",
     "RangeSource": "statebackend.continuous.sources.generated",
     "RedisStreamSource": "statebackend.continuous.sources.redisstreams",
     "RescalePolicy": "statebackend.scaling.policy",
@@ -132,13 +158,21 @@ _EXPORTS: dict[str, str] = {
     "Source": "statebackend.continuous.sources.source",
     "Split": "statebackend.continuous.sources.source",
     "SplitReader": "statebackend.continuous.sources.source",
+    "SparkImport": "statebackend.spark.from_spark.import_spark",
     "StateBackend": "statebackend.backend",
     "StateBackendError": "statebackend.errors",
     "approx_count_distinct": "statebackend.operators.aggregate.functions",
     "count_distinct": "statebackend.operators.aggregate.functions",
+    "edit_savepoint": "statebackend.tables.edit",
+    "epochs": "statebackend.tables.read",
+    "export_savepoint": "statebackend.tables.portable.portable_export",
     "first": "statebackend.operators.aggregate.functions",
+    "import_savepoint": "statebackend.tables.portable.portable_import",
+    "import_spark": "statebackend.spark.from_spark.import_spark",
     "install": "statebackend.installation",
     "last": "statebackend.operators.aggregate.functions",
+    "once": "statebackend.once_batches",
+    "progress_bar": "statebackend.cli.progress_bars",
     "read_changes": "statebackend.tables.changes",
     "read_state": "statebackend.tables.read",
     "read_timers": "statebackend.tables.read",
@@ -150,7 +184,9 @@ _EXPORTS: dict[str, str] = {
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.functions",
     "uninstall": "statebackend.installation",
-    "write_savepoint": "statebackend.tables.write",
+    "EraseReport": "statebackend.tables.erase_keys",
+    "erase_keys": "statebackend.tables.erase_keys",
+    "write_savepoint": "statebackend.spark.from_tables.write_savepoint",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
-__all__ = ["StateBackendError", "error_for_code"]
+__all__ = ["StateBackendError", "error_for_code", "error_in_text"]
+
+
+_TEXT: Final = re.compile(r"\[(SB\d{4})\] (.+)")
 
 
 class StateBackendError(Exception):
@@ -43,3 +47,9 @@ def error_for_code(code: str, what: str, todo: str) -> StateBackendError:
             return kind(what, todo=todo)
         kinds += kind.__subclasses__()
     return StateBackendError(f"({code}) {what}", todo=todo)
+
+
+def error_in_text(text: str) -> StateBackendError | None:
+    """The error that another process has printed, its whole text as `what`; None: there is none."""
+    found = _TEXT.search(text)
+    return None if found is None else error_for_code(found[1], found[2], "")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statebackend.errors import SettingError
 
-__all__ = ["PREFIX", "Setting", "not_negative", "parallelism", "positive", "switch"]
+__all__ = [
+    "PREFIX",
+    "Setting",
+    "no_such_setting",
+    "not_negative",
+    "parallelism",
+    "positive",
+    "switch",
+]
 
 PREFIX: Final = "spark.statebackend."
 _SWITCHES: Final = {"true": 1, "false": 0}
@@ -35,7 +44,10 @@ _SECONDS: Final = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its key below ``spark.statebackend.``, its default, its check, its meaning."""
+    """One setting: its key below ``spark.statebackend.``, its default, its check, its meaning.
+
+    ``secret``: its value is shown nowhere.
+    """
 
     key: str
     default: Any
@@ -43,6 +55,7 @@ class Setting:
     meaning: str
     check: Callable[[Any], bool] = lambda value: True
     wants: str = ""
+    secret: bool = False
 
     def parse(self, value: Any) -> Any:
         """A checked value from a string or a value.
@@ -75,8 +88,9 @@ class Setting:
 
     def _refused(self, value: Any) -> SettingError:
         wants = self.wants or f"a value of type {self.kind.__name__}"
+        shown = "wrong, and is not shown here" if self.secret else repr(value)
         return SettingError(
-            f"The setting {PREFIX}{self.key} (or the argument of that meaning) is {value!r}.",
+            f"The setting {PREFIX}{self.key} (or the argument of that meaning) is {shown}.",
             todo=f"Give {wants}: {self.meaning}",
         )
 
@@ -99,3 +113,13 @@ def not_negative(value: Any) -> bool:
 def switch(value: Any) -> bool:
     """Off or on."""
     return value in (0, 1)
+
+
+def no_such_setting(name: str, known: Iterable[str]) -> SettingError:
+    """The error for a name or key that is no setting, with the one that may have been meant."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return SettingError(
+        f"There is no setting {name!r}.",
+        todo=f"Did you mean {close[0]!r}?" if close else f"Use one of: {', '.join(names)}.",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -20,6 +19,8 @@ from statebackend.errors import (
     SettingError,
     SparkConnectError,
 )
+from statebackend.monitoring.observers import check_observers
+from statebackend.once_batches import OnceBatches, Written, once
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.environment import warn_of_other_python
@@ -35,9 +36,10 @@ from statebackend.spark.start.query_start import QueryStart, StartOptions, frame
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
+from statebackend.spark.start.stateful_query import StatefulQuery, stateful_queries
 from statebackend.spark.start.worker_probe import check_workers
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
-from statebackend.system import SYSTEM, default_local_dir
+from statebackend.system import SYSTEM, default_local_dir, warn
 
 __all__ = ["StateBackend"]
 
@@ -107,7 +109,8 @@ class StateBackend(FrameMaker, StartedQuery):
         with jvm.calls():
             check_keys(spark.conf.getAll, [ENABLED])
         self._settings = Settings.resolve(given, functools.partial(_configured, spark))
-        driver_tls(self._settings)  # what it lacks is said here
+        driver_tls(self._settings)  # what they lack is said here
+        check_observers(self._settings)
         self._uri, self._job = uri or self._settings.uri, None
         if job is not None:
             if not self._uri:
@@ -226,15 +229,15 @@ class StateBackend(FrameMaker, StartedQuery):
         if found is not None and self._savepoint is not None:
             found.keep()  # or a beginning that is cut would not be found again
         query_start = self._query_start(job, frames, checked, go_back_to)
+        check_workers(self._spark, self._settings.local_dir)
         query_start.launch.prepare(writer)
-        check_workers(self._spark)  # the last: it is a job
         if found is not None:
             found.keep()
         with query_start.launch.given_up_on_error():
             query = query_start.run(start, self._builder.credentials().value.token)
             self._keep(query_start, frames)
             self._settle(found, query_start, query)
-        return query
+        return StatefulQuery(query._jsq)
 
     def _settle(
         self, found: FoundJob | None, query_start: QueryStart, query: StreamingQuery
@@ -283,14 +286,17 @@ class StateBackend(FrameMaker, StartedQuery):
         own = self._builder.newest(lambda one: self._jobs.get(one.name, uri) == uri)
         frames = own or self._builder.newest()
         query_start = self._query_start(job, frames, self._checked, go_back_to)
+        check_workers(self._spark, self._settings.local_dir)
         query_start.launch.prepare(None, checkpoint_location)
         if found is not None:
             found.keep()
         before = {query.id for query in query_start.active()}
         with query_start.launch.given_up_on_error():
-            with query_start.launch.armed(self._builder.credentials().value.token):
+            token = self._builder.credentials().value.token
+            with query_start.launch.armed(token), stateful_queries():
                 yield
             started = [q for q in query_start.active() if q.id not in before]
+            query_start.observe()
             query_start.launch.bind_one(started)
             for query in started:
                 self._settle(found, query_start, query)
@@ -341,6 +347,12 @@ class StateBackend(FrameMaker, StartedQuery):
         one = CheckedBatches(function)
         self._checked.append(one)
         return one  # type: ignore[return-value]
+
+    def once(self, write: Written) -> OnceBatches:
+        """As `statebackend.once`, for a query that :meth:`start` starts."""
+        one = once(write)
+        self._checked.append(one)
+        return one
 
     def continuous(self, source: Source, *, name: str) -> ContinuousStream:
         """The rows of a source, for a continuous job (docs/concepts/two-modes.md).
@@ -394,11 +406,10 @@ def _check_classic(spark: Any) -> None:
 
 
 def _warn_of_default_local_dir() -> None:
-    warnings.warn(
+    warn(
         "local_dir is not set: task-local copies go to statebackend-<user> in the temporary "
         f"directory of each executor's host (here: {default_local_dir()}). Set local_dir= "
-        "(or spark.statebackend.localDir) to a local disk that survives restarts.",
-        stacklevel=3,
+        "(or spark.statebackend.localDir) to a local disk that survives restarts."
     )
 
 

@@ -6,7 +6,7 @@ The first digit of a code names the floor: 1 use, 2 storage, 3 formats, 4 commit
 
 from __future__ import annotations
 
-from statebackend._error import StateBackendError, error_for_code
+from statebackend._error import StateBackendError, error_for_code, error_in_text
 
 __all__ = [
     "BarrierMissingError",
@@ -67,6 +67,7 @@ __all__ = [
     "ValueMismatchError",
     "WrongBatchError",
     "error_for_code",
+    "error_in_text",
 ]
 
 
@@ -116,7 +117,7 @@ class DuplicateUidError(UsageError):
 
 
 class MissingUidError(UsageError):
-    """An operator of the checkpoint that the query no longer has, or has none of."""
+    """The job has state of an operator that the query no longer has."""
 
     code = "SB1007"
 
@@ -152,25 +153,25 @@ class EnvironmentMissingError(UsageError):
 
 
 class UnsupportedQueryError(UsageError):
-    """A query, source or Spark setting that the backend cannot make exact."""
+    """A query, source, sink or Spark setting with which results would not be exact."""
 
     code = "SB1013"
 
 
 class ProcessorError(UsageError):
-    """The user's processor raised, or cannot be shipped."""
+    """The user's processor raised an error, or cannot be sent to the executors."""
 
     code = "SB1014"
 
 
 class KeyContextError(UsageError):
-    """State used outside the call for its key."""
+    """State was used outside the call for its key."""
 
     code = "SB1015"
 
 
 class JobRunningError(UsageError):
-    """The job is already being run by this driver."""
+    """The job is already being run, or has gone on since the checkpoint location was read."""
 
     code = "SB1016"
 
@@ -182,7 +183,7 @@ class StateMismatchError(UsageError):
 
 
 class BroadcastWriteError(UsageError):
-    """Broadcast state written where not all subtasks are given the same."""
+    """Broadcast state was written outside process_broadcast()."""
 
     code = "SB1018"
 
@@ -194,7 +195,7 @@ class PlanError(UnsupportedQueryError):
 
 
 class LateOutputError(UsageError):
-    """An operator put out a row that operators behind it would drop as late."""
+    """An operator put out a row that the operators after it would drop as late."""
 
     code = "SB1021"
 
@@ -215,7 +216,7 @@ class ObjectNotFoundError(StorageError):
 
 
 class StoreUnreachableError(StorageError):
-    """The store cannot be reached, or not be written."""
+    """The store cannot be reached or written to."""
 
     code = "SB2002"
 
@@ -227,19 +228,19 @@ class StoreCapabilityError(StorageError):
 
 
 class ConnectorError(StorageError):
-    """What a source reads from, or a sink writes to, cannot be reached, read or written."""
+    """A source cannot reach or read its input, or a sink cannot reach or write its output."""
 
     code = "SB2004"
 
 
 class OutputLostError(StorageError):
-    """Output that a checkpoint holds is gone, and nobody knows that it became visible."""
+    """Output of a checkpoint is gone, and it is not known whether readers have seen it."""
 
     code = "SB2005"
 
 
 class OverdueError(ConnectorError):
-    """A sink's commit, or a source's look for splits, did not come to its end in time."""
+    """A sink's commit, or a source's search for splits, did not end in time."""
 
     code = "SB2006"
 
@@ -296,19 +297,19 @@ class ProtocolError(StateBackendError):
 
 
 class IncompleteEpochError(ProtocolError):
-    """Spark went on although the operator did not finish the epoch before."""
+    """Spark went on, although the operator had not finished the epoch before."""
 
     code = "SB5001"
 
 
 class WrongBatchError(ProtocolError):
-    """A frame evaluated outside the micro-batch it belongs to."""
+    """A frame was evaluated outside its micro-batch."""
 
     code = "SB5002"
 
 
 class BarrierMissingError(ProtocolError):
-    """The input ended without its barrier: the upstream failed or was killed."""
+    """The input ended without its barrier, because a task before it failed or was killed."""
 
     code = "SB5003"
 
@@ -344,19 +345,19 @@ class BroadcastDivergedError(ProtocolError):
 
 
 class PeerLostError(ProtocolError):
-    """Another process of a continuous job is gone, does not answer, or hung up."""
+    """Another process of the job is gone, does not answer, or closed the connection."""
 
     code = "SB5009"
 
 
 class CheckpointsFailedError(ProtocolError):
-    """More checkpoints of a continuous job failed in a row than are tolerable."""
+    """More checkpoints in a row failed than `tolerable_failures` of a continuous job allows."""
 
     code = "SB5010"
 
 
 class ForeignObjectError(ProtocolError):
-    """A snapshot names an object that was neither made for it nor given to it."""
+    """A snapshot names an object that belongs to another one."""
 
     code = "SB5011"
 
@@ -383,7 +384,7 @@ class LocalCopyError(StateBackendError):
 
 
 class StoreBusyError(LocalCopyError):
-    """A local store is held by another process that does not answer."""
+    """Another process, which does not answer, has a local store open."""
 
     code = "SB6003"
 
@@ -398,13 +399,13 @@ class LocalDeltaError(LocalCopyError):
 
 
 class NotRestorableError(StateBackendError):
-    """The epoch asked for cannot be restored from what is there."""
+    """The objects that exist are not enough to restore the epoch that was asked for."""
 
     code = "SB7001"
 
 
 class RewindError(StateBackendError):
-    """A rewind that is due cannot be done exactly."""
+    """The query would have to go back to an earlier batch, and cannot do so exactly."""
 
     code = "SB7002"
 
@@ -416,7 +417,7 @@ class RescaleError(StateBackendError):
 
 
 class NotReplayableError(StateBackendError):
-    """A source no longer has, or has changed, what it must give again."""
+    """A source has lost or changed rows that it must give again."""
 
     code = "SB7004"
 
@@ -425,6 +426,6 @@ class NotReplayableError(StateBackendError):
 
 
 class DrillError(StateBackendError):
-    """A drill that cannot be made as it was asked for, or did not come to its end."""
+    """A drill cannot be made as it was asked for, or did not end."""
 
     code = "SB8001"

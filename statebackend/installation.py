@@ -3,7 +3,8 @@
 `install` puts other functions in the place of three methods of ``GroupedData`` (the stateful ones)
 and three of ``DataStreamWriter`` (those that start a query). They do ours for a session that
 `install` was called for, and for queries over its frames; Spark's own methods run for everything
-else. Nothing else of Spark is touched.
+else. ``awaitAnyTermination`` is Spark's, and tells an error of ours as one. Nothing else of Spark
+is touched.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from types import TracebackType
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from recovery.savepoints.savepoint import Savepoint
 from statebackend.backend import StateBackend
 from statebackend.settings import ENABLED
+from statebackend.spark.start.stateful_query import told_shortly
 from statebackend.spark.start.stream_writer import functions_in
 from statebackend.spark.start.writer_calls import StatefulStreamWriter
 from statebackend.threads import THREADS
@@ -61,6 +65,7 @@ def install(
     parallelism: int | None = None,
     max_parallelism: int | None = None,
     commit: str | None = None,
+    savepoint: str | Savepoint | None = None,
     allow_dropped_state: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Installed:
@@ -73,8 +78,9 @@ def install(
     left alone. With ``spark.statebackend.enabled=false`` nothing is installed.
 
     Args:
-        spark: a classic session. The others: as `statebackend.StateBackend` takes them; each can
-            be a ``spark.statebackend.*`` key.
+        spark: a classic session. The others: as `statebackend.StateBackend` takes them; all but
+            ``savepoint`` can be a ``spark.statebackend.*`` key. With a ``savepoint`` the session
+            has one query.
 
     Returns:
         a handle; as a context manager it gives the backend, and uninstalls it at its end.
@@ -89,6 +95,7 @@ def install(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         commit=commit,
+        savepoint=savepoint,
         allow_dropped_state=allow_dropped_state,
         settings=settings,
     )
@@ -142,6 +149,7 @@ def _put_in_place() -> None:
         (DataStreamWriter, "start", _of_query("start")),
         (DataStreamWriter, "toTable", _of_query("to_table")),
         (DataStreamWriter, "foreachBatch", _of_query("foreach_batch")),
+        (StreamingQueryManager, "awaitAnyTermination", told_shortly()),
     ):
         method = getattr(owner, name)
         _spark_methods[owner, name] = method

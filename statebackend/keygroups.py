@@ -18,6 +18,7 @@ from statebackend.errors import ParallelismError
 
 __all__ = [
     "MAX_PARALLELISM",
+    "TABLES_MAX_PARALLELISM",
     "KeyGroupRange",
     "check_parallelism",
     "default_max_parallelism",
@@ -27,6 +28,8 @@ __all__ = [
 
 MAX_PARALLELISM = 32768
 """The upper bound of parallelism and max parallelism; key groups fit into two bytes."""
+TABLES_MAX_PARALLELISM = 1024
+"""Of a savepoint that is made of tables, by default."""
 
 _LOWEST_DEFAULT = 128
 

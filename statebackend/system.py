@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,6 +28,7 @@ from typing import Final, Protocol
 from statebackend.threads import THREADS, Threads
 
 __all__ = [
+    "OWN_CODE",
     "SYSTEM",
     "System",
     "cores",
@@ -41,13 +43,20 @@ __all__ = [
     "own_memory_limit_bytes",
     "process_name",
     "quick_turns",
+    "s3_endpoint",
     "sleep_s",
     "temporary_folder",
     "unhurried_collector",
     "user_folder_name",
     "wall_ms",
+    "warn",
 ]
 
+OWN_CODE: Final = tuple(
+    str(Path(__file__).parents[1] / name) + os.sep
+    for name in ("statebackend", "snapshot", "recovery")
+)
+"""What the names of this library's files begin with."""
 
 # Of the container that this is, by both versions of control groups; groups within it are not seen.
 _MEMORY_LIMITS: Final = (
@@ -128,6 +137,14 @@ def sleep_s(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def warn(message: str) -> None:
+    """Warn at the user's line that called this library."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_CODE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
 def new_id() -> str:
     """An id that nobody else has: 32 hexadecimal digits."""
     return uuid.uuid4().hex
@@ -136,6 +153,11 @@ def new_id() -> str:
 def host_name() -> str:
     """This host, as Spark names it where it says so."""
     return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
+
+
+def s3_endpoint() -> str | None:
+    """The S3 server that the environment names, for clients that do not look there themselves."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
 def expanded(path: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["size"]
+from datetime import UTC, datetime
+
+__all__ = ["count", "duration", "seconds", "size", "when"]
 
 
 def size(size_bytes: int) -> str:
@@ -13,3 +15,31 @@ def size(size_bytes: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """1 row, 2,000 rows."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} " + (f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")
+
+
+def seconds(amount_s: float) -> str:
+    """A span for people: 340 ms, 2.3 s."""
+    return f"{1000 * amount_s:.0f} ms" if amount_s < 0.9995 else f"{amount_s:.1f} s"
+
+
+def duration(amount_s: float) -> str:
+    """A long span for people: 41.2 s, 5 min 3 s, 2 h 5 min."""
+    if amount_s < 60:
+        return seconds(amount_s)
+    minutes, rest_s = divmod(round(amount_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
+
+
+def when(at_ms: int | None) -> str:
+    """A time for people, in UTC; empty where it is not known."""
+    if at_ms is None or at_ms < 0:
+        return ""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.local_session import local_session
 from tests.support.s3 import *  # noqa: F403  (S3 servers, started when a test asks for one)
 
 if TYPE_CHECKING:
@@ -30,12 +31,26 @@ settings.register_profile("dev", deadline=None, max_examples=300, print_blob=Tru
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Each of N runs takes its share of the tests that are run by turns."""
+    parser.addoption(
+        "--turn",
+        default="0/1",
+        metavar="K/N",
+        help="of the tests marked by_turns, share K (0 to N-1) of N; all of them without it",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts Spark is of the full suite, but for what holds a promise of the README.
 
     Under xdist: Spark's tests by module, and those with processes of their own in one worker.
     """
+    later = _of_other_turns(config.getoption("--turn"), items)
+    config.hook.pytest_deselected(items=later)
+    others = set(later)
+    items[:] = [item for item in items if item not in others]
     for item in items:
         if item.get_closest_marker("cluster"):
             group = "cluster"
@@ -48,38 +63,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
+def _of_other_turns(turn: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    try:
+        share, shares = map(int, turn.split("/"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--turn {turn} is not like 0/3") from error
+    if not 0 <= share < shares:
+        raise pytest.UsageError(f"--turn {turn}: of {shares} shares, 0 to {shares - 1}")
+    return [
+        item
+        for item in items
+        # By the name, so that a new test moves no other one.
+        if item.get_closest_marker("by_turns")
+        and zlib.crc32(item.nodeid.encode()) % shares != share
+    ]
+
+
 @pytest.fixture(scope="session")
 def spark(
     tmp_path_factory: pytest.TempPathFactory, aws_environment: None
 ) -> Iterator[SparkSession]:
     """A session of two local slots; every test shares it, none stops it."""
-    from pyspark.sql import SparkSession
-
-    from recovery.drill.cluster.local_cluster import SHORT_LIVED
-
-    # Before the JVM starts: the workers must run this very interpreter, with these credentials.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    scratch = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("statebackend-tests")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.log.level", "ERROR")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.sql.ui.retainedExecutions", "10")  # its heap serves thousands of queries
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.retainedJobs", "10")
-        .config("spark.ui.retainedStages", "10")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
+    session = local_session(tmp_path_factory.mktemp("spark"), {})
     yield session
     session.stop()

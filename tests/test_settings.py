@@ -24,7 +24,7 @@ def resolve(
 def other_value(name: str) -> Any:
     """A value that the setting takes and that is not its default."""
     special = {"commit": "async", "s3_sse": "AES256", "heartbeat": 0, "quick_frames": 0, "tls": 1}
-    special |= {"rebalance": "off"}
+    special |= {"otel": 1, "rebalance": "off", "ui_token": "a secret of 16 or more"}
     return special.get(name, OTHER[SETTINGS[name].kind])
 
 
@@ -95,9 +95,11 @@ def test_a_number_that_is_no_integer_is_not_cut_to_one(bad: float) -> None:
         resolve({"parallelism": bad})
 
 
-def test_an_argument_that_is_no_setting_is_named_beside_those_that_are() -> None:
-    with pytest.raises(SettingError, match="no setting 'paralelism'") as caught:
+def test_an_argument_that_is_no_setting_is_named_beside_what_may_have_been_meant() -> None:
+    with pytest.raises(SettingError, match=r"'paralelism'\. Did you mean 'parallelism'\?$"):
         resolve({"paralelism": 2})
+    with pytest.raises(SettingError, match="no setting 'xyz'") as caught:
+        resolve({"xyz": 2})
     assert all(name in str(caught.value) for name in SETTINGS)
 
 
@@ -108,7 +110,7 @@ def test_a_wrong_default_cannot_hide() -> None:
 
 
 def test_every_setting_is_resolved_and_has_a_key_of_its_own() -> None:
-    assert [field.name for field in dataclasses.fields(Settings)] == list(SETTINGS)
+    assert [field.name for field in dataclasses.fields(Settings)] == [*SETTINGS, "origins"]
     assert len({setting.key for setting in SETTINGS.values()}) == len(SETTINGS)
 
 

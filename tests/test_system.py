@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
+
+import pytest
 
 from statebackend import system
 
@@ -18,3 +21,12 @@ def test_what_is_loaded_is_left_alone_by_the_collector_from_then_on() -> None:
         assert any(one is later for one in gc.get_objects()), "what is new is looked at"
     finally:
         gc.unfreeze()
+
+
+def test_a_warning_is_at_the_users_line() -> None:
+    inside: dict[str, Any] = {"warn": system.warn}
+    code = "def outer(): inner()\ndef inner(): warn('so it is')"
+    exec(compile(code, f"{system.OWN_CODE[0]}any.py", "exec"), inside)
+    with pytest.warns(UserWarning, match="so it is") as caught:
+        inside["outer"]()
+    assert caught[0].filename == __file__

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from snapshot.formats.record import Manifest, parse_record_name, read_manifest, record_name
 from snapshot.protocol.lineage import OperatorLineage, resolve
-from snapshot.retention.retention import Kind, kind_of
+from snapshot.retention.deletable import Kind, kind_of
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import (
     CorruptionError,
@@ -127,10 +127,16 @@ def live_lineages(manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
     Raises:
         CorruptionError: the lineage digests do not follow from one another.
     """
+    return _without_dropped(resolve(manifests), manifests)
+
+
+def _without_dropped(
+    lineages: Mapping[str, OperatorLineage], manifests: Iterable[Manifest]
+) -> dict[str, OperatorLineage]:
     named = named_operators(manifests)
     return {
         uid: lineage
-        for uid, lineage in resolve(manifests).items()
+        for uid, lineage in lineages.items()
         if named is None or named.get(uid) == lineage.first_epoch
     }
 
@@ -237,7 +243,8 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
     lineages: dict[str, OperatorLineage] = {}
     live: Mapping[str, OperatorLineage] = {}
     try:
-        lineages, live = resolve(log.live), live_lineages(log.live)
+        lineages = resolve(log.live)
+        live = _without_dropped(lineages, log.live)
     except CorruptionError as error:
         problems.append(error.what)
     objects: dict[str, int] = {kind.value: 0 for kind in Kind}

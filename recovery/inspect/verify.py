@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final
 
 from blake3 import blake3
 
@@ -21,6 +21,7 @@ from recovery.decide.damage import Lost, Needs, needs_of, slice_key, tolerant_li
 from recovery.inspect.describe import LogRead, named_operators, read_log, require_tip
 from snapshot.formats.base import FileEntry, decode_index
 from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.history_object import HISTORY_PREFIX, decode_history, parse_history_name
 from snapshot.formats.record import (
     Manifest,
     Record,
@@ -38,15 +39,13 @@ from statebackend.errors import (
     ObjectNotFoundError,
     StateBackendError,
 )
+from statebackend.work_done import Progress
 
-__all__ = ["Finding", "Progress", "VerifyReport", "verify"]
+__all__ = ["Finding", "VerifyReport", "verify"]
 
 WHOLE_BYTES: Final = 32 << 20  # larger records are read slice by slice
 READ_ATTEMPTS: Final = 5
 SPOOL_BYTES: Final = 32 << 20  # larger slices go through a temporary file
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Told the bytes read so far, and the bytes to read in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +174,7 @@ class _Walk:
         """States that belong to no key, down to every row."""
         # Schemas bring pyspark along, which other jobs need not wait for.
         from statebackend.schema.codec import codec_for
-        from statebackend.schema.keys import KeyCodec
+        from statebackend.schema.keys.key_codec import KeyCodec
         from statebackend.schema.types import schema_from_json
         from statebackend.state.operator_state import decode_lists, decode_maps
 
@@ -270,7 +269,7 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
 
     Args:
         store: the job's folder. job: its name.
-        progress: called as bytes are read.
+        progress: told the bytes that were read, and those to read in all.
 
     Raises:
         NotRestorableError: there is no log, or none of its records reads.
@@ -282,7 +281,7 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
     walk = _walked(store, log, progress)
     lineages, breaks = tolerant_lineages(log.live)
     walk.raw += [_Raw(error, record_name(seq), seq) for seq, error in breaks]
-    walk.raw += _log_findings(log)
+    walk.raw += [*_log_findings(log), *_history_findings(store)]
     needs = needs_of(lineages, named_operators(log.live))
     raw = _still_there(store, log, walk.raw)
     lost = needs.lost({slice_key(one.sequence, one.entry) for one in raw if one.entry})
@@ -364,6 +363,24 @@ def _log_findings(log: LogRead) -> list[_Raw]:
         )
         found.append(_Raw(error, record_name(newer.sequence), newer.sequence, means=stops))
     return found
+
+
+def _history_findings(store: ObjectStore) -> Iterator[_Raw]:
+    """Objects of the history that do not read."""
+    for info in store.list(HISTORY_PREFIX):
+        known = parse_history_name(info.name)
+        if known is None:
+            continue
+        means = (
+            f"The history lacks epochs {known.first_epoch} to {known.last_epoch}. Nothing that "
+            "the job needs is in it."
+        )
+        try:
+            decode_history(info.name, store.get(info.name))
+        except FormatError as error:
+            yield _Raw(error, info.name, known.newest_sequence, means=means)
+        except ObjectNotFoundError:
+            continue  # beyond the bounds since
 
 
 def _still_there(store: ObjectStore, log: LogRead, raw: list[_Raw]) -> list[_Raw]:

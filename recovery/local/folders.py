@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
@@ -29,6 +30,7 @@ __all__ = [
     "own_folder",
     "remove",
     "sweep_work",
+    "try_folder",
     "unreadable",
     "unusable",
 ]
@@ -72,6 +74,20 @@ def home_of(local_dir: str) -> Path:
     if open_to_all:
         _say_once(path)
     return own_folder(path / system.user_folder_name())
+
+
+def try_folder(local_dir: str) -> None:
+    """Find out whether copies can be kept in a directory, before any is.
+
+    Raises:
+        LocalDirError: they cannot.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=home_of(local_dir)) as file:
+            file.write(b"0")
+            file.flush()
+    except OSError as error:
+        raise unusable(local_dir, error) from error
 
 
 def open_above(path: Path) -> Path | None:

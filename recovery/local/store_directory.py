@@ -139,6 +139,12 @@ class StoreDirectory:
         if marker is not None:
             self.drop_deltas(marker.epoch)
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Store | None]:
+        """The store for another thread; None: it is not open. It is not closed meanwhile."""
+        with self._closing:
+            yield self.store
+
     def begin_linking(self) -> Event:
         """The store is being read as a whole by another thread, until the event is set."""
         self._linking = self._threads.event()

@@ -18,7 +18,7 @@ from recovery.local.ancestors import Ancestors
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.rescale import Piece, PieceError, assemble, clip_pieces
-from recovery.restore.steps import DamagedStep, StepReader
+from recovery.restore.step_reader import DamagedStep, StepReader
 from snapshot.formats.delta import DeltaRows
 from snapshot.formats.delta_stream import as_lists
 from snapshot.formats.record import slice_key

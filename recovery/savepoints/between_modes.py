@@ -14,7 +14,7 @@ by that one rows were late and timers fired.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,6 +31,8 @@ __all__ = [
     "overtaken_in",
     "state_for_query",
     "state_for_stream",
+    "state_with_keys",
+    "state_with_watermark",
     "without",
 ]
 
@@ -171,6 +173,43 @@ def state_for_query(state: StateAt) -> StateAt:
         return msgspec.structs.replace(manifest, watermark_ms=at_ms or None)
 
     return _changed(kept, changed)
+
+
+def state_with_watermark(
+    state: StateAt, next_watermark_ms: int, delays: Mapping[str, int | None]
+) -> StateAt:
+    """A query's state whose records do not say which event times were seen: Spark's own.
+
+    Args:
+        next_watermark_ms: in force in the next epoch; 0: nothing was seen.
+        delays: of the operators' watermarks, by uid; None: it takes the job's.
+    """
+
+    def changed(manifest: Manifest) -> Manifest:
+        delay_ms = delays.get(manifest.operator)
+        if not next_watermark_ms or delay_ms is None:
+            return manifest
+        at_ms = next_watermark_ms + delay_ms
+        return msgspec.structs.replace(manifest, event_max_ms=at_ms, second_max_ms=at_ms)
+
+    return _changed(state, changed)
+
+
+def state_with_keys(state: StateAt, renamed: Callable[[str, str], str]) -> StateAt:
+    """A state whose operators' keys have other names; their bytes are the same.
+
+    Args:
+        renamed: gives the schema that an operator's key is to have, by its uid and the one it has.
+    """
+
+    def changed(manifest: Manifest) -> Manifest:
+        known = manifest.schemas.get("")
+        if known is None:
+            return manifest
+        key = renamed(manifest.operator, known)
+        return msgspec.structs.replace(manifest, schemas={**manifest.schemas, "": key})
+
+    return _changed(state, changed)
 
 
 def state_for_stream(state: StateAt) -> StateAt:

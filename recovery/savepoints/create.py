@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from recovery.savepoints.between_modes import CONTINUOUS, is_continuous, overtaken_in
@@ -17,15 +16,15 @@ from recovery.savepoints.location_part import (
     query_id_of,
 )
 from recovery.savepoints.savepoint import (
-    SPARK_FOLDER,
     Begun,
     Savepoint,
     SavepointFile,
     SavepointOperator,
 )
 from recovery.savepoints.savepoint_folder import SavepointFolder
+from recovery.savepoints.source_files import copy_source_files
 from recovery.savepoints.state_at_epoch import Needed, StateAt, last_epochs, state_at
-from recovery.savepoints.state_copy import Copied, copy_object, copy_state, scratch_folder
+from recovery.savepoints.state_copy import Copied, copy_state, scratch_folder
 from snapshot.formats.record import Manifest, parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.operators import operators_setting
@@ -38,11 +37,11 @@ from statebackend.errors import (
     StoreCapabilityError,
 )
 from statebackend.threads import THREADS, Threads
+from statebackend.work_done import Progress
 
 __all__ = ["Making", "complete_epoch", "create_savepoint", "epoch_to_save"]
 
 _ATTEMPTS: Final = 3
-_AT_A_TIME: Final = 4
 
 
 def epoch_to_save(manifests: list[Manifest], batches: Batches) -> int:
@@ -102,6 +101,7 @@ class Making:
         open_target: the folder that a savepoint of this id goes to.
         new_id, now_ms, writer: ids, the clock, and who this is, for people.
         tick: told the bytes of every object that was copied; what it raises ends it.
+        progress: told the bytes of objects that were copied, and of all that are.
         cleaning: entered while what was copied in vain is removed.
     """
 
@@ -114,6 +114,7 @@ class Making:
     now_ms: Callable[[], int]
     writer: str
     tick: Callable[[int], None] = lambda size_bytes: None
+    progress: Progress | None = None
     cleaning: Callable[[], AbstractContextManager[None]] = nullcontext
     epoch: int | None = None
     uncommitted: bool = False
@@ -233,39 +234,22 @@ def _made(making: Making, state: StateAt, names: list[str], folder: SavepointFol
             new_id=making.new_id,
             scratch=scratch,
             tick=making.tick,
+            progress=making.progress,
             threads=making.threads,
         )
-        files = [] if making.location is None else _copy_files(making, names, target, scratch)
+        files = []
+        if making.location is not None:
+            files = copy_source_files(
+                making.location,
+                ["metadata", *names],
+                target,
+                scratch=scratch,
+                threads=making.threads,
+                tick=making.tick,
+            )
     savepoint = _described(making, state, copied, files, begun, query_id, target)
     folder.finish(savepoint)
     return savepoint
-
-
-def _copy_files(
-    making: Making, names: list[str], target: ObjectStore, scratch: Path
-) -> list[SavepointFile]:
-    location = making.location
-    assert location is not None
-
-    def copy(name: str) -> SavepointFile:
-        size_bytes, digest = copy_object(
-            location.chunks,
-            name,
-            target,
-            f"{SPARK_FOLDER}{name}",
-            size_bytes=None,
-            digest="",
-            scratch=scratch,
-            where=location.path,
-        )
-        return SavepointFile(name=name, size_bytes=size_bytes, digest=digest)
-
-    files = []
-    with making.threads.pool(_AT_A_TIME, "statebackend-savepoint") as pool:
-        for file in pool.map(copy, ["metadata", *names]):
-            making.tick(file.size_bytes)
-            files.append(file)
-    return files
 
 
 def _described(

@@ -16,8 +16,7 @@ commit, and of each source what it knew in the epoch.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -30,13 +29,26 @@ from statebackend.errors import (
     UnsupportedQueryError,
 )
 
-__all__ = ["Batches", "LocationFiles", "StoreLocation", "batches_of", "files_of", "query_id_of"]
+__all__ = [
+    "NO_OFFSET",
+    "STATE_FOLDER",
+    "Batches",
+    "LocationFiles",
+    "StoreLocation",
+    "batches_of",
+    "file_source_offset",
+    "files_after",
+    "files_of",
+    "query_id_of",
+    "text_of",
+]
 
-_SEQUENCE: Final = re.compile(r"(\d+)(\.compact)?")
-_NO_OFFSET: Final = "-"
+_COMPACT: Final = ".compact"
+NO_OFFSET: Final = "-"
 _VERSION: Final = "v1"
 _FILE_LOG: Final = b'v1\n{"path":'
 TEXT_LIMIT_BYTES: Final = 64 << 20
+STATE_FOLDER: Final = "state"
 
 
 class LocationFiles(Protocol):
@@ -107,7 +119,7 @@ def query_id_of(location: LocationFiles) -> str:
         CheckpointLocationError: it is no query's.
     """
     try:
-        return str(json.loads(_text(location, "metadata"))["id"])
+        return str(json.loads(text_of(location, "metadata"))["id"])
     except (ObjectNotFoundError, ValueError, KeyError, TypeError) as error:
         raise CheckpointLocationError(
             f"{location.path} is not the checkpoint location of a query: its file `metadata` "
@@ -124,7 +136,7 @@ def files_of(location: LocationFiles, epoch: int) -> list[str]:
         NotRestorableError: the batch is not committed, or its plan or a source's log is gone.
         UnsupportedFormatError: the plan is of a form that this release does not know.
     """
-    if location.list("state"):
+    if location.list(STATE_FOLDER):
         raise UnsupportedQueryError(
             f"The checkpoint location {location.path} has a folder `state`: operators of Spark's "
             f"own (dropDuplicates, a stream-stream join, an aggregation) keep state there, and a "
@@ -132,8 +144,17 @@ def files_of(location: LocationFiles, epoch: int) -> list[str]:
             todo="Use the backend's operators in their place, or copy the whole location and the "
             "job's folder while the query is stopped.",
         )
-    wanted = [f"offsets/{epoch - 1}"] if epoch > 0 else []
-    wanted += [f"offsets/{epoch}", f"commits/{epoch}"]
+    return files_after(location, epoch)
+
+
+def files_after(location: LocationFiles, epoch: int, *, planned: bool = False) -> list[str]:
+    """As `files_of`, whatever Spark keeps beside it.
+
+    Args:
+        planned: Spark has planned the next batch, too: that plan goes along.
+    """
+    wanted = [f"offsets/{n}" for n in range(max(0, epoch - 1), epoch + 1 + planned)]
+    wanted.append(f"commits/{epoch}")
     batches = batches_of(location)
     there = {f"offsets/{n}" for n in batches.offsets} | {f"commits/{n}" for n in batches.commits}
     missing = [name for name in wanted if name not in there]
@@ -143,19 +164,19 @@ def files_of(location: LocationFiles, epoch: int) -> list[str]:
             f"more), so where its sources stood after epoch {epoch} is not known.",
             todo="Let the query finish a batch, and try again.",
         )
-    offsets = _offsets(location, epoch)
+    offsets = _offsets(location, epoch + planned)
     by_source: dict[str, list[str]] = {}
     for name in location.list("sources"):
         by_source.setdefault(name.split("/")[1], []).append(name)
     for number, names in sorted(by_source.items()):
-        offset = offsets[int(number)] if number.isdigit() and int(number) < len(offsets) else ""
-        wanted += _of_source(location, f"sources/{number}", names, offset)
+        its = _offsets_of(int(number), offsets) if number.isdigit() else set()
+        wanted += _of_source(location, f"sources/{number}", names, its)
     return wanted
 
 
 def _offsets(location: LocationFiles, epoch: int) -> list[str]:
     """Each source's offset at the end of an epoch, as Spark wrote it."""
-    lines = _text(location, f"offsets/{epoch}").split("\n")
+    lines = text_of(location, f"offsets/{epoch}").split("\n")
     if len(lines) < 2 or lines[0].strip() != _VERSION:
         raise UnsupportedFormatError(
             f"The plan of batch {epoch} in {location.path} is of the form "
@@ -165,18 +186,41 @@ def _offsets(location: LocationFiles, epoch: int) -> list[str]:
     return [line.strip() for line in lines[2:] if line.strip()]
 
 
+def _offsets_of(number: int, offsets: Sequence[str]) -> set[str]:
+    """The offsets that may be those of a source: one, unless a source is read in two places.
+
+    Such a source has one folder and in each place the same offset. So before a source's place stand
+    at least as many offsets as there are sources before it, and no more different ones.
+    """
+    return {
+        offset
+        for place, offset in enumerate(offsets)
+        if len(set(offsets[:place])) <= number <= place
+    }
+
+
 def _of_source(
-    location: LocationFiles, folder: str, names: Sequence[str], offset: str
+    location: LocationFiles, folder: str, names: Sequence[str], offsets: Collection[str]
 ) -> list[str]:
-    """What a source knew: of a file source its log up to an offset; of any other all it keeps."""
-    if offset == _NO_OFFSET:
-        first = next(location.chunks(names[0]), b"")
-        return [] if first.startswith(_FILE_LOG) else sorted(names)
-    last = _file_source_offset(offset)
-    return sorted(names) if last is None else _file_log(location, folder, names, last)
+    """What a source knew: of a file source its log up to an offset; of any other all it keeps.
+
+    Args:
+        offsets: one of them is the source's. A log goes along up to the largest: what it has beyond
+            its own the source reads next, as Spark does at a restart.
+    """
+    known = len(offsets) == 1 and NO_OFFSET not in offsets
+    if not known and not next(location.chunks(names[0]), b"").startswith(_FILE_LOG):
+        return sorted(names)
+    ends = [end for one in offsets if (end := file_source_offset(one)) is not None]
+    if not ends:
+        return [] if NO_OFFSET in offsets else sorted(names)
+    newest = max(_log_number(folder, name) for name in names)
+    last = max((end for end in ends if end <= newest), default=min(ends))
+    return _file_log(location, folder, names, last)
 
 
-def _file_source_offset(offset: str) -> int | None:
+def file_source_offset(offset: str) -> int | None:
+    """How far the log of a file source had come, by an offset in a plan; None: it is another's."""
     try:
         said: Any = json.loads(offset)
     except ValueError:
@@ -192,13 +236,12 @@ def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: 
     entries: dict[int, str] = {}
     compact = -1
     for name in names:
-        match = _SEQUENCE.fullmatch(name.removeprefix(f"{folder}/"))
-        if match is None or int(match[1]) > last:
+        number = _log_number(folder, name)
+        if not 0 <= number <= last:
             continue
-        number = int(match[1])
-        if match[2] or number not in entries:
+        if name.endswith(_COMPACT) or number not in entries:
             entries[number] = name
-        if match[2]:
+        if name.endswith(_COMPACT):
             compact = max(compact, number)
     first = max(compact, 0)
     missing = [n for n in range(first, last + 1) if n not in entries]
@@ -211,7 +254,18 @@ def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: 
     return [entries[n] for n in range(first, last + 1)]
 
 
-def _text(location: LocationFiles, name: str) -> str:
+def _log_number(folder: str, name: str) -> int:
+    """-1: it is no file of a log."""
+    number = name.removeprefix(f"{folder}/").removesuffix(_COMPACT)
+    return int(number) if number.isdigit() else -1
+
+
+def text_of(location: LocationFiles, name: str) -> str:
+    """A file of text.
+
+    Raises:
+        ObjectNotFoundError: it is not there. UnsupportedFormatError: it is no text, or too long.
+    """
     pieces, size_bytes = [], 0
     for piece in location.chunks(name):
         pieces.append(piece)

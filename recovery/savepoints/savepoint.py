@@ -23,7 +23,7 @@ from blake3 import blake3
 from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
-from snapshot.retention.retention import PROBE_PREFIX
+from snapshot.retention.deletable import PROBE_PREFIX
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.uris import SAVEPOINTS_FOLDER
 from statebackend.errors import (
@@ -93,6 +93,8 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
             committed. That is the job's own: no other commits it.
         stamp_ms: that batch's own time.
         watermark_ms: in force in it; None: it had none.
+        next_watermark_ms: of a query that had Spark's own operators: in force in the next batch.
+            None: of any other, whose operators say it.
         created_ms: when it was made, by the clock of the host that made it.
         operators: those that had begun by then.
         records: how many records were copied.
@@ -120,6 +122,7 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     spark: list[SavepointFile]
     continuous: bool = False
     uncommitted: bool = False
+    next_watermark_ms: int | None = None
 
 
 class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,6 +368,7 @@ def delete_savepoint(store: ObjectStore) -> list[str]:
         )
     if BEGUN_NAME in names:
         _mark_deleted(store)  # from here on it does not exist, whatever lands late
+        names = [info.name for info in store.list("")]  # what was written before the mark
     store.delete([SAVEPOINT_NAME])
     ours = [name for name in names if _is_ours(name)]
     for start in range(0, len(ours), 1000):

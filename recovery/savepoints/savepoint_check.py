@@ -6,10 +6,11 @@ import dataclasses
 
 from blake3 import blake3
 
-from recovery.inspect.verify import Finding, Progress, VerifyReport, verify
+from recovery.inspect.verify import Finding, VerifyReport, verify
 from recovery.savepoints.savepoint import SPARK_FOLDER, Savepoint, read_savepoint
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, NotRestorableError, ObjectNotFoundError
+from statebackend.work_done import Progress
 
 __all__ = ["check_savepoint"]
 

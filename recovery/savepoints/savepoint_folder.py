@@ -23,14 +23,14 @@ from statebackend.errors import (
     StateBackendError,
 )
 
-__all__ = ["SavepointFolder"]
+__all__ = ["SavepointFolder", "check_begun"]
 
 
 class SavepointFolder:
     """A folder with `savepoint.begun` in it, which says whose it is.
 
     Attributes:
-        store: the folder. begun: what `savepoint.begun` says.
+        store: the folder. begun: what `savepoint.begun` says. encoded: its bytes.
     """
 
     def __init__(self, store: ObjectStore, begun: Begun) -> None:
@@ -41,9 +41,9 @@ class SavepointFolder:
         """
         self.store: Final = store
         self.begun: Final = begun
-        self._bytes = msgspec.json.encode(begun)
+        self.encoded: Final = msgspec.json.encode(begun)
         taken = any(not is_probe(info.name) for info in store.list(""))
-        if taken or store.create(BEGUN_NAME, [self._bytes]) is CreateOutcome.EXISTS:
+        if taken or store.create(BEGUN_NAME, [self.encoded]) is CreateOutcome.EXISTS:
             raise SettingError(
                 f"A savepoint cannot go to {store.uri}: something lies there already.",
                 todo="Give another place; `statebackend savepoint delete` removes a savepoint.",
@@ -55,16 +55,7 @@ class SavepointFolder:
         Raises:
             NotRestorableError: naming the savepoint.
         """
-        try:
-            found = self.store.get(BEGUN_NAME)
-        except ObjectNotFoundError:
-            found = b""
-        if found != self._bytes:
-            raise NotRestorableError(
-                f"The savepoint {self.begun.id} in {self.store.uri} was deleted while it was made"
-                f"{', and another one begun there' if found else ''}.",
-                todo="Make it again. What lies in its folder is nobody's, and may be deleted.",
-            )
+        check_begun(self.store, self.encoded)
 
     def finish(self, savepoint: Savepoint) -> None:
         """Say that it is whole, in one write and the last one.
@@ -79,5 +70,27 @@ class SavepointFolder:
         """Remove what was written in vain, as far as the store lets it."""
         with suppress(StateBackendError):
             # Somebody may have deleted it meanwhile, and made another in the same place.
-            if self.store.get(BEGUN_NAME) == self._bytes:
+            if self.store.get(BEGUN_NAME) == self.encoded:
                 delete_savepoint(self.store)
+
+
+def check_begun(store: ObjectStore, begun: bytes) -> None:
+    """Refuse to go on in a folder that somebody has deleted meanwhile.
+
+    Args:
+        begun: the bytes of `savepoint.begun`.
+
+    Raises:
+        NotRestorableError: naming the savepoint.
+    """
+    try:
+        found = store.get(BEGUN_NAME)
+    except ObjectNotFoundError:
+        found = b""
+    if found != begun:
+        its = msgspec.json.decode(begun, type=Begun)
+        raise NotRestorableError(
+            f"The savepoint {its.id} in {store.uri} was deleted while it was made"
+            f"{', and another one begun there' if found else ''}.",
+            todo="Make it again. What lies in its folder is nobody's, and may be deleted.",
+        )

@@ -33,6 +33,7 @@ from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, LocalDirError
 from statebackend.threads import THREADS, Threads
+from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["Copied", "copy_object", "copy_state", "scratch_folder"]
 
@@ -61,11 +62,12 @@ class _Copier:
         new_id: Callable[[], str],
         scratch: Path,
         tick: Callable[[int], None],
+        work: WorkDone,
         threads: Threads,
     ) -> None:
         self._source, self._target = source, target
         self._generation, self._new_id = generation, new_id
-        self._scratch, self._tick = scratch, tick
+        self._scratch, self._tick, self._work = scratch, tick, work
         self._records: dict[int, Record] = {}
         self.indexes: dict[tuple[int, str], FileIndex] = {}
         self.objects: dict[str, str] = {}
@@ -107,6 +109,7 @@ class _Copier:
             elif entry.object is not None:
                 name = data_name(self._generation, entry.epoch, self._new_id())
                 wanted.setdefault(entry.object, (name, entry.size_bytes, entry.digest))
+        self._work.expect(sum(size_bytes for _, size_bytes, _ in wanted.values()))
         largest_first = sorted(wanted.items(), key=lambda item: -item[1][1])
         with self._threads.pool(_AT_A_TIME, "statebackend-savepoint") as pool:
             copies = [pool.submit(self._copy, name, *to) for name, to in largest_first]
@@ -132,6 +135,7 @@ class _Copier:
         )
         with self._lock:
             self._tick(size_bytes)
+            self._work.add(size_bytes)
 
     def rewritten(self, one: Needed) -> tuple[SliceEntry, bytes | None]:
         """A slice as the copy names it, with its body where that goes into the record."""
@@ -167,6 +171,7 @@ def copy_state(
     new_id: Callable[[], str],
     scratch: Path,
     tick: Callable[[int], None] = lambda size_bytes: None,
+    progress: Progress | None = None,
     threads: Threads = THREADS,
 ) -> Copied:
     """Write a state into another job's folder: first the objects, then the records.
@@ -174,10 +179,9 @@ def copy_state(
     Every byte is checked against its digest on the way.
 
     Args:
-        source: the folder that `state` was read from. target: the other one.
-        log: of the target. tenure: from its claim.
-        query_id, run: what the records say.
-        scratch: a folder on this host, for large objects.
+        source: the folder that `state` was read from. target: the other one; `log` is of it.
+        tenure: from its claim. query_id, run: what the records say.
+        scratch: a folder on this host, for large objects. progress: see `Making`.
         tick: told the bytes of each object that was copied; what it raises ends the copying.
 
     Raises:
@@ -192,6 +196,7 @@ def copy_state(
         new_id=new_id,
         scratch=scratch,
         tick=tick,
+        work=WorkDone(progress),
         threads=threads,
     )
     copier.copy_all(state.records)
@@ -209,6 +214,7 @@ def copy_state(
             run=run,
             slices=slices,
             settings=dict(state.settings),
+            figures=msgspec.UNSET,  # the history is of the job that they were taken in
         )
         log.append(tenure, manifest, [body for _, body in rewritten])
         tick(0)

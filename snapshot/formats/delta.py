@@ -65,12 +65,13 @@ class Delta:
     Attributes:
         data: the Arrow IPC stream.
         digest: blake3 of `data`, 32 bytes.
-        rows: rows in it, deletions included.
+        rows: rows in it, deletions included. deletions: how many of them are.
     """
 
     data: bytes
     digest: bytes
     rows: int
+    deletions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def encode_columns(keys: pa.BinaryArray, values: pa.BinaryArray, *, level: int =
     sink = pa.BufferOutputStream()
     write_stream(sink, [columns], len(keys), level=level)
     data = sink.getvalue().to_pybytes()
-    return Delta(data, blake3(data).digest(), len(keys))
+    return Delta(data, blake3(data).digest(), len(keys), values.null_count)
 
 
 def write_stream(

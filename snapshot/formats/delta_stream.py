@@ -48,7 +48,7 @@ class EncodedDelta:
         path: the file; it belongs to the caller. None if it is in memory.
         digest: blake3 of the stream, 32 bytes.
         size_bytes: of the stream.
-        rows: rows in it, deletions included.
+        rows: rows in it, deletions included. deletions: how many of them are.
     """
 
     data: bytes | None
@@ -56,6 +56,7 @@ class EncodedDelta:
     digest: bytes
     size_bytes: int
     rows: int
+    deletions: int = 0
 
 
 def encode_frozen(
@@ -76,7 +77,9 @@ def encode_frozen(
         return EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
     encode = encode_delta if frozen.columns is None else encode_columns
     delta = encode(*(frozen.columns or frozen.sorted()), level=level)
-    return EncodedDelta(delta.data, None, delta.digest, len(delta.data), delta.rows)
+    return EncodedDelta(
+        delta.data, None, delta.digest, len(delta.data), delta.rows, delta.deletions
+    )
 
 
 def encode_stream(
@@ -98,17 +101,25 @@ def encode_stream(
         SettingError: the keys do not ascend, or there are more or fewer rows.
         LocalDirError: the disk is full or failed.
     """
+    deletions = 0
+
+    def counted() -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+        nonlocal deletions
+        for keys, values in pieces:
+            deletions += values.null_count
+            yield keys, values
+
     try:
         with path.open("wb") as file:
             sink = _HashedFile(file)
-            write_stream(sink, pieces, rows, level=level)
+            write_stream(sink, counted(), rows, level=level)
     except BaseException as error:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_failed(path, error) from error
         raise
-    return EncodedDelta(None, path, sink.digest(), sink.size_bytes, rows)
+    return EncodedDelta(None, path, sink.digest(), sink.size_bytes, rows, deletions)
 
 
 class _HashedFile(io.RawIOBase):

@@ -138,6 +138,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         states: state ids (part of every key) by name.
         slices: this record's own slices.
         settings: those that must stay as they are for the job to be restored.
+        figures: what the checkpoint was like (see `snapshot.formats.epoch_figures`); no restore
+            reads it. Left out where there are none.
     """
 
     format: int = FORMAT_VERSION
@@ -168,6 +170,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     states: dict[str, int] = {}
     slices: list[SliceEntry] = []
     settings: dict[str, Any] = {}
+    figures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def is_operator_slice(entry: SliceEntry) -> bool:
@@ -376,6 +379,8 @@ def _parse_manifest(text: bytes, footer: _Footer, name: str) -> Manifest:
         raise _damaged(
             name, f"sequence {manifest.sequence} cannot need {manifest.oldest_needed} or later"
         )
+    if manifest.figures is not msgspec.UNSET:  # a view: it would keep the whole text
+        return msgspec.structs.replace(manifest, figures=manifest.figures.copy())
     return manifest
 
 

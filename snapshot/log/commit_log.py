@@ -24,14 +24,13 @@ from snapshot.formats.record import (
     read_record,
     record_name,
 )
+from snapshot.log.listings import check_listed, has_grown
 from snapshot.log.record_cache import RecordCache
 from snapshot.protocol.tenure import (
     NoPatience,
     Patience,
     Tenure,
     Verdict,
-    check_listed,
-    has_grown,
     judge,
 )
 from snapshot.storage.object_store import CreateOutcome, ObjectInfo, ObjectStore

@@ -1,204 +1,96 @@
-"""Progress events: what each epoch cost, per operator and subtask.
+"""The book of a job's progress: what each epoch cost, per operator and subtask.
 
 Spark sees a stateless query and shows nothing of the state, so this is where it is shown. Each
-event is one JSON object on the logger ``statebackend.progress`` (level INFO), and the newest epochs
-are kept for ``StateBackend.progress()``.
+event is one JSON object on the logger ``statebackend.progress`` (level INFO). The newest epochs
+are kept for ``StateBackend.progress()``, and listeners are given every event.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
-from snapshot.protocol.messages import AckRequest, BaseDone, BeginRequest, RestoreReport, SlicePart
+from snapshot.log.checkpoint_progress import CheckpointProgress
+from snapshot.log.figures_book import FiguresBook
+from snapshot.log.progress_events import (
+    BaseProgress,
+    Counts,
+    EpochProgress,
+    ProgressEvent,
+    RebalanceProgress,
+    SubtaskProgress,
+)
+from snapshot.protocol.messages import AckRequest, BaseDone, BeginRequest, SlicePart
 from snapshot.protocol.operators import CommitWork
 from statebackend.threads import THREADS, Threads
 
-__all__ = [
-    "BaseProgress",
-    "CheckpointProgress",
-    "EpochProgress",
-    "ProgressBook",
-    "RebalanceProgress",
-    "RescaleProgress",
-    "SubtaskProgress",
-    "tell",
-]
+__all__ = ["Listener", "ProgressBook", "tell"]
 
 _log = logging.getLogger("statebackend.progress")
+_troubles = logging.getLogger("statebackend.coordinator")  # the other one has JSON alone
 _EPOCHS_KEPT: Final = 64
-Counts = dict[str, tuple[int, int]]
-
-
-class SubtaskProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One subtask's snapshot of one epoch.
-
-    Attributes:
-        delta_bytes: of what changed, as it is kept.
-        delta_rows: how many entries changed.
-        inline: whether it is in the record; else it is an object of its own.
-        base_bytes: of a full state sent along; 0 for none.
-        timings_ms: how long each phase took, by name.
-        figures: rows in, rows out, keys, spilled bytes, ... by name.
-        requests: asked of the object store by this attempt: (requests, bytes) by verb.
-        since_begin_ms: from the epoch's first begin to this ack.
-        restore: how the state came back, where it had to.
-    """
-
-    event: Literal["subtask"] = "subtask"
-    job: str
-    operator: str
-    epoch: int
-    subtask: int
-    attempt: int
-    delta_bytes: int
-    delta_rows: int
-    inline: bool
-    base_bytes: int
-    timings_ms: dict[str, float]
-    figures: dict[str, int]
-    requests: Counts
-    since_begin_ms: float
-    restore: RestoreReport | None = None
-
-
-class EpochProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator's epoch, durable.
-
-    Attributes:
-        sequence: the number of its record.
-        record_bytes: of the slices in it.
-        subtasks: how many there are.
-        acks_ms: from the epoch's first begin to its last ack.
-        commit_ms: of writing the record.
-        delta_bytes: over all subtasks.
-        delta_rows: over all subtasks.
-        bases: full states that it names.
-        requests: over all subtasks; the record's own is one more.
-        late_rows: rows that came after the watermark and were dropped, over all subtasks.
-        timers_fired: over all subtasks.
-        watermark_ms: in force in the epoch, for the whole job; None: it never had one.
-    """
-
-    event: Literal["epoch"] = "epoch"
-    job: str
-    operator: str
-    epoch: int
-    sequence: int
-    record_bytes: int
-    subtasks: int
-    acks_ms: float
-    commit_ms: float
-    delta_bytes: int
-    delta_rows: int
-    bases: int
-    requests: Counts
-    late_rows: int = 0
-    timers_fired: int = 0
-    watermark_ms: int | None = None
-
-
-class BaseProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A base that was uploaded in the background."""
-
-    event: Literal["base"] = "base"
-    job: str
-    operator: str
-    subtask: int
-    epoch: int
-    kind: str
-    state_bytes: int
-    uploaded_bytes: int
-    seconds: float
-    requests: Counts
-
-
-class RebalanceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Subtasks were spread anew over the executors that are there.
-
-    Attributes:
-        epoch: the one that ran.
-        reason: ``by hand`` or ``automatic``.
-        joined: executors that came since subtasks were placed before.
-        left: executors that went since.
-        executors_before: how many subtasks (of each operator) each had; empty if it is not known.
-        executors_after: how many each has now.
-        subtasks_moved: how many have another executor than before.
-        seconds: how long it took; the query ran on meanwhile.
-    """
-
-    event: Literal["rebalanced"] = "rebalanced"
-    job: str
-    epoch: int | None
-    reason: str
-    joined: list[str]
-    left: list[str]
-    executors_before: dict[str, int]
-    executors_after: dict[str, int]
-    subtasks_moved: int
-    seconds: float
-
-
-class RescaleProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A query was stopped and started again at another parallelism.
-
-    Attributes:
-        reason: what asked for it.
-        seconds: from the stop to the new start.
-        failure: why it runs at the old one all the same; empty if it does not.
-    """
-
-    event: Literal["rescaled"] = "rescaled"
-    job: str
-    from_parallelism: int
-    to_parallelism: int
-    reason: str
-    seconds: float
-    failure: str = ""
-
-
-class CheckpointProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``StateBackend.progress()`` returns: the newest events, the oldest first.
-
-    Attributes:
-        job: the job's name.
-        epoch: the one that runs; None before the first.
-        durable_epoch: the newest that is durable.
-        epochs: of each operator, when its record is durable.
-        subtasks: of each subtask, when its snapshot was taken in.
-        bases: full states that were uploaded in the background.
-        rebalances: how often subtasks were spread anew since the query was started.
-        last_rebalance: the newest of these.
-    """
-
-    job: str
-    epoch: int | None
-    durable_epoch: int | None
-    epochs: list[EpochProgress]
-    subtasks: list[SubtaskProgress]
-    bases: list[BaseProgress]
-    rebalances: int = 0
-    last_rebalance: RebalanceProgress | None = None
+_LOG_KEYS: Final = {"operator": "operator", "epoch": "epoch", "partition_id": "subtask"}
+Listener = Callable[[ProgressEvent], None]
 
 
 class ProgressBook:
-    """Collects events; thread-safe. Times are the caller's monotonic seconds."""
+    """Collects events; thread-safe. Times are the caller's monotonic seconds.
 
-    def __init__(self, job: str = "", threads: Threads = THREADS) -> None:
+    Args:
+        figures: told the same, for the records: those of the job's earlier runs in this driver.
+
+    Attributes:
+        figures: as given.
+    """
+
+    def __init__(
+        self, job: str = "", threads: Threads = THREADS, figures: FiguresBook | None = None
+    ) -> None:
         self._job = job
+        self.figures = figures or FiguresBook(threads)
         self._lock = threads.lock()
+        self._listeners: tuple[Listener, ...] = ()
         self._began_s: dict[tuple[str, int], float] = {}
+        self._committing_s: dict[str, float] = {}  # by operator: since when
         self._subtasks: dict[tuple[str, int], dict[int, SubtaskProgress]] = {}
         self._epochs: list[EpochProgress] = []
         self._bases: list[BaseProgress] = []
         self._rebalances = 0
         self._last_rebalance: RebalanceProgress | None = None
 
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Have a listener called with every event from now on.
+
+        It is called in the thread that the event comes from, and holds up the epoch meanwhile: it
+        must not wait. What it raises is logged, and the epoch goes on.
+
+        Returns:
+            ends it.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return end
+
+    def publish(self, event: ProgressEvent) -> None:
+        """Log an event, and hand it to the listeners."""
+        tell(event)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                _troubles.exception("a listener to the progress of job %s failed", self._job)
+
     def begun(self, request: BeginRequest, now_s: float) -> None:
         """An attempt was admitted."""
+        self.figures.begun(request, now_s)
         key = (request.operator, request.epoch)
         with self._lock:
             self._began_s.setdefault(key, now_s)
@@ -208,6 +100,7 @@ class ProgressBook:
 
     def acked(self, ack: AckRequest, now_s: float) -> None:
         """A snapshot was taken in."""
+        self.figures.acked(ack, now_s)
         key = (ack.operator, ack.epoch)
         with self._lock:
             event = SubtaskProgress(
@@ -223,19 +116,39 @@ class ProgressBook:
                 timings_ms=ack.timings_ms,
                 figures=ack.figures,
                 requests=ack.requests,
+                request_errors=ack.request_errors,
+                next_timer_ms=ack.next_timer_ms,
                 since_begin_ms=_ms(now_s - self._began_s.get(key, now_s)),
                 restore=ack.restore,
             )
             self._subtasks.setdefault(key, {})[ack.subtask] = event
-        _say(event)
+        self.publish(event)
+
+    def commit_begins(self, work: CommitWork, now_s: float) -> None:
+        """A record is on its way."""
+        with self._lock:
+            self._committing_s[work.operator] = now_s
+
+    def commit_failed(self, work: CommitWork) -> None:
+        """It is not, and none comes after it in this run."""
+        with self._lock:
+            self._committing_s.pop(work.operator, None)
+
+    @property
+    def commit_since_s(self) -> float | None:
+        """When the oldest record that is on its way was begun; None: there is none."""
+        with self._lock:
+            return min(self._committing_s.values(), default=None)
 
     def committed(
         self, work: CommitWork, sequence: int, started_s: float, ended_s: float
     ) -> EpochProgress:
         """A record is durable."""
+        self.figures.committed(work, sequence, started_s, ended_s)
         key = (work.operator, work.epoch)
         deltas = [ack.delta for ack in work.acks.values()]
         with self._lock:
+            self._committing_s.pop(work.operator, None)
             event = EpochProgress(
                 job=self._job,
                 operator=work.operator,
@@ -254,7 +167,7 @@ class ProgressBook:
                 watermark_ms=work.manifest.watermark_ms,
             )
             self._epochs = [*self._epochs[-_EPOCHS_KEPT:], event]
-        _say(event)
+        self.publish(event)
         return event
 
     def base_done(self, done: BaseDone) -> None:
@@ -272,14 +185,14 @@ class ProgressBook:
         )
         with self._lock:
             self._bases = [*self._bases[-_EPOCHS_KEPT:], event]
-        _say(event)
+        self.publish(event)
 
     def rebalanced(self, event: RebalanceProgress) -> None:
         """Subtasks were placed anew."""
         with self._lock:
             self._rebalances += 1
             self._last_rebalance = event
-        _say(event)
+        self.publish(event)
 
     def summary(self, epoch: int | None) -> CheckpointProgress:
         """Everything that is kept; ``epoch`` is the one that runs."""
@@ -297,14 +210,20 @@ class ProgressBook:
             )
 
 
-def tell(event: RescaleProgress) -> None:
-    """Log an event that outlives a run, and so is in no run's book."""
-    _say(event)
-
-
-def _say(event: msgspec.Struct) -> None:
+def tell(event: ProgressEvent) -> None:
+    """Log an event, in the form of Spark's structured logs where a handler asks for that."""
     if _log.isEnabledFor(logging.INFO):
-        _log.info("%s", msgspec.json.encode(event).decode())
+        _log.info("%s", msgspec.json.encode(event).decode(), extra={"context": _context(event)})
+
+
+def _context(event: ProgressEvent) -> dict[str, str]:
+    """What `pyspark.logger` shows beside a message: strings by the names of Spark's log keys."""
+    found = {"job": event.job}
+    for key, attribute in _LOG_KEYS.items():
+        value = getattr(event, attribute, None)
+        if value is not None:
+            found[key] = str(value)
+    return found
 
 
 def _ms(seconds: float) -> float:

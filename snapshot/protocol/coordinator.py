@@ -17,7 +17,7 @@ Invariants (the tests in tests/snapshot/test_coordinator*.py have their names):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from snapshot.protocol.base_uploads import BaseUploads
 from snapshot.protocol.bases import BasePolicy
@@ -26,12 +26,11 @@ from snapshot.protocol.keyless_state import check_sent
 from snapshot.protocol.known_objects import check_ack_objects
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest
-from snapshot.protocol.operators import Admitted, OperatorSpec
+from snapshot.protocol.operators import Admitted
 from snapshot.protocol.record_commits import RecordCommits
 from snapshot.protocol.refusals import stale_attempt, unfinished, wrong_batch
 from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.running_operator import RunningOperator, resumed_time
-from snapshot.protocol.stamps import Stamps
 from statebackend.errors import (
     IncompleteEpochError,
     ProtocolError,
@@ -45,17 +44,10 @@ class Coordinator:
     """Admits a run's begins and takes in its acks.
 
     Args:
-        job: the job's name. job_id: its identity, from its first claim. generation: the driver's.
-        run: names this start of the query. query_id: Spark's id of the query.
-        operators: by uid. lineages: by uid, as resolved from the log.
-        inline_budget_bytes: what an ack may carry; more becomes an object of its own.
+        run: the run as it starts.
         bases: when a subtask writes its full state.
-        now_s, new_id: the driver's clock, and ids for grants.
-        first_epoch: the batch that Spark will run first, as its checkpoint location says; None
-            where that is not known.
-        asynchronous: an epoch may begin while the record of the one before is being written.
+        now_s, new_id: the driver's clock, and ids for upload leases.
         retain_epochs: confirmed epochs that stay restorable.
-        stamps: those of the run before, in the same process.
 
     Attributes:
         run: as it stands. uploads: of its bases. records: of its epochs.
@@ -63,38 +55,16 @@ class Coordinator:
 
     def __init__(
         self,
+        run: RunningJob,
         *,
-        job: str,
-        job_id: str,
-        generation: int,
-        run: str,
-        query_id: str,
-        operators: Mapping[str, OperatorSpec],
-        lineages: Mapping[str, OperatorLineage],
-        inline_budget_bytes: int,
         bases: BasePolicy,
         now_s: Callable[[], float],
         new_id: Callable[[], str],
-        first_epoch: int | None = None,
-        asynchronous: bool = False,
         retain_epochs: int = 1,
-        stamps: Stamps | None = None,
     ) -> None:
-        self.run = RunningJob(
-            job=job,
-            job_id=job_id,
-            generation=generation,
-            name=run,
-            query_id=query_id,
-            specs=dict(operators),
-            lineages=dict(lineages),
-            inline_budget_bytes=inline_budget_bytes,
-            asynchronous=asynchronous,
-            first_epoch=first_epoch,
-            stamps=Stamps(stamps),
-        )
-        self.uploads = BaseUploads(self.run, bases, now_s, new_id)
-        self.records = RecordCommits(self.run)
+        self.run = run
+        self.uploads = BaseUploads(run, bases, now_s, new_id)
+        self.records = RecordCommits(run)
         self._retain_epochs = retain_epochs
 
     # --- begin ---------------------------------------------------------------------------------
@@ -177,7 +147,7 @@ class Coordinator:
     def _next_epoch(self, request: BeginRequest) -> None:
         run = self.run
         assert run.epoch is not None
-        self._check_complete(run.epoch)
+        self._check_complete(run.epoch, run.epoch + 1)
         if request.epoch != run.epoch + 1:
             raise unfinished(run.epoch + 1, dict.fromkeys(run.specs, ()), request.epoch)
         self._bind(request)
@@ -188,7 +158,7 @@ class Coordinator:
             for one in run.operators.values()
         )
 
-    def _check_complete(self, epoch: int) -> None:
+    def _check_complete(self, epoch: int, following: int | None) -> None:
         run = self.run
         missing = {
             uid: operator.epoch.missing()
@@ -197,11 +167,11 @@ class Coordinator:
         }
         if missing:
             disagreeing = [uid for uid in missing if run.operators[uid].epoch.disagrees]
-            raise unfinished(epoch, missing, epoch + 1, disagreeing)
+            raise unfinished(epoch, missing, following, disagreeing)
         late = [uid for uid, operator in run.operators.items() if operator.tail is not None]
         if late:
             # The last ack of this epoch waits for that record: its task was ended meanwhile.
-            raise unfinished(epoch, dict.fromkeys(late, ()), epoch + 1)
+            raise unfinished(epoch, dict.fromkeys(late, ()), following)
 
     def _bind(self, request: BeginRequest) -> None:
         if not self.run.stamps.bind(request.stamp_ms, *request.plan):
@@ -264,4 +234,4 @@ class Coordinator:
                 f"did not use its frame.",
                 todo="Use every row of the frame within the function.",
             )
-        self._check_complete(epoch)
+        self._check_complete(epoch, None)

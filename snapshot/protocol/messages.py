@@ -186,7 +186,7 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     ``late_watermark_ms`` (the one of the epoch before) are late. ``initial``: objects with the
     operator's initial state, in its first epoch only. ``dropped``: ids of states whose entries
     must be deleted in this epoch. ``versions``: the value schemas (JSON, oldest first) of states
-    that have had more than one, by name.
+    that have had more than one, by name. ``lookups``: ask the driver what it wants to look up.
 
     ``operator_parts``: lists that belong to no key: the subtask's own where the parallelism of then
     (``operator_parallelism``; 0: there are none) was what it is now, else those of all subtasks.
@@ -217,6 +217,7 @@ class BeginReply(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, list[str]] = {}
     look_for: list[tuple[int, int]] = []
     settled: bool = False
+    lookups: bool = False
     operator_parallelism: int = 0
     operator_parts: list[StatePart] = []
     broadcast: StatePart | None = None
@@ -250,7 +251,8 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``large_bytes``: the size of its state, where that is too large for a base in the record.
     ``use``: which evaluation of the operator it is of (see `snapshot.protocol.epoch_acks`).
     ``figures``: counts by name (rows in, keys, changes, ...). ``requests``: what was asked of the
-    object store by this attempt: (requests, bytes) by verb.
+    object store by this attempt: (requests, bytes) by verb. ``request_errors``: how many of them
+    failed, by verb.
 
     ``max_event_ms``: the largest event time over all rows of the attempt, late ones too (of a
     connected operator the left side's, and ``second_event_ms`` the right side's); None for
@@ -279,6 +281,7 @@ class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
     timings_ms: dict[str, float] = {}
     figures: dict[str, int] = {}
     requests: dict[str, tuple[int, int]] = {}
+    request_errors: dict[str, int] = {}
     restore: RestoreReport | None = None
     operator_state: SlicePart | None = None
     broadcast: SlicePart | None = None

@@ -4,35 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from blake3 import blake3
+
+from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
 from statebackend.errors import (
     CheckpointLocationError,
     CommitUnknownError,
     IncompleteEpochError,
+    ProtocolError,
     StaleRequestError,
     WrongBatchError,
 )
 
-__all__ = ["interrupted", "planned_anew", "stale_attempt", "unfinished", "wrong_batch"]
+__all__ = [
+    "check_part",
+    "interrupted",
+    "planned_anew",
+    "stale_attempt",
+    "unfinished",
+    "wrong_batch",
+]
 
 
 def unfinished(
     epoch: int,
     missing: Mapping[str, Sequence[int]],
-    following: int,
+    following: int | None,
     disagreeing: Sequence[str] = (),
 ) -> IncompleteEpochError:
-    """Spark went on to ``following`` before these subtasks, by operator, had acked ``epoch``.
+    """These subtasks, by operator, had not acked ``epoch`` when it was over.
 
     Args:
+        following: the batch that Spark went on to; None: the function of ``epoch`` has returned.
         disagreeing: operators of which some subtasks ran again and came to another broadcast state
             than those that did not.
     """
+    within = following is None
+    over = "The foreachBatch function has returned" if within else f"Batch {following} followed"
     if disagreeing:
         return IncompleteEpochError(
-            f"Batch {following} followed although batch {epoch} was not finished by operator "
+            f"{over} although batch {epoch} was not finished by operator "
             f"{disagreeing[0]!r}: some of its subtasks ran again and came to another broadcast "
             f"state than those that did not.",
-            todo="Start the query again with backend.start(). process_broadcast() must go by its "
+            todo="Start the query again. process_broadcast() must go by its "
             "rows and the broadcast state alone, and Spark must read the same rows again.",
         )
     who = ", ".join(
@@ -40,14 +54,17 @@ def unfinished(
         for uid, subtasks in missing.items()
     )
     return IncompleteEpochError(
-        f"Batch {following} followed although batch {epoch} was not finished by operator(s) "
+        f"{over} although batch {epoch} was not finished by operator(s) "
         f"{who} (in brackets: subtasks without a snapshot). The output was read in part or not "
         f"at all: isEmpty(), take(), first(), limit() or a foreachBatch that does not use its "
         f"frame.",
-        todo="Use every row of the frame (wrap the function in backend.checked() to be told "
-        "within the batch), then start the query again with backend.start(): it goes back by "
-        "this one batch and repeats it exactly. An operator whose output the query does not "
-        "use at all must not be made: build the query with a new StateBackend without it.",
+        todo="Use every row of the frame: to look at some rows, persist() and count() it first. "
+        "Then start the query again: it repeats this batch exactly."
+        if within
+        else "Use every row of the frame (wrap the function in backend.checked() to be told "
+        "within the batch), then start the query again: it goes back by this one batch and "
+        "repeats it exactly. An operator whose output the query does not use at all must not be "
+        "made: build the query with a new StateBackend without it.",
     )
 
 
@@ -88,3 +105,15 @@ def interrupted(operator: str, epoch: int, error: BaseException) -> CommitUnknow
         f"({type(error).__name__}).",
         todo="Start again: the next claim settles what the log holds.",
     )
+
+
+def check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
+    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
+    if part is None or part.name:
+        return
+    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
+        raise ProtocolError(
+            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
+            f"{request.epoch} is not the bytes that it names.",
+            todo="The task is tried again; if it happens again, look at the network.",
+        )

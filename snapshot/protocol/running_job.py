@@ -27,7 +27,7 @@ class RunningJob:
         asynchronous: an epoch may begin while the record of the one before is being written.
         first_epoch: the batch that Spark will run first, as its checkpoint location says; None
             where that is not known.
-        stamps: those that it has seen, and the run before it in the same process.
+        stamps: those that it has seen; at first those of the run before it in the same process.
         recorded: every operator's epochs as the log had them: a lineage at another parallelism
             ends where the run begins.
         operators: those that run, once the first epoch has begun.
@@ -43,9 +43,9 @@ class RunningJob:
     specs: Mapping[str, OperatorSpec]
     lineages: Mapping[str, OperatorLineage]
     inline_budget_bytes: int
-    asynchronous: bool
-    first_epoch: int | None
-    stamps: Stamps
+    asynchronous: bool = False
+    first_epoch: int | None = None
+    stamps: Stamps = field(default_factory=Stamps)
     recorded: Mapping[str, Mapping[int, EpochEntry]] = field(init=False)
     operators: dict[str, RunningOperator] = field(default_factory=dict)
     begins_with: int | None = None
@@ -54,6 +54,7 @@ class RunningJob:
     failure: StateBackendError | None = None
 
     def __post_init__(self) -> None:
+        self.specs, self.lineages = dict(self.specs), dict(self.lineages)
         self.recorded = {uid: dict(one.epochs) for uid, one in self.lineages.items()}
 
     def fail(self, error: StateBackendError) -> None:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from snapshot.formats.record import Manifest
 from snapshot.storage.object_store import CreateOutcome
-from statebackend.errors import ObjectNotFoundError, StateBackendError, StoreCapabilityError
+from statebackend.errors import StateBackendError
 from statebackend.threads import THREADS, Threads
 
-__all__ = [
-    "NoPatience",
-    "Patience",
-    "Tenure",
-    "Verdict",
-    "check_listed",
-    "has_grown",
-    "judge",
-    "next_generation",
-]
+__all__ = ["NoPatience", "Patience", "Tenure", "Verdict", "judge", "next_generation"]
 
 
 class Verdict(enum.Enum):
@@ -51,47 +42,6 @@ def judge(outcome: CreateOutcome | None, found_write_id: str | None, own_write_i
 def next_generation(manifests: Iterable[Manifest]) -> int:
     """The generation that a claim takes, if no other claim comes first."""
     return 1 + max((m.generation for m in manifests), default=0)
-
-
-def check_listed(newest: int, claim: int) -> None:
-    """Refuse a listing that ends before a claim that was written: a claim is never deleted.
-
-    Args:
-        newest: the last record that it shows; -1: none.
-
-    Raises:
-        StoreCapabilityError: the store's listings lag behind what was written.
-    """
-    if newest < claim:
-        raise StoreCapabilityError(
-            f"A listing of the commit log ends with record {newest}, and record {claim} had been "
-            f"written before it: what else was committed is not known.",
-            todo="Start again. If it comes back, the store's listings lag behind its writes, and "
-            "it cannot keep a log: see Stores in docs/reference/compatibility.md.",
-        )
-
-
-def has_grown(
-    newest: int, read: Callable[[int], object], sequences: Callable[[], Sequence[int]]
-) -> bool:
-    """Whether a record was appended after a listing was made.
-
-    To be asked before the log is said to lack a record or to be damaged: a listing may lag, a
-    read does not.
-
-    Args:
-        newest: the last record that the listing shows; -1: none. read: one record. sequences:
-            lists the log anew.
-
-    Raises:
-        StoreCapabilityError: the record is there, and the new listing does not show it.
-    """
-    try:
-        read(newest + 1)
-    except ObjectNotFoundError:
-        return False
-    check_listed(max(sequences(), default=-1), newest + 1)
-    return True
 
 
 class Tenure:

@@ -1,4 +1,4 @@
-"""Cleaning a job's folder: list, look, decide (see snapshot.retention.retention), delete.
+"""Cleaning a job's folder: list, look, decide (see snapshot.retention.deletable), delete.
 
 A running driver costs three listings, a read of each record below `oldest_needed` whose kind it
 does not remember, and deletes in bulk. Anybody else reads the live records first.
@@ -21,6 +21,7 @@ from typing import Final
 from blake3 import blake3
 
 from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.history_object import RecordSummary, summary_of
 from snapshot.formats.names import BASE_PREFIX, DATA_PREFIX
 from snapshot.formats.record import (
     LOG_PREFIX,
@@ -31,7 +32,7 @@ from snapshot.formats.record import (
     record_name,
 )
 from snapshot.log.commit_log import CommitLog
-from snapshot.retention.retention import (
+from snapshot.retention.deletable import (
     PROBE_PREFIX,
     Fate,
     Garbage,
@@ -41,6 +42,7 @@ from snapshot.retention.retention import (
     classify,
     view_of,
 )
+from snapshot.retention.history_keeping import KnownHistory, keep_history
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import (
@@ -49,6 +51,7 @@ from statebackend.errors import (
     NotRestorableError,
     ObjectNotFoundError,
 )
+from statebackend.work_done import Progress, WorkDone
 
 __all__ = [
     "ALL_PREFIXES",
@@ -60,7 +63,7 @@ __all__ = [
     "read_indexes",
 ]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("statebackend.garbage_collection")
 
 # The log last: a record that came meanwhile and is dead already is then in the listing too, and
 # goes before what it names.
@@ -87,6 +90,7 @@ class CleanReport:
         removed: by kind of object (`records`, `data`, `bases`, `probes`), as `kept` and `drivers`.
         kept: live objects, claims among them.
         young: dead, but not old enough yet.
+        waiting: dead records that stay until there are enough for an object of the history.
         drivers: of the tip's generation and not named by a record: its driver may still name them,
             or will delete them itself.
         unknown: names of records below `oldest_needed` that do not read.
@@ -97,6 +101,7 @@ class CleanReport:
             (but for what was delivered late and is not found yet, see above).
         kinds: of the records of the listing below `oldest_needed` that are still there, as far as
             they are known: without claims that are only taken for such.
+        history: what is known of it now; None: it is not kept.
         requests: made, by verb of the store.
     """
 
@@ -104,6 +109,7 @@ class CleanReport:
     removed: dict[str, Tally]
     kept: dict[str, Tally]
     young: dict[str, Tally]
+    waiting: dict[str, Tally]
     drivers: dict[str, Tally]
     unknown: list[str]
     foreign: list[str]
@@ -111,6 +117,7 @@ class CleanReport:
     oldest_needed: int
     cleaned_below: int
     kinds: dict[int, RecordKind] = field(repr=False)
+    history: KnownHistory | None = field(default=None, repr=False)
     requests: dict[str, int]
 
     def remembered(self, kinds: Mapping[int, RecordKind]) -> dict[int, RecordKind]:
@@ -137,7 +144,8 @@ def clean(
     min_age_ms: int = 0,
     dry_run: bool = False,
     prefixes: Sequence[str] = DRIVER_PREFIXES,
-    on_progress: Callable[[int], None] | None = None,
+    history: KnownHistory | None = None,
+    progress: Progress | None = None,
 ) -> CleanReport:
     """Delete what is dead in a job's folder. May be stopped anywhere, and run by several at once.
 
@@ -147,7 +155,8 @@ def clean(
         min_age_ms: see `classify`.
         dry_run: decide everything, delete nothing.
         prefixes: what is listed. `ALL_PREFIXES` has the probes too.
-        on_progress: told how many objects were deleted just now.
+        history: keeps summaries of the records that go; None: nobody does.
+        progress: told how many objects were deleted, and how many go in all.
 
     Raises:
         StoreUnreachableError: it was stopped half way; a later cleaning goes on.
@@ -155,17 +164,20 @@ def clean(
     counted = CountingStore(store)
     listing = [info for prefix in prefixes for info in counted.list(prefix)]
     view = look()
-    kinds, gone, taken_for_claims = _kinds(counted, listing, view)
+    kinds, read, gone, taken_for_claims = _kinds(counted, listing, view)
     there = (info for info in listing if info.name not in gone)
     supposed: dict[int, RecordKind] = dict.fromkeys(taken_for_claims, "claim")
     garbage = classify(there, replace(view, kinds={**kinds, **supposed}), min_age_ms=min_age_ms)
+    if history is not None:
+        garbage, history = keep_history(counted, garbage, history, read, dry_run=dry_run)
     if not dry_run:
-        for names in garbage.deletions():
+        doomed, work = garbage.deletions(), WorkDone(progress)
+        work.expect(sum(map(len, doomed)))
+        for names in doomed:
             for batch in _batches(names):
                 counted.delete(batch)
-                if on_progress is not None:
-                    on_progress(len(batch))
-    report = _report(garbage, counted, kinds, dry_run=dry_run)
+                work.add(len(batch))
+    report = _report(garbage, counted, kinds, history, dry_run=dry_run)
     if report.removed:
         _log.info(
             "%s %d objects of %d bytes in %s",
@@ -237,16 +249,18 @@ def read_index(store: ObjectStore, sequence: int, entry: SliceEntry) -> FileInde
 
 def _kinds(
     store: ObjectStore, listing: Iterable[ObjectInfo], view: View
-) -> tuple[dict[int, RecordKind], set[str], set[int]]:
+) -> tuple[dict[int, RecordKind], dict[int, RecordSummary], set[str], set[int]]:
     """The kinds of the listing's records below what is needed, read where they are not known.
 
-    And the names of those that another cleaner has deleted since, and the sequences below
-    `cleaned_below` that nobody looks at this time.
+    And summaries of the checkpoints among those that were read, the names of those that another
+    cleaner has deleted since, and the sequences below `cleaned_below` that nobody looks at this
+    time.
     """
     found = ((parse_record_name(info.name), info) for info in listing)
     old = {s: info for s, info in found if s is not None and s < view.oldest_needed}
     again = _newest({s: info for s, info in old.items() if s < view.cleaned_below}, view)
     kinds: dict[int, RecordKind] = {}
+    read: dict[int, RecordSummary] = {}
     gone: set[str] = set()
     taken_for_claims: set[int] = set()
     for sequence, info in sorted(old.items()):
@@ -264,7 +278,9 @@ def _kinds(
             else:
                 if manifest.sequence == sequence:
                     kinds[sequence] = manifest.kind
-    return kinds, gone, taken_for_claims
+                    if manifest.kind == "checkpoint":
+                        read[sequence] = summary_of(manifest)
+    return kinds, read, gone, taken_for_claims
 
 
 def _newest(cleaned: Mapping[int, ObjectInfo], view: View) -> set[int]:
@@ -286,6 +302,7 @@ def _report(
     garbage: Garbage,
     counted: CountingStore,
     known: Mapping[int, RecordKind],
+    history: KnownHistory | None,
     *,
     dry_run: bool,
 ) -> CleanReport:
@@ -302,6 +319,7 @@ def _report(
         removed=tallies[Fate.DEAD],
         kept=tallies[Fate.LIVE],
         young=tallies[Fate.YOUNG],
+        waiting=tallies[Fate.WAITING],
         drivers=tallies[Fate.DRIVERS],
         unknown=[info.name for info in garbage.of(Fate.UNKNOWN)],
         foreign=[info.name for info in garbage.of(Fate.FOREIGN)],
@@ -309,5 +327,6 @@ def _report(
         oldest_needed=view.oldest_needed,
         cleaned_below=view.cleaned_below if dry_run else garbage.cleaned_below(),
         kinds=kinds,
+        history=history,
         requests={verb: count.requests for verb, count in counted.counts.items()},
     )

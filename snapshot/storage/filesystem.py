@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -46,6 +47,8 @@ __all__ = ["FilesystemStore"]
 
 TEMP_FOLDER = ".tmp"
 READ_ATTEMPTS = 100
+# What may be shown of a foreign error: no signed URL, and no credentials.
+_HARMLESS = re.compile(r"[\w .,:'()-]{1,160}")
 # Under these keys the packages give the time of the last write, as a date, a text or seconds.
 _MODIFIED_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
@@ -342,10 +345,12 @@ def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
             todo="Use file, memory, s3, or a protocol that fsspec knows.",
         ) from error
     except Exception as error:  # some connect here already
+        line = str(error).partition("\n")[0]
+        said = f" ({line})" if _HARMLESS.fullmatch(line) else ""
         raise StoreUnreachableError(
-            f"The store {url!r} cannot be reached: {type(error).__name__}.",
+            f"The store {url!r} cannot be reached: {type(error).__name__}{said}.",
             todo="Check that the place is there, and the credentials that its package uses.",
-        ) from error
+        ) from None  # Hadoop's is a hundred lines
     return fs, str(path).rstrip("/")
 
 

@@ -186,6 +186,10 @@ class ObjectStore(ABC):
         """
         return nullcontext()
 
+    def take_retries(self) -> int:
+        """How many calls were tried again since this was asked last, by whoever asked."""
+        return 0
+
     def __reduce__(self) -> NoReturn:
         raise SettingError(
             f"The object store {self.uri} cannot be pickled: it holds open resources and locks.",

@@ -46,6 +46,10 @@ class PassingStore(ObjectStore):
         """The inner store's."""
         return self._inner.limited(deadline_s)
 
+    def take_retries(self) -> int:
+        """The inner store's."""
+        return self._inner.take_retries()
+
     @abstractmethod
     def _around(
         self,

@@ -26,7 +26,7 @@ from statebackend.operators.vector.column_states import (
 )
 from statebackend.operators.vector.column_timers import ArrowTimers
 from statebackend.operators.vector.key_vector import Keys
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["ArrowContext", "ArrowProcessor", "Keys", "StateMaker"]

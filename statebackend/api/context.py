@@ -21,7 +21,7 @@ from statebackend.api.states import (
 from statebackend.errors import SettingError, UnsupportedQueryError
 from statebackend.operators.declared_states import Times as OperatorTimes
 from statebackend.state.operator_state import BROADCAST, LIST_MODES
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["NoTimers", "ProcessorContext", "check_mode"]

@@ -11,19 +11,25 @@ import msgspec
 import typer
 
 from recovery.inspect.describe import describe
+from recovery.inspect.history import CheckpointFigures, History
+from recovery.inspect.history_reader import HistoryReader
 from recovery.inspect.jobs import refuse_savepoint, summarise
 from recovery.inspect.verify import VerifyReport, verify
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
+from snapshot.retention.history_keeping import KnownHistory
 from snapshot.storage.object_store import ObjectStore
 from statebackend import system
-from statebackend.cli import drill, show
+from statebackend.cli import drill, history_tables, metrics_commands, savepoint_edits, show
 from statebackend.cli import savepoint_commands as savepoint
 from statebackend.cli import state_commands as state
-from statebackend.cli.console_output import FAILED, console, guarded, reading, say_json
+from statebackend.cli.console_output import FAILED, NoProgress, console, guarded, say_json
 from statebackend.cli.doctor import examine, examine_spark
+from statebackend.cli.import_commands import bring_from_spark
 from statebackend.cli.job_folders import Place, place_of
-from statebackend.errors import StateBackendError
+from statebackend.cli.page_command import serve_page
+from statebackend.cli.progress_bars import progress_bar
+from statebackend.errors import NotRestorableError, StateBackendError
 
 __all__ = ["app"]
 
@@ -37,8 +43,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(drill.app, name="drill")
+savepoint_edits.add_to(savepoint.app)
 app.add_typer(savepoint.app, name="savepoint")
 app.add_typer(state.app, name="state")
+app.add_typer(metrics_commands.app, name="metrics")
+app.command("import-spark")(bring_from_spark)
+app.command("ui")(serve_page)
 
 Uri = Annotated[str, typer.Argument(help="The folder of all jobs: the uri= of the query.")]
 Job = Annotated[str | None, typer.Option("--job", help="One job's name; all jobs if left out.")]
@@ -99,11 +109,15 @@ def run_program(
     parallelism: Annotated[
         int | None, typer.Option("--parallelism", help="Subtasks per operator. [.parallelism]")
     ] = None,
+    savepoint: Annotated[
+        str | None, typer.Option("--savepoint", help="A savepoint that its query begins with.")
+    ] = None,
 ) -> None:
     """Run a program that may not be touched: its sessions have `statebackend.install` called."""
     from statebackend.cli.run_app import run_app  # imports PySpark
 
-    run_app(program, context.args, uri=uri, local_dir=local_dir, parallelism=parallelism)
+    given = {"uri": uri, "local_dir": local_dir, "parallelism": parallelism}
+    run_app(program, context.args, savepoint=savepoint, **given)
 
 
 Answer = TypeVar("Answer")
@@ -156,19 +170,63 @@ def describe_jobs(
     _end(errors)
 
 
+@app.command("history")
+@guarded
+def show_history(
+    uri: Uri,
+    job: Job = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="So many epochs.")] = 20,
+    before: Annotated[
+        int | None, typer.Option("--before", help="Those before this epoch; else the newest.")
+    ] = None,
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", help="One epoch, by operator and subtask.")
+    ] = None,
+    as_json: AsJson = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """What a job's checkpoints were like, the newest first; also of a job that does not run."""
+
+    def read(name: str, store: ObjectStore) -> History | CheckpointFigures:
+        reader = HistoryReader(store, name)
+        if epoch is None:
+            return reader.read(limit=limit, before_epoch=before)
+        one = reader.checkpoint(epoch)
+        if one is None:
+            raise NotRestorableError(
+                f"Nothing is known of epoch {epoch} of job {name!r}.",
+                todo="Leave --epoch out to see which epochs there are.",
+            )
+        return one
+
+    place = place_of(uri, s3_endpoint, s3_region)
+    answers, errors = _each(place, job, read)
+    if as_json:
+        say_json(uri=uri, jobs=answers, errors=errors)
+    else:
+        for one in answers:
+            if isinstance(one, History):
+                history_tables.history(console(), one)
+            else:
+                history_tables.checkpoint(console(), one)
+    _end(errors)
+
+
 @app.command("verify")
 @guarded
 def verify_jobs(
     uri: Uri,
     job: Job = None,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """Read and check every byte that a job needs. Exit status 1 if something is wrong."""
 
     def check(name: str, store: ObjectStore) -> VerifyReport:
-        with reading(f"verify {name}") as progress:
+        with progress_bar(f"verify {name}", quiet=as_json or no_progress) as progress:
             return verify(store, name, progress=progress)
 
     place = place_of(uri, s3_endpoint, s3_region)
@@ -192,6 +250,7 @@ def collect_garbage(
         int, typer.Option("--min-age-s", min=0, help="Younger objects stay, in seconds.")
     ] = MIN_AGE_S,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
@@ -200,17 +259,20 @@ def collect_garbage(
     def collect(name: str, store: ObjectStore) -> dict[str, Any]:
         refuse_savepoint(store)  # it owns its bytes
         log = CommitLog(store, job=name, writer=system.process_name(), new_id=system.new_id)
-        report = clean(
-            store,
-            lambda: outside_view(store, log),
-            min_age_ms=1000 * min_age_s,
-            dry_run=not yes,
-            prefixes=ALL_PREFIXES,
-        )
+        with progress_bar(f"gc {name}", "objects", quiet=as_json or no_progress) as progress:
+            report = clean(
+                store,
+                lambda: outside_view(store, log),
+                min_age_ms=1000 * min_age_s,
+                dry_run=not yes,
+                prefixes=ALL_PREFIXES,
+                history=KnownHistory(outside=True),
+                progress=progress,
+            )
         if not as_json:
             show.cleaning(console(), name, report)
         shape = msgspec.to_builtins(report, str_keys=True)
-        del shape["kinds"]
+        del shape["kinds"], shape["history"]
         return {"job": name, "uri": store.uri, **shape}
 
     answers, errors = _each(place_of(uri, s3_endpoint, s3_region), job, collect)

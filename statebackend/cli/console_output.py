@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any, Final, ParamSpec
+from collections.abc import Callable
+from typing import Annotated, Any, Final, ParamSpec
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from statebackend.errors import StateBackendError
 
 __all__ = [
     "FAILED",
+    "NoProgress",
     "console",
     "counted",
     "guarded",
-    "reading",
     "say_json",
     "table",
-    "when",
 ]
 
 JSON_FORMAT: Final = 1
 FAILED: Final = 2
 
 Args = ParamSpec("Args")
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="No bars on the terminal.")]
 
 
 def console() -> Console:
@@ -68,24 +58,6 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
     return run
 
 
-@contextmanager
-def reading(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in bytes, on standard error if somebody looks at it."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def table(*columns: str, title: str = "") -> Table:
     """A table; columns whose name ends in '#' are numbers."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
@@ -100,10 +72,3 @@ def table(*columns: str, title: str = "") -> Table:
 def counted(number: int, noun: str) -> str:
     """1 claim, 2 claims."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def when(at_ms: int | None) -> str:
-    """A time for people, in UTC; empty where it is not known."""
-    if at_ms is None or at_ms < 0:
-        return ""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

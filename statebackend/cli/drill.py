@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from recovery.drill.report import report as reports
 from recovery.drill.run.naming import check_name, drawn_seed, impossible, kind_of, load
-from statebackend.cli.console_output import console, guarded, say_json
+from statebackend.cli.console_output import NoProgress, console, guarded, say_json
+from statebackend.cli.progress_bars import progress_bars
 from statebackend.errors import SettingError
 
 if TYPE_CHECKING:
@@ -140,6 +139,7 @@ def run_one(
     keep: Keep = None,
     lenient: Lenient = False,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
 ) -> None:
     """Run a drill. Exit status: 0 exact, 1 not, or a fault was not made, 2 could not run."""
     names = _fault_names(faults)
@@ -160,7 +160,8 @@ def run_one(
         report.mkdir(parents=True, exist_ok=True)
     command = _replay(found[2], truth, names, lasting, told)
     print(f"replay: {command}", file=sys.stderr)
-    result = msgspec.structs.replace(_run(found, told, keep), command=command)
+    result = _run(found, told, keep, quiet=as_json or no_progress)
+    result = msgspec.structs.replace(result, command=command)
     if report is not None:
         (report / "report.json").write_text(reports.as_json(result), encoding="utf-8")
         reports.write_html(result, report / "report.html")
@@ -247,7 +248,9 @@ def _replay(
 # --- the run --------------------------------------------------------------------------------------
 
 
-def _run(found: tuple[Any, Any, str], told: dict[str, Any], keep: Path | None) -> DrillReport:
+def _run(
+    found: tuple[Any, Any, str], told: dict[str, Any], keep: Path | None, *, quiet: bool
+) -> DrillReport:
     """Run it, saying how far it is. Interrupted, it ends with status 130.
 
     The drill's folder goes with it, unless it was asked for or something is to be looked at there.
@@ -258,8 +261,9 @@ def _run(found: tuple[Any, Any, str], told: dict[str, Any], keep: Path | None) -
     folder = keep or Path(tempfile.mkdtemp(prefix="drill-"))
     leave = True
     try:
-        with _termination_interrupts(), _telling(f"drill of {name}") as tell:
-            report = runner.run_drill(job, truth=truth, folder=folder, on_progress=tell, **told)
+        with _termination_interrupts(), progress_bars(quiet=quiet) as bars:
+            told |= {"on_progress": bars.say, "progress": bars.add(f"drill of {name}", "steps")}
+            report = runner.run_drill(job, truth=truth, folder=folder, **told)
         leave = keep is not None or not report.verdict.exact
         return report
     except KeyboardInterrupt:
@@ -285,24 +289,6 @@ def _termination_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _telling(title: str) -> Iterator[Callable[[str], None]]:
-    """Lines of progress on standard error; below them a clock, if somebody looks."""
-    if not sys.stderr.isatty():
-        yield lambda line: print(line, file=sys.stderr, flush=True)
-        return
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        bar.add_task(escape(title), total=None)
-        yield lambda line: bar.console.print(Text(line))
 
 
 # --- the end --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.errors import SettingError
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "is_on_s3", "place_of"]
 
 DEADLINE_S: Final = 20.0  # somebody is waiting for the answer
 
@@ -54,12 +54,17 @@ class Place:
             yield name, self.job(name)
 
 
+def is_on_s3(uri: str) -> bool:
+    """Whether a URI is of a store that is reached with an endpoint and a region."""
+    return uri.partition(":")[0] in ("s3", "s3a", "s3n")
+
+
 def place_of(uri: str, endpoint: str, region: str) -> Place:
     """Flags first, then the environment; then boto3's own choice.
 
     The environment counts for S3 only, so that it may be set for good.
     """
-    if uri.partition(":")[0] in ("s3", "s3a", "s3n"):
+    if is_on_s3(uri):
         endpoint = endpoint or os.environ.get("STATEBACKEND_S3_ENDPOINT", "")
         region = region or os.environ.get("STATEBACKEND_S3_REGION", "")
     options = StoreOptions(endpoint_url=endpoint, region=region, deadline_s=DEADLINE_S)

@@ -29,17 +29,17 @@ from snapshot.storage.open import S3_SCHEMES, probe
 from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.console_output import (
+    NoProgress,
     console,
     counted,
     guarded,
-    reading,
     say_json,
     table,
-    when,
 )
 from statebackend.cli.job_folders import Place, place_of
+from statebackend.cli.progress_bars import progress_bar
 from statebackend.errors import NotRestorableError
-from statebackend.texts import size
+from statebackend.texts import size, when
 
 __all__ = ["app"]
 
@@ -77,6 +77,7 @@ def create_one(
         str, typer.Option("--to", help="The savepoint's folder, empty; default: under URI.")
     ] = "",
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
@@ -94,14 +95,7 @@ def create_one(
         probe(target, new_id=system.new_id)
         return target
 
-    with reading(f"savepoint {job}") as progress:
-        done = 0
-
-        def tick(size_bytes: int) -> None:
-            nonlocal done
-            done += size_bytes
-            progress(done, done)
-
+    with progress_bar(f"savepoint {job}", quiet=as_json or no_progress) as progress:
         made = create_savepoint(
             Making(
                 store=store,
@@ -114,7 +108,7 @@ def create_one(
                 new_id=system.new_id,
                 now_ms=system.wall_ms,
                 writer=system.process_name(),
-                tick=tick,
+                progress=progress,
                 uncommitted=location is None,  # only its driver knows
             )
         )
@@ -158,6 +152,7 @@ def describe_one(
         bool, typer.Option("--verify", help="Read and check every byte; status 1 if damaged.")
     ] = False,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
@@ -166,7 +161,7 @@ def describe_one(
     found = read_savepoint(store)
     report: VerifyReport | None = None
     if check:
-        with reading(f"verify {found.id}") as progress:
+        with progress_bar(f"verify {found.id}", quiet=as_json or no_progress) as progress:
             report = check_savepoint(store, progress=progress)
     if as_json:
         more: dict[str, Any] = {} if report is None else {"ok": report.ok, "report": report}

@@ -12,9 +12,9 @@ from recovery.inspect.describe import BaseInfo, JobDescription, OperatorInfo
 from recovery.inspect.jobs import JobSummary
 from recovery.inspect.verify import VerifyReport
 from snapshot.retention.garbage_collection import CleanReport, Tally
-from statebackend.cli.console_output import counted, table, when
+from statebackend.cli.console_output import counted, table
 from statebackend.cli.doctor import Check
-from statebackend.texts import size
+from statebackend.texts import size, when
 
 __all__ = ["checks", "cleaning", "description", "jobs", "verification"]
 
@@ -123,6 +123,8 @@ def cleaning(out: Console, job: str, report: CleanReport) -> None:
     out.print(f"  stays: {_amount(report.kept)}")
     if report.young:
         out.print(f"  not old enough yet: {_amount(report.young)}")
+    if report.waiting:
+        out.print(f"  stays until there is enough for the history: {_amount(report.waiting)}")
     if report.drivers:
         out.print(
             f"  left to the job's driver: {_amount(report.drivers)} (it may still name them; what "

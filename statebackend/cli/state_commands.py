@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,17 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from statebackend.cli.console_output import console, counted, guarded, say_json, table
+from statebackend.cli.console_output import (
+    NoProgress,
+    console,
+    counted,
+    guarded,
+    say_json,
+    table,
+)
 from statebackend.cli.job_folders import place_of
+from statebackend.cli.progress_bars import Bars, progress_bar, progress_bars
 from statebackend.errors import SettingError
 from statebackend.texts import size
 
@@ -47,6 +53,11 @@ Columns = Annotated[
     str, typer.Option("--columns", help="Only these, as in 'key.user,value.n'; default: all.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+_INTO: Final = "A new file: .parquet, .csv, .jsonl or .arrow."
+Into = Annotated[Path | None, typer.Option("--to", help=_INTO)]
+Scratch = Annotated[
+    str | None, typer.Option("--scratch-dir", help="For what is fetched; default: Python's.")
+]
 Endpoint = Annotated[
     str, typer.Option("--s3-endpoint", help="URL of an S3 server. [env: STATEBACKEND_S3_ENDPOINT]")
 ]
@@ -65,6 +76,7 @@ class _Source:
     savepoint: bool
     s3_endpoint: str
     s3_region: str
+    scratch_dir: str | None = None
 
     def given(self) -> dict[str, Any]:
         """As arguments of `read_state` and its like."""
@@ -77,11 +89,19 @@ class _Source:
         }
 
     def read(
-        self, operator: str, state: str, *, timers: bool, columns: str, keys: Any = None
+        self,
+        bars: Bars,
+        operator: str,
+        state: str,
+        *,
+        timers: bool,
+        columns: str,
+        keys: Any = None,
     ) -> pa.RecordBatchReader:
         """The rows of one state, or of the timers."""
         chosen = [name.strip() for name in columns.split(",")] if columns else None
         given = {**self.given(), "operator": operator, "columns": chosen, "keys": keys}
+        given |= {"scratch_dir": self.scratch_dir, "progress": bars.add("fetch", "subtasks")}
         if timers == bool(state):
             raise SettingError(
                 "Both --state and --timers were given." if timers else "No state was named.",
@@ -99,15 +119,23 @@ def list_states(
     job: Job = None,
     epoch: Epoch = None,
     savepoint: OfSavepoint = False,
+    to: Into = None,
     as_json: AsJson = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """Operators and their states: kinds, schemas, times to live."""
+    _check_into(to)
     from statebackend.tables.read import states  # imports PySpark
 
     source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region)
-    rows = states(**source.given()).to_pylist()
+    found = states(**source.given())
+    if to is not None:
+        with progress_bars(quiet=True) as bars:
+            written = _into(to, found.to_reader(), "states", bars)
+        print(written)
+        return
+    rows = found.to_pylist()
     if as_json:
         say_json(uri=uri, states=rows)
         return
@@ -140,14 +168,20 @@ def show_rows(
     savepoint: OfSavepoint = False,
     columns: Columns = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="So many rows.")] = 20,
+    to: Into = None,
+    scratch_dir: Scratch = None,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """The first rows of a state, by key group."""
-    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region)
-    reader = source.read(operator, state, timers=timers, columns=columns)
-    _show(reader, limit, as_json=as_json)
+    _check_into(to)
+    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region, scratch_dir)
+    with progress_bars(quiet=as_json or no_progress) as bars:
+        reader = source.read(bars, operator, state, timers=timers, columns=columns)
+        found = _taken(reader, limit, to, bars)
+    _show(found, reader.schema.names, as_json=as_json)
 
 
 @app.command("get")
@@ -166,15 +200,21 @@ def get_rows(
     epoch: Epoch = None,
     savepoint: OfSavepoint = False,
     columns: Columns = "",
+    to: Into = None,
+    scratch_dir: Scratch = None,
     as_json: AsJson = False,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """What a state has of some keys. Only the subtasks that they belong to are fetched."""
-    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region)
+    _check_into(to)
+    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region, scratch_dir)
     wanted = [_key(text) for text in keys]
-    reader = source.read(operator, state, timers=False, columns=columns, keys=wanted)
-    _show(reader, None, as_json=as_json)
+    with progress_bars(quiet=as_json or no_progress) as bars:
+        reader = source.read(bars, operator, state, timers=False, columns=columns, keys=wanted)
+        found = _taken(reader, None, to, bars)
+    _show(found, reader.schema.names, as_json=as_json)
 
 
 @app.command("export")
@@ -182,34 +222,88 @@ def get_rows(
 def export_rows(
     uri: Uri,
     operator: Operator,
-    to: Annotated[Path, typer.Option("--to", help="A new file: .parquet, .csv, .jsonl or .arrow.")],
+    to: Annotated[Path, typer.Option("--to", help=_INTO)],
     job: Job = None,
     state: State = "",
     timers: Timers = False,
     epoch: Epoch = None,
     savepoint: OfSavepoint = False,
     columns: Columns = "",
+    scratch_dir: Scratch = None,
+    no_progress: NoProgress = False,
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
     """Write a state, or the timers, into a file."""
-    if to.suffix not in _FORMATS:
-        raise SettingError(
-            f"No format is known by the name {to.name!r}.",
-            todo=f"Give a file that ends in {', '.join(_FORMATS)}.",
+    _check_into(to)
+    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region, scratch_dir)
+    with progress_bars(quiet=no_progress) as bars:
+        reader = source.read(bars, operator, state, timers=timers, columns=columns)
+        written = _into(to, reader, f"{operator}.{state or 'timers'}", bars)
+    print(written)
+
+
+@app.command("erase")
+@guarded
+def erase(
+    uri: Annotated[str, typer.Argument(help="The folder of all jobs.")],
+    keys: Annotated[list[str], typer.Argument(help="Each as JSON: ann, 7, or '[\"ann\", 7]'.")],
+    operator: Operator,
+    job: Annotated[str, typer.Option("--job", help="The job's name.")],
+    checkpoint_location: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-location",
+            help="Of the query: a folder, or its URL. Left out for a continuous job.",
+        ),
+    ] = "",
+    savepoints: Annotated[
+        bool, typer.Option("--rewrite-savepoints", help="In the job's savepoints too.")
+    ] = False,
+    scratch_dir: Annotated[
+        str | None,
+        typer.Option("--scratch-dir", help="For the state of the largest subtask, twice."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase. Without it nothing is.")] = False,
+    as_json: AsJson = False,
+    no_progress: NoProgress = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Erase keys of a job that has stopped; say what still holds them, and until when."""
+    from statebackend.tables.erase_keys import erase_keys  # imports PySpark
+
+    where = checkpoint_location
+    if where and ":" not in where.partition("/")[0]:
+        where = str(Path(where).absolute())
+    with progress_bar("erase", "subtasks", quiet=as_json or no_progress) as progress:
+        report = erase_keys(
+            uri,
+            job,
+            operator,
+            [_key(text) for text in keys],
+            checkpoint_location=where or None,
+            rewrite_savepoints=savepoints,
+            dry_run=not yes,
+            options=place_of(uri, s3_endpoint, s3_region).options,
+            scratch_dir=scratch_dir,
+            progress=progress,
         )
-    if to.exists():
-        raise SettingError(f"The file {to} is there already.", todo="Give another name.")
-    source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region)
-    reader = source.read(operator, state, timers=timers, columns=columns)
-    draft = to.with_name(f".{to.name}.part")
-    try:
-        with _counting(f"{operator}.{state or 'timers'}") as tell:
-            rows = _write(reader, draft, to.suffix, tell)
-        draft.rename(to)
-    finally:
-        draft.unlink(missing_ok=True)
-    print(f"{counted(rows, 'row')} in {to}")
+    if as_json:
+        say_json(report=report)
+        return
+    made = table("state", "entries#")
+    for name, entries in sorted(report.entries.items()):
+        made.add_row(escape(name), str(entries))
+    out = console()
+    out.print(made)
+    verb, entries = "erased" if yes else "would erase", sum(report.entries.values())
+    out.print(f"{verb} from epoch {report.epoch}, counted in entries: {entries}")
+    out.print("still holds them, or may:")
+    for sentence in report.still:
+        out.print(f"  {escape(sentence)}", soft_wrap=True)
+    if not yes:
+        out.print("nothing was erased: say --yes to erase")
 
 
 def _key(text: str) -> Any:
@@ -221,17 +315,28 @@ def _key(text: str) -> Any:
     return tuple(found) if isinstance(found, list) else found
 
 
-def _show(reader: pa.RecordBatchReader, limit: int | None, *, as_json: bool) -> None:
-    rows = list(islice(_rows(reader), limit))
-    if as_json:
-        say_json(rows=rows)
+def _taken(
+    reader: pa.RecordBatchReader, limit: int | None, to: Path | None, bars: Bars
+) -> list[dict[str, Any]] | str:
+    """The rows to show; or a sentence, if they were written into a file."""
+    if to is not None:
+        return _into(to, reader, to.stem, bars, limit)
+    return list(islice(_rows(reader), limit))
+
+
+def _show(found: list[dict[str, Any]] | str, names: list[str], *, as_json: bool) -> None:
+    if isinstance(found, str):
+        print(found)
         return
-    made = table(*reader.schema.names)
-    for row in rows:
+    if as_json:
+        say_json(rows=[_plain(row) for row in found])
+        return
+    made = table(*names)
+    for row in found:
         made.add_row(*(escape(_text(value)) for value in row.values()))
     out: Console = console()
     out.print(made)
-    out.print(counted(len(rows), "row"))
+    out.print(counted(len(found), "row"))
 
 
 def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
@@ -245,32 +350,41 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-@contextmanager
-def _counting(title: str) -> Iterator[Callable[[int], None]]:
-    """Rows so far, on standard error if somebody looks at it."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        TextColumn("{task.completed:,} rows"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(title, total=None)
-        yield lambda rows: bar.advance(task, rows)
+def _check_into(to: Path | None) -> None:
+    """Refuse a file before anything is fetched.
+
+    Raises:
+        SettingError: it is there, or its format is not known.
+    """
+    if to is None:
+        return
+    if to.suffix not in _FORMATS:
+        raise SettingError(
+            f"No format is known by the name {to.name!r}.",
+            todo=f"Give a file that ends in {', '.join(_FORMATS)}.",
+        )
+    if to.exists():
+        raise SettingError(f"The file {to} is there already.", todo="Give another name.")
 
 
-def _write(
-    reader: pa.RecordBatchReader, path: Path, suffix: str, tell: Callable[[int], None]
-) -> int:
-    rows = 0
-    with _writer(path, suffix, reader.schema) as write:
-        for batch in reader:
-            write(batch)
-            rows += batch.num_rows
-            tell(batch.num_rows)
-    return rows
+def _into(
+    to: Path, reader: pa.RecordBatchReader, title: str, bars: Bars, limit: int | None = None
+) -> str:
+    """Write rows into a new file, which is there whole or not at all; a sentence on what is."""
+    draft, rows, tell = to.with_name(f".{to.name}.part"), 0, bars.add(title, "rows")
+    try:
+        with _writer(draft, to.suffix, reader.schema) as write:
+            for batch in reader:
+                some = batch if limit is None else batch.slice(0, limit - rows)
+                write(some)
+                rows += some.num_rows
+                tell(rows, 0)
+                if rows == limit:
+                    break
+        draft.rename(to)
+    finally:
+        draft.unlink(missing_ok=True)
+    return f"{counted(rows, 'row')} in {to}"
 
 
 @contextmanager

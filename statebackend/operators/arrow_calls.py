@@ -33,10 +33,10 @@ from statebackend.operators.vector.column_timers import ArrowTimers
 from statebackend.operators.vector.column_ttl_list import ArrowTtlListState
 from statebackend.operators.vector.entries import Entries, TtlEntries
 from statebackend.operators.vector.key_vector import Keys
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.state.column_table import ColumnTable
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
 __all__ = ["ARROW_METHODS", "ArrowEpochCalls", "record_arrow_states"]
 

@@ -23,14 +23,14 @@ from statebackend.operators.operator_lists_maps import HeldOperatorState, Stored
 from statebackend.operators.rows.zoned import zoned, zoned_keys
 from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.defaults import check_defaults
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.operator_state import BROADCAST, LIST_MODES
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.ttl_cells import TTL, TtlListCell, TtlMapCell, TtlValueCell
 from statebackend.state.unbound import Unbound
 
 __all__ = [

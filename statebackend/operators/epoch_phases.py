@@ -25,7 +25,7 @@ from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable, state_prefix
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import ExpiryIndex
+from statebackend.state.ttl_cells import ExpiryIndex
 
 __all__ = ["OperatorPhases", "StatefulEpoch"]
 
@@ -96,7 +96,7 @@ class OperatorPhases:
     def _reader(self) -> InputReader:
         """Of the input."""
         plan = self._plan
-        return _reader(plan, plan.input_schema, plan.key_positions, plan.sides)
+        return _reader(plan, plan.input_schema, plan.key_positions, plan.sides, plan.shown)
 
     def _broadcast(self, rules: Iterator[Any]) -> None:
         from statebackend.operators.processor_calls import BroadcastCalls
@@ -228,6 +228,7 @@ def _reader(
     schema: StructType,
     positions: tuple[int, ...],
     sides: tuple[StructType, StructType] | None = None,
+    shown: int | None = None,
 ) -> InputReader:
     if plan.flavour == "pandas":
         from statebackend.operators.frames.frame_reader import (
@@ -240,12 +241,13 @@ def _reader(
             timezone=plan.timezone,
             max_rows=plan.frame_rows,
             max_bytes=plan.frame_bytes,
+            shown=shown,
         )
     if sides is not None:
         from statebackend.operators.processor_calls import SideReader
 
         return SideReader(schema, positions, *sides, timezone=plan.timezone)
-    return RowReader(schema, positions, timezone=plan.timezone)
+    return RowReader(schema, positions, timezone=plan.timezone, shown=shown)
 
 
 def _writer(plan: OperatorPlan, processor: Any) -> OutputWriter:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.input.group_by_key import Groups
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = ["BatchCalls", "Calls", "EpochFigures", "OperatorPlan"]
 
@@ -27,6 +27,7 @@ class OperatorPlan:
     ``timezone``: in which timestamps are shown. ``frame_rows``, ``frame_bytes``: the most that a
     frame of pandas input has.
     ``sides``: of a connected operator, the schemas of its left and right input.
+    ``shown``: how many of the input's first columns a processor sees; None: all.
     ``withdrawn``: names of states that a StatefulProcessor's ``init`` asks for, and then deletes.
     ``rules_schema``: of rows that go to every subtask.
     """
@@ -46,6 +47,7 @@ class OperatorPlan:
     sides: tuple[StructType, StructType] | None = None
     rules_schema: StructType | None = None
     withdrawn: frozenset[str] = frozenset()
+    shown: int | None = None
 
     @functools.cached_property
     def key_codec(self) -> KeyCodec:

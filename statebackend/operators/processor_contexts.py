@@ -21,7 +21,7 @@ from statebackend.operators.declared_states import (
 )
 from statebackend.state.folds import AggregatingCell, ReducingCell
 from statebackend.state.operator_state import BROADCAST
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
 __all__ = ["RecordingContext", "WorkerContext", "outside_open"]
 

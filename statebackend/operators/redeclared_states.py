@@ -7,25 +7,23 @@ of the operator), whether there is a TTL.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from pyspark.sql.types import StructType
 
 from statebackend.errors import StateMismatchError
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.defaults import remembered
 from statebackend.schema.evolution import Incompatible, Problem, resolve
+from statebackend.schema.keys.key_schemas import is_same_key, other_key
 from statebackend.schema.meanings import declared_by_rules
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import VERSIONS_MAX
 from statebackend.state.operator_state import LIST_MODES
 
-__all__ = ["check_operator_key", "redeclared", "versions_of"]
+__all__ = ["redeclared", "versions_of"]
 
-_NOT_STORED: Final = ("nullable", "containsNull", "valueContainsNull", "metadata")
 _ANEW: Final = (
     "declare the state under another name (and pass allow_dropped_state=True where this one is "
     "gone for good), or call deleteIfExists() in init()"
@@ -110,48 +108,6 @@ def versions_of(declared: Mapping[str, StateDeclaration]) -> dict[str, list[str]
     return {name: one.versions for name, one in declared.items() if len(one.versions) > 1}
 
 
-def check_operator_key(uid: str, known: str, new: str) -> None:
-    """Refuse another key schema of an operator; both as JSON.
-
-    Raises:
-        StateMismatchError: naming the field and both types.
-    """
-    if _shape(known) != _shape(new):
-        anew = "Or give the operator another uid: it starts without state"
-        raise _other_key(f"The key of operator {uid!r}", known, new, anew)
-
-
 def _check_key(what: str, known: StateDeclaration, new: StateDeclaration) -> None:
-    if _shape(known.key_schema or "{}") != _shape(new.key_schema or "{}"):
-        raise _other_key(what, known.key_schema, new.key_schema, f"Or, to start it empty, {_ANEW}")
-
-
-def _other_key(what: str, known: str, new: str, anew: str) -> StateMismatchError:
-    was, now = schema_from_json(known), schema_from_json(new)
-    return StateMismatchError(
-        f"{what} is {was.simpleString()} in the checkpoint and {now.simpleString()} now: "
-        f"{_first_difference(was, now)}. Keys cannot change: entries are found by their bytes.",
-        todo=f"Keep the key's fields, their types, names and order. {anew}.",
-    )
-
-
-def _first_difference(was: StructType, now: StructType) -> str:
-    for before, after in zip(was, now, strict=False):
-        old, new = before.dataType.simpleString(), after.dataType.simpleString()
-        if before.name != after.name and old == new:
-            return f"field {before.name!r} ({old}) is renamed to {after.name!r}, and that counts"
-        if before.name != after.name or old != new:
-            return f"field {before.name!r} is {old}, in its place is {after.name!r}, {new}"
-    extra = [*was.names[len(now) :], *now.names[len(was) :]]
-    return f"only one of them has {', '.join(map(repr, extra))}" if extra else "within a field"
-
-
-def _shape(schema: str) -> Any:
-    """A schema (JSON) as far as stored bytes depend on it: without nullability and metadata."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: bare(v) for k, v in value.items() if k not in _NOT_STORED}
-        return [bare(v) for v in value] if isinstance(value, list) else value
-
-    return bare(json.loads(schema))
+    if not is_same_key(known.key_schema or "{}", new.key_schema or "{}"):
+        raise other_key(what, known.key_schema, new.key_schema, f"Or, to start it empty, {_ANEW}")

@@ -36,7 +36,7 @@ from statebackend.operators.rows.rowconv import row_type
 from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import TTL, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.ttl_cells import TTL, TtlListCell, TtlMapCell, TtlValueCell
 from statebackend.state.unbound import Deleted, OfOneEpoch
 
 __all__ = ["TwsCalls", "parse_schema", "record_states"]
@@ -244,7 +244,7 @@ class _WorkerHandle(_Handle):
                 todo="Ask for states in init(), keep them as attributes, and use those.",
             )
         if name in self._to_be_deleted:
-            return Deleted(f"state {name!r}", "init")
+            return Deleted(f"state {name!r}", "init", kind)
         return self._state.cell(name, kind, _CLASSES)
 
     def getValueState(

@@ -22,6 +22,7 @@ from statebackend.rocks.layout import LAYOUT_FILE, Layout, Routes, read_layout, 
 from statebackend.rocks.reading import META_PREFIX, KeyRange
 from statebackend.rocks.rocksdb_options import RocksSettings
 from statebackend.rocks.store import Marker, RocksStore, Rows, StoreSlice
+from statebackend.rocks.store_figures import joined_figures
 
 __all__ = ["Opener", "PartedStore", "Store", "open_database", "open_store"]
 
@@ -292,6 +293,10 @@ class PartedStore:
     def level0_files(self) -> int:
         """Files that every point read of some part may have to look into."""
         return max(part.level0_files() for part in self._parts)
+
+    def figures(self) -> dict[str, int]:
+        """Counts of the store, of all parts together; see `store_figures`."""
+        return joined_figures([part.figures() for part in self._parts])
 
     def give_up_whole_filters(self) -> bool:
         """As :meth:`RocksStore.give_up_whole_filters`, of any part; each notes it for itself."""

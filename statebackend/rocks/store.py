@@ -51,6 +51,7 @@ from statebackend.rocks.rocksdb_options import (
     level0_files_max,
     store_options,
 )
+from statebackend.rocks.store_figures import store_figures
 
 __all__ = [
     "META_PREFIX",
@@ -240,6 +241,10 @@ class RocksStore(RocksReads):
     def level0_files(self) -> int:
         """Files that every point read may have to look into."""
         return level0_files(self._db)
+
+    def figures(self) -> dict[str, int]:
+        """See `store_figures`."""
+        return store_figures(self._db, self.live_bytes())
 
     def give_up_whole_filters(self) -> bool:
         """Note that they take too much room beside the cache, if so.

@@ -27,6 +27,7 @@ _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
 _PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
+_MOMENTS: Final = (TimestampType, TimestampNTZType)  # a window of event time has the mark, too
 _IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # these neither add nor drop rows
 
 
@@ -89,7 +90,7 @@ def time_plan(
     known = {
         field.name: int(field.metadata[_DELAY])
         for field in df.schema.fields
-        if _DELAY in (field.metadata or {})
+        if _DELAY in (field.metadata or {}) and isinstance(field.dataType, _MOMENTS)
     }
     if event_time is None and len(known) == 1:
         event_time = next(iter(known))
@@ -200,7 +201,7 @@ def _place(schema: StructType, event_time: str, what: str) -> int:
             todo="Name the event-time column as it is there.",
         )
     position = names.index(event_time)
-    if not isinstance(schema[position].dataType, (TimestampType, TimestampNTZType)):
+    if not isinstance(schema[position].dataType, _MOMENTS):
         raise SchemaError(
             f"The event-time column {event_time!r} is {schema[position].dataType.simpleString()}.",
             todo="Give a timestamp column; cast it first.",

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from snapshot.log.progress import CheckpointProgress
+from snapshot.log.checkpoint_progress import CheckpointProgress
 from statebackend.scaling.policy import Load
 
 __all__ = ["Meter", "state_bytes_of", "waiting_rows_of"]

@@ -16,6 +16,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
+from statebackend.schema.columns.msgpack_columns import decode_columns
+from statebackend.schema.conform import conform_all
 from statebackend.schema.msgpack_types import (
     arrow_from_wire,
     from_wire,
@@ -26,7 +28,6 @@ from statebackend.schema.msgpack_types import (
 from statebackend.schema.scalars import Convert, Refused
 from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose, mismatch
 from statebackend.schema.type_table import simple_type
-from statebackend.schema.types import conform_all
 
 __all__ = ["MsgpackCodec"]
 
@@ -138,9 +139,14 @@ class MsgpackCodec:
 
     def decode_arrow(self, values: pa.BinaryArray) -> list[pa.Array]:
         """One array for each field: see `RowCodec.decode_arrow`."""
-        blank = (None,) * len(self.schema.fields)
-        rows = [blank if row is None else self._wire(row) for row in values.to_pylist()]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(blank)
+        if (found := decode_columns(values, self.schema, self.version)) is not None:
+            return found
+        rows = values.to_pylist()
+        wires = None if values.null_count else self._wires(rows)
+        if wires is None:
+            blank = (None,) * len(self.schema.fields)
+            wires = [blank if row is None else self._wire(row) for row in rows]
+        columns = list(zip(*wires, strict=True)) if wires else [()] * len(self.schema.fields)
         return [
             arrow_from_wire(list(column), field.dataType)
             for column, field in zip(columns, self.schema, strict=True)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import NotRestorableError, ObjectNotFoundError, SettingError
 from statebackend.spark.data_sources import registered
-from statebackend.tables.read import states
+from statebackend.tables.read import epochs, states
 from statebackend.tables.scan import (
     ChosenColumns,
     StatePlace,
@@ -41,6 +41,7 @@ _OPTIONS: Final = (
     "operator",
     "stateVarName",
     "readRegisteredTimers",
+    "metadata",
     "keys",
     "keyGroups",
     "columns",
@@ -59,13 +60,15 @@ def register(spark: SparkSession) -> None:
         spark.read.format("statebackend").option("job", "clicks").option("operator", "counter")
             .option("stateVarName", "count").load("s3://bucket/state")
 
-    Without ``operator`` there is a row for each state, as `statebackend.states` gives it.
+    Without ``operator`` there is a row for each state, as `statebackend.states` gives it, or with
+    ``metadata=epochs`` one for each operator of each epoch, as `statebackend.epochs`.
 
     Options:
         path: the folder of all jobs (`load(path)`). job: its name.
         savepoint: the URI of a savepoint, instead of the two.
         batchId: an epoch that the job retains; default: the newest durable one.
         operator: its uid. stateVarName: the state. readRegisteredTimers: true: its timers instead.
+        metadata: states (default) or epochs, without an operator.
         keys: only these, a JSON list: of values, or of lists where there are several key columns.
         keyGroups: only these, as in `0-63` or `5`.
         columns: only these, as in `key.user,value.n`.
@@ -87,6 +90,7 @@ class _Request:
     operator: str
     state: str
     timers: bool
+    metadata: str
     keys: tuple[Any, ...] | None
     groups: range | None
     columns: tuple[str, ...] | None
@@ -124,6 +128,7 @@ class _Request:
             given.get("operator", ""),
             given.get("stateVarName", ""),
             _parsed("readRegisteredTimers", given.get("readRegisteredTimers", "false"), _flag),
+            _parsed("metadata", given.get("metadata", "states"), _metadata_name),
             _parsed("keys", given["keys"], _keys) if "keys" in given else None,
             _parsed("keyGroups", given["keyGroups"], _groups) if "keyGroups" in given else None,
             tuple(name.strip() for name in columns.split(",")) if columns else None,
@@ -282,6 +287,8 @@ class _FilteredReader(_Reader):
 
 def _metadata(request: _Request) -> pa.Table:
     place = request.place
+    if request.metadata == "epochs":
+        return epochs(place.uri, place.job, savepoint=place.savepoint, options=place.options)
     return states(
         place.uri, place.job, epoch=place.epoch, savepoint=place.savepoint, options=place.options
     )
@@ -301,6 +308,12 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("neither true nor false")
     return text.lower() == "true"
+
+
+def _metadata_name(text: str) -> str:
+    if text not in ("states", "epochs"):
+        raise ValueError("neither states nor epochs")
+    return text
 
 
 def _keys(text: str) -> tuple[Any, ...]:

@@ -69,6 +69,7 @@ class ColumnTable:
         if len(keys) and self.table.small_writes:
             found = self.table.decoded.get(self.table.overlays(), keys, self._of_base)
             if found is not None:
+                self.table.lookups += len(keys)
                 self.read_bytes += found.nbytes
                 return found
         return self.get_columns(keys)
@@ -76,16 +77,20 @@ class ColumnTable:
     def get_columns(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """The values of ``keys``, null where there is none; quickest where they ascend."""
         sources = self.table.sources()
+        if any(not isinstance(source, Run) or source.on_disk for source in sources):
+            found = binary_array(self.table.multi_get(keys.to_pylist()))
+            self.read_bytes += found.nbytes
+            return found
+        self.table.lookups += len(keys)
         if not sources:
             found = self._of_base(keys)
-        elif any(not isinstance(source, Run) or source.on_disk for source in sources):
-            found = binary_array(self.table.multi_get(keys.to_pylist()))
         else:
             found = self._of_columns(keys, [one for one in sources if isinstance(one, Run)])
         self.read_bytes += found.nbytes
         return found
 
     def _of_base(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        self.table.base_lookups += len(keys)
         return binary_array(self._reads.get(keys))
 
     def _of_columns(self, keys: pa.BinaryArray, runs: list[Run]) -> pa.BinaryArray:

@@ -32,7 +32,7 @@ class RowCodecLike(Protocol):
 
 
 class KeyCodecLike(Protocol):
-    """A key codec (see ``statebackend.schema.keys``)."""
+    """A key codec (see ``statebackend.schema.keys.key_codec``)."""
 
     schema: T.StructType
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from statebackend.errors import UsageError
 from statebackend.state.cells import KeyCursor, RowCodecLike, ValueCell
 from statebackend.state.table import StateTable
-from statebackend.state.ttl import TTL, TtlValueCell
+from statebackend.state.ttl_cells import TTL, TtlValueCell
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["AggregatingCell", "ReducingCell"]

@@ -40,7 +40,12 @@ class LayerStack:
         entries, under: the current overlay's, which cells write to; others after `freeze`, `seal`
             and `relieve`.
         decoded: the states in `RowCache`.
+        lookups: keys that were looked up, many at once. base_lookups: those of them that no layer
+            had, so that the base was asked.
     """
+
+    lookups = 0
+    base_lookups = 0
 
     def __init__(self, *, spill: OverlaySpill | None = None, small_writes: bool = False) -> None:
         self.small_writes = small_writes
@@ -164,6 +169,15 @@ class LayerStack:
     def sources(self) -> list[dict[bytes, bytes | None] | RowCache | Run]:
         """What lies over the base, newest first."""
         return [source for overlay in self.overlays() for source in overlay.sources()]
+
+    def figures(self) -> dict[str, int]:
+        """Counts since the table was made."""
+        spilled_bytes = self._spill.written_bytes if self._spill is not None else 0
+        return {
+            "lookups": self.lookups,
+            "base_lookups": self.base_lookups,
+            "overlay_spilled_bytes": spilled_bytes,
+        }
 
     def multi_get_over(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]:
         """The values of keys as far as the layers say them; also the places of the others."""

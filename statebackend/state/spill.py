@@ -200,12 +200,15 @@ class OverlaySpill:
     Args:
         limit_bytes: about how much memory an overlay may take.
         folder: names a folder of our own; made when it is needed, removed by :meth:`close`.
+
+    Attributes:
+        written_bytes: of all runs on disk so far.
     """
 
     def __init__(
         self, *, limit_bytes: int, folder: Callable[[], Path], threads: Threads = THREADS
     ) -> None:
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.written_bytes = limit_bytes, 0
         self._folder = SpillFolder(folder, "run")
         self._cache: OrderedDict[tuple[BlockFile, int], SortedRows] = OrderedDict()
         self._cache_lock = threads.lock()  # a snapshot may be read while its owner goes on
@@ -245,6 +248,7 @@ class OverlaySpill:
                 for keys, values in _pieces(rows):
                     file.append(pa.RecordBatch.from_arrays([keys, values], schema=_SCHEMA))
                     run.add(SortedRows(keys, values))
+                    self.written_bytes += keys.nbytes + values.nbytes
         except BaseException:
             file.remove()
             raise

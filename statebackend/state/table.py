@@ -65,6 +65,8 @@ class StateTable(LayerStack):
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys`` in their order; one call into the base for those not overlaid."""
         values, wanted = self.multi_get_over(keys)
+        self.lookups += len(keys)
+        self.base_lookups += len(wanted)
         if len(wanted) == len(keys):
             return self.base.multi_get(keys)
         if wanted:

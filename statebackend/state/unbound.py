@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+from pyspark.errors import PySparkRuntimeError
 
 from statebackend.errors import KeyContextError
 
-__all__ = ["Deleted", "LeftBehind", "OfOneEpoch", "Unbound"]
+__all__ = ["Deleted", "DeletedStateError", "LeftBehind", "OfOneEpoch", "Unbound"]
+
+_SPARKS_VERBS: Final = {"exists": "checking", "get": "getting", "clear": "clearing"}
+
+
+class DeletedStateError(KeyContextError, PySparkRuntimeError):
+    """A state is used that ``init`` deletes; as in Spark a ``PySparkRuntimeError``."""
+
+    def __init__(self, what: str, *, todo: str = "") -> None:
+        PySparkRuntimeError.__init__(self, message=what)
+        self.what, self.todo = what, todo
 
 
 class Unbound:
@@ -18,9 +30,9 @@ class Unbound:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise self._refusal()
+        raise self._refusal(name)
 
-    def _refusal(self) -> KeyContextError:
+    def _refusal(self, used: str) -> KeyContextError:
         method = self._method
         return KeyContextError(
             f"{method}() uses {self._what}, but belongs to no key.",
@@ -29,11 +41,21 @@ class Unbound:
 
 
 class Deleted(Unbound):
-    """Stands for a state that ``init`` asks for, and deletes."""
+    """Stands for a state that ``init`` asks for, and deletes.
 
-    def _refusal(self) -> KeyContextError:
-        return KeyContextError(
-            f"{_first_upper(self._what)} is used, but {self._method}() deletes it.",
+    Args:
+        kind: of the state: ``value``, ``list`` or ``map``.
+    """
+
+    def __init__(self, what: str, method: str, kind: str) -> None:
+        super().__init__(what, method)
+        self._kind = "map" if kind == "map" else "value"  # Spark calls a list a value here
+
+    def _refusal(self, used: str) -> KeyContextError:
+        sparks = f"Error {_SPARKS_VERBS.get(used, 'updating')} {self._kind} state"
+        sparks += " exists" if used == "exists" else ""
+        return DeletedStateError(
+            f"{_first_upper(self._what)} is used, but {self._method}() deletes it ({sparks}).",
             todo="Take out the call of deleteIfExists(), or ask for the state after it.",
         )
 
@@ -41,7 +63,7 @@ class Deleted(Unbound):
 class LeftBehind(Unbound):
     """Stands for what a processor was given, in a copy of that processor."""
 
-    def _refusal(self) -> KeyContextError:
+    def _refusal(self, used: str) -> KeyContextError:
         return KeyContextError(
             f"{_first_upper(self._what)} belongs to the processor that this one is a copy of.",
             todo="Ask for it in init() or open(), each time that it is called.",

@@ -10,9 +10,6 @@ import pyarrow as pa
 
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
-    CorruptionError,
-    NotRestorableError,
-    ObjectNotFoundError,
     SettingError,
 )
 from statebackend.state.blocks import binary_array
@@ -20,11 +17,11 @@ from statebackend.tables.entry_rows import StateRows
 from statebackend.tables.scan import (
     BATCH_BYTES,
     BATCH_ROWS,
-    TRIES,
     ChosenColumns,
     Entries,
     StatePlace,
     StateSource,
+    beside_cleaning,
     entries,
     scratch_folder,
     state_source,
@@ -76,15 +73,12 @@ def read_changes(
         _check_order(from_epoch, to_epoch)
     later = StatePlace(uri, job, to_epoch, None, options, scratch_dir)
     earlier = StatePlace(uri, job, from_epoch, None, options, scratch_dir)
-    for tries_left in reversed(range(TRIES)):
-        newer = later.find()
+
+    def read(newer: StoredJob) -> pa.RecordBatchReader:
         _check_order(from_epoch, newer.epoch)
-        try:
-            return _reader(earlier.find(), newer, operator, state, keys, columns, scratch_dir)
-        except (CorruptionError, NotRestorableError, ObjectNotFoundError):
-            if later.find().epoch == newer.epoch or not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
+        return _reader(earlier.find(), newer, operator, state, keys, columns, scratch_dir)
+
+    return beside_cleaning(later.find, read, lambda newer: newer.epoch)
 
 
 def _check_order(from_epoch: int, to_epoch: int) -> None:

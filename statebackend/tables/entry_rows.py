@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import Row, StructField, StructType
 
 from statebackend.errors import CorruptionError
 from statebackend.operators.vector.values import arrow_fields
-from statebackend.schema.keycolumns import decode_key_columns, decode_leading_columns
+from statebackend.schema.keys.key_codec import KeyCodec
+from statebackend.schema.keys.keycolumns import decode_key_columns, decode_leading_columns
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array
 from statebackend.state.confirmed import after
-from statebackend.state.expiry import STAMP_BYTES, TIME_BYTES
+from statebackend.state.expiry_index import STAMP_BYTES, TIME_BYTES
 from statebackend.state.ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME
 from statebackend.tables.stored_job import StoredState
@@ -62,6 +63,9 @@ class EntryRows(Protocol):
 class StateRows:
     """The rows of a state of keys: value, list or map.
 
+    Attributes:
+        value_names: of the fields of its values.
+
     Columns: ``key_group``; ``key``, a struct; ``index`` of a list's element, or ``map_key``;
     ``value``, a struct; ``expires_at_ms``, if the state has a TTL.
     """
@@ -74,6 +78,7 @@ class StateRows:
         self._keys = key_schema
         self._codec = codec_of_versions([schema_from_json(text) for text in declared.versions])
         self._map_keys = schema_from_json(declared.key_schema) if declared.key_schema else None
+        self.value_names: list[str] = self._codec.schema.names
         fields = [pa.field("key_group", pa.int32()), _struct("key", key_schema)]
         if self._kind == "list":
             fields.append(pa.field("index", pa.int64()))
@@ -138,6 +143,26 @@ class StateRows:
         mask = data.is_null() if data.null_count else None
         return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
 
+    def decoded(self, values: Sequence[bytes | None], now_ms: int) -> list[tuple[Any, ...] | None]:
+        """The rows in what is stored, as a processor has them; None of what expires by then."""
+        if self._stamped:
+            size = TIME_BYTES if self._kind == "list" else STAMP_BYTES
+            after_ms = now_ms + BIAS
+            values = [
+                None
+                if one is None or int.from_bytes(one[:TIME_BYTES], "big") <= after_ms
+                else one[size:]
+                for one in values
+            ]
+        return self._codec.decode_many(values)
+
+    def map_keys(self, keys: Iterable[bytes], places: Iterable[int]) -> list[Row]:
+        """The keys of a map's entries, from these places on in theirs."""
+        assert self._map_keys is not None
+        made, decode = Row(*self._map_keys.names), KeyCodec(self._map_keys, allow_all_null=True)
+        found = (decode.decode(key, at)[0] for key, at in zip(keys, places, strict=True))
+        return [made(*map(_hashable, one)) for one in found]
+
 
 class TimerRows:
     """The rows of an operator's timers: ``key_group``, ``key``, ``at_ms``.
@@ -178,6 +203,13 @@ class TimerRows:
             times = _times(full, _PREFIX_BYTES)
         arrays = [pa.array(_groups(full)), _rows_of(columns, self._keys), pa.array(times)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _hashable(value: Any) -> Any:
+    """With tuples for lists: what is the key of a dict has to have a hash."""
+    if isinstance(value, Row):
+        return Row(*value.__fields__)(*map(_hashable, value))
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _struct(name: str, schema: StructType) -> pa.Field:

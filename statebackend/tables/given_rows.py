@@ -16,8 +16,8 @@ from statebackend.hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
 from statebackend.operators.vector.values import columns_of
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
-from statebackend.state.expiry import (
+from statebackend.schema.keys.key_codec import KeyCodec
+from statebackend.state.expiry_index import (
     ENTRY,
     LIST,
     TIME_BYTES,
@@ -28,9 +28,19 @@ from statebackend.state.expiry import (
 )
 from statebackend.state.ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME, at_bytes
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
-__all__ = ["Entry", "GivenState", "batches_of", "given_state", "timer_entries"]
+__all__ = [
+    "Entry",
+    "GivenState",
+    "SparkRows",
+    "batches_of",
+    "fields_of",
+    "given_state",
+    "is_struct",
+    "spark_schema",
+    "timer_entries",
+]
 
 _KEY: Final = "key"
 _VALUE: Final = "value"
@@ -86,7 +96,9 @@ class GivenState:
         what = f"State {self.name!r}"
         prefixes = _prefixes(batch, self.key, max_parallelism, self.id.to_bytes(2, "big"), what)
         if self.map_key is not None:
-            columns = columns_of(_fields(batch, _MAP_KEY), self.map_key, None, f"{what} (map_key)")
+            columns = columns_of(
+                fields_of(batch, _MAP_KEY), self.map_key, None, f"{what} (map_key)"
+            )
             rests = KeyCodec(self.map_key, allow_all_null=True).encode_arrow(columns).to_pylist()
         elif self.kind == "list":
             numbers = range(first, first + batch.num_rows)
@@ -152,17 +164,17 @@ def given_state(
     kind = "map" if map_key is not None else "list" if _INDEX in schema.names else "value"
     if declared is not None:
         value = parse_schema(declared, f"state {name!r}")
-    elif _is_struct(schema, _VALUE):
+    elif is_struct(schema, _VALUE):
         value = _struct(schema, _VALUE, name)
     else:
         names = _value_names(schema, key)
-        value = _spark(pa.schema([schema.field(one) for one in names]), name)
+        value = spark_schema(pa.schema([schema.field(one) for one in names]), name)
     if not value.fields:
         raise SchemaError(
             f"State {name!r} has no column for its values ({', '.join(schema.names)}).",
             todo="Give the columns of read_state(): key and value; or key columns and others.",
         )
-    if _is_struct(schema, _VALUE) and (others := _value_names(schema, key, _VALUE)):
+    if is_struct(schema, _VALUE) and (others := _value_names(schema, key, _VALUE)):
         raise SchemaError(
             f"State {name!r} has a column {_VALUE} of structs, and others beside it "
             f"({', '.join(others)}).",
@@ -202,8 +214,8 @@ def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     Raises:
         SchemaError: they are something else.
     """
-    if hasattr(rows, "toArrow"):  # Spark's: brought to the driver when it is written
-        return to_arrow_schema(rows.schema), _of_spark(rows)
+    if hasattr(rows, "toArrow"):
+        return to_arrow_schema(rows.schema, timezone="UTC"), SparkRows(rows)
     if isinstance(rows, pa.RecordBatch):
         return rows.schema, iter([rows])
     if isinstance(rows, pa.RecordBatchReader):
@@ -218,15 +230,27 @@ def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     )
 
 
-def _of_spark(rows: Any) -> Iterator[pa.RecordBatch]:
-    yield from rows.toArrow().to_batches(max_chunksize=_BATCH_ROWS)
+class SparkRows:
+    """The rows of a Spark frame; the first batch that is asked for brings all of them here."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+        self._batches: Iterator[pa.RecordBatch] | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._batches is None:
+            self._batches = iter(self.frame.toArrow().to_batches(max_chunksize=_BATCH_ROWS))
+        return next(self._batches)
 
 
 def _prefixes(
     batch: pa.RecordBatch, key: StructType, max_parallelism: int, state: bytes, what: str
 ) -> list[bytes]:
     """Key group, state and key of each row."""
-    given = _fields(batch, _KEY) if _is_struct(batch.schema, _KEY) else _named(batch, key.names)
+    given = fields_of(batch, _KEY) if is_struct(batch.schema, _KEY) else _named(batch, key.names)
     columns = columns_of(given, key, None, f"{what} (key)")
     if not len(columns[0]):
         return []
@@ -254,15 +278,15 @@ def _expiries(batch: pa.RecordBatch, what: str) -> Iterator[bytes]:
 
 
 def _values(batch: pa.RecordBatch, key: StructType) -> Any:
-    if _is_struct(batch.schema, _VALUE):
-        return _fields(batch, _VALUE)
+    if is_struct(batch.schema, _VALUE):
+        return fields_of(batch, _VALUE)
     return _named(batch, _value_names(batch.schema, key))
 
 
 def _value_names(schema: pa.Schema, key: StructType, *used: str) -> list[str]:
     """The columns that no other use is known of."""
     others = {_MAP_KEY, _INDEX, _EXPIRES, *used}
-    others |= {_KEY, *_OURS} if _is_struct(schema, _KEY) else set(key.names)
+    others |= {_KEY, *_OURS} if is_struct(schema, _KEY) else set(key.names)
     return [name for name in schema.names if name not in others]
 
 
@@ -270,7 +294,12 @@ def _named(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array
     return {name: batch.column(name) for name in names if name in batch.schema.names}
 
 
-def _fields(batch: pa.RecordBatch, name: str) -> Mapping[str, pa.Array]:
+def fields_of(batch: pa.RecordBatch, name: str) -> Mapping[str, pa.Array]:
+    """The fields of a column of structs, by their names.
+
+    Raises:
+        ValueMismatchError: a row has none.
+    """
     column = batch.column(name)
     if column.null_count and name != _KEY:  # a null key is refused as such
         raise ValueMismatchError(
@@ -281,23 +310,29 @@ def _fields(batch: pa.RecordBatch, name: str) -> Mapping[str, pa.Array]:
     return {field.name: array for field, array in zip(column.type, arrays, strict=True)}
 
 
-def _is_struct(schema: pa.Schema, name: str) -> bool:
+def is_struct(schema: pa.Schema, name: str) -> bool:
+    """Whether there is a column of structs of that name."""
     return name in schema.names and pa.types.is_struct(schema.field(name).type)
 
 
 def _struct(schema: pa.Schema, column: str, state: str) -> StructType:
-    if not _is_struct(schema, column):
+    if not is_struct(schema, column):
         raise SchemaError(
             f"The column {column} of state {state!r} is a {schema.field(column).type}.",
             todo="Give a struct, as read_state() does.",
         )
-    return _spark(pa.schema(list(schema.field(column).type)), state)
+    return spark_schema(pa.schema(list(schema.field(column).type)), state)
 
 
-def _spark(schema: pa.Schema, state: str) -> StructType:
+def spark_schema(schema: pa.Schema, state: str) -> StructType:
+    """Spark's schema of these columns.
+
+    Raises:
+        SchemaError: Spark has no such type, naming the state.
+    """
     try:
         found: StructType = from_arrow_schema(schema)
-        to_arrow_schema(found)
+        to_arrow_schema(found, timezone="UTC")
     except Exception as error:  # pyspark's own, of several kinds
         raise SchemaError(
             f"The columns of state {state!r} have a type that Spark does not have ({error}).",

@@ -9,14 +9,14 @@ from pyspark.sql.types import StructType
 
 from snapshot.protocol.lineage import SliceRef
 from statebackend.operators.vector.values import arrow_fields
-from statebackend.schema.keycolumns import decode_key_columns
+from statebackend.schema.keys.keycolumns import decode_key_columns
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.blocks import binary_array
 from statebackend.state.operator_state import BROADCAST, decode_lists, decode_maps
 from statebackend.tables.stored_job import StoredJob, StoredOperator, StoredState
 
-__all__ = ["operator_batches", "operator_schema"]
+__all__ = ["keyless_bytes", "operator_batches", "operator_schema"]
 
 
 def operator_schema(state: StoredState) -> pa.Schema:
@@ -50,7 +50,7 @@ def operator_batches(
     if state.declared.kind == BROADCAST:
         if entry.broadcast is None:
             return
-        maps = decode_maps(_bytes(job, operator, entry.broadcast))
+        maps = decode_maps(keyless_bytes(job, operator, entry.broadcast))
         if name in maps and maps[name].entries:
             key_schema = schema_from_json(maps[name].key_schema)
             columns = decode_key_columns(binary_array(list(maps[name].entries)), key_schema)
@@ -59,7 +59,7 @@ def operator_batches(
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         return
     for subtask, ref in sorted(entry.lists.items()):
-        lists = decode_lists(_bytes(job, operator, ref))
+        lists = decode_lists(keyless_bytes(job, operator, ref))
         rows = list(lists[name].rows) if name in lists else []
         if rows:
             numbers = pa.array([subtask] * len(rows), pa.int32())
@@ -67,7 +67,8 @@ def operator_batches(
             yield pa.RecordBatch.from_arrays([numbers, index, values(rows)], schema=schema)
 
 
-def _bytes(job: StoredJob, operator: StoredOperator, ref: SliceRef) -> bytes:
+def keyless_bytes(job: StoredJob, operator: StoredOperator, ref: SliceRef) -> bytes:
+    """A slice of states that belong to no key. Raises as :func:`operator_batches`."""
     placed = operator.placed_slice(ref)
     if placed.entry.object is not None:
         return job.store.get(placed.entry.object)

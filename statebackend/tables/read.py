@@ -1,4 +1,4 @@
-"""Reading state as Arrow tables: `read_state`, `read_timers`, `states`."""
+"""Reading state as Arrow tables: `read_state`, `read_timers`, `states`, `epochs`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend.schema.types import schema_from_json
 from statebackend.tables.scan import StatePlace, state_source, timer_source
 from statebackend.tables.stored_job import StoredOperator, find_job
+from statebackend.work_done import Progress
 
-__all__ = ["read_state", "read_timers", "states"]
+__all__ = ["epochs", "read_state", "read_timers", "states"]
 
 
 def read_state(
@@ -27,6 +28,7 @@ def read_state(
     columns: Sequence[str] | None = None,
     options: StoreOptions | None = None,
     scratch_dir: str | None = None,
+    progress: Progress | None = None,
 ) -> pa.RecordBatchReader:
     """One state of an operator, as a stream of Arrow batches; the job may run meanwhile.
 
@@ -44,6 +46,7 @@ def read_state(
         columns: only these, and in this order. ``value.n`` is a field of a struct.
         options: how S3 is reached.
         scratch_dir: a local folder for the time of reading; default: Python's.
+        progress: told how many subtasks were fetched, and of how many.
 
     Returns:
         ``key_group``, ``key`` (a struct), of a list ``index``, of a map ``map_key``, ``value`` (a
@@ -57,7 +60,7 @@ def read_state(
         FormatError: what is there does not read.
         StoreUnreachableError: from the store.
     """
-    place = StatePlace(uri, job, epoch, savepoint, options, scratch_dir)
+    place = StatePlace(uri, job, epoch, savepoint, options, scratch_dir, progress)
     return place.reader(operator, lambda found: state_source(found, state, keys), columns)
 
 
@@ -72,12 +75,13 @@ def read_timers(
     columns: Sequence[str] | None = None,
     options: StoreOptions | None = None,
     scratch_dir: str | None = None,
+    progress: Progress | None = None,
 ) -> pa.RecordBatchReader:
     """An operator's timers: ``key_group``, ``key`` (a struct), ``at_ms``. See :func:`read_state`.
 
     Without ``keys`` they come in the order of their times within a key group.
     """
-    place = StatePlace(uri, job, epoch, savepoint, options, scratch_dir)
+    place = StatePlace(uri, job, epoch, savepoint, options, scratch_dir, progress)
     return place.reader(operator, lambda found: timer_source(found, keys), columns)
 
 
@@ -133,6 +137,54 @@ def states(
                 }
             )
     return pa.Table.from_pylist(rows, schema=_STATES)
+
+
+_EPOCHS: Final = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("operator", pa.string()),
+        ("readable", pa.bool_()),
+        ("stamp_ms", pa.int64()),
+        ("watermark_ms", pa.int64()),
+        ("next_timer_ms", pa.int64()),
+        ("parallelism", pa.int32()),
+        ("max_parallelism", pa.int32()),
+    ]
+)
+
+
+def epochs(
+    uri: str,
+    job: str | None = None,
+    *,
+    savepoint: str | None = None,
+    options: StoreOptions | None = None,
+) -> pa.Table:
+    """What epochs a job's log holds, a row for each operator of each. Reads the log alone.
+
+    ``readable``: the epoch is whole in every operator, so ``epoch=`` may name it. ``stamp_ms``: the
+    batch's own time. Args, raises: see `read_state`.
+    """
+    found = find_job(uri, job, savepoint=savepoint, options=options)
+    rows = []
+    for number in found.epochs():
+        readable = found.holds(number)
+        for uid, one in sorted(found.lineages.items()):
+            entry = one.epochs.get(number)
+            if entry is not None:
+                rows.append(
+                    {
+                        "epoch": number,
+                        "operator": uid,
+                        "readable": readable,
+                        "stamp_ms": entry.stamp_ms,
+                        "watermark_ms": entry.watermark_ms,
+                        "next_timer_ms": entry.next_timer_ms,
+                        "parallelism": entry.parallelism,
+                        "max_parallelism": one.max_parallelism,
+                    }
+                )
+    return pa.Table.from_pylist(rows, schema=_EPOCHS)
 
 
 def _operator_bytes(operator: StoredOperator) -> int:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,20 +29,25 @@ from statebackend.tables.operator_rows import operator_batches, operator_schema
 from statebackend.tables.stored_job import StoredJob, StoredOperator, StoredState, find_job
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.tables.wanted_keys import encoded_keys
+from statebackend.work_done import Progress, WorkDone
 
 __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
-    "TRIES",
     "ChosenColumns",
     "Entries",
     "StatePlace",
     "StateSource",
+    "beside_cleaning",
     "entries",
+    "in_batches",
     "scratch_folder",
     "state_source",
     "timer_source",
 ]
+
+Found = TypeVar("Found")
+Read = TypeVar("Read")
 
 Entries = tuple[list[bytes], list[bytes]]
 """Keys and their values."""
@@ -51,7 +56,8 @@ BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 16 << 20
 """About so many are in a batch; an entry that is larger has one of its own."""
 _SCRATCH: Final = "statebackend-read-"
-TRIES: Final = 3  # the newest epoch may be cleaned while it is read; then there is a newer one
+_OVERTAKEN: Final = (CorruptionError, NotRestorableError, ObjectNotFoundError)
+_TRIES: Final = 3  # the newest epoch may be cleaned while it is read; then there is a newer one
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ class StatePlace:
     savepoint: str | None
     options: StoreOptions | None
     scratch_dir: str | None
+    progress: Progress | None = None
 
     def find(self) -> StoredJob:
         """The job after the epoch."""
@@ -153,24 +160,49 @@ class StatePlace:
         columns: Sequence[str] | None,
     ) -> pa.RecordBatchReader:
         """The stream; what may be cleaned meanwhile has been fetched."""
-        for tries_left in reversed(range(TRIES)):
-            found = self.find()
+
+        def read(found: StoredJob) -> pa.RecordBatchReader:
             source = source_of(found.operator(uid))
             taken = ChosenColumns(source.schema, columns)
-            try:
-                batches = _batches(found, source, self.scratch_dir)
-                first = next(batches, None)  # fetches, as far as nothing may go missing
-            except (CorruptionError, NotRestorableError, ObjectNotFoundError):
-                if self.find().epoch == found.epoch or not tries_left:
-                    raise
-                continue
+            batches = _batches(found, source, self.scratch_dir, WorkDone(self.progress))
+            first = next(batches, None)  # fetches, as far as nothing may go missing
             whole = batches if first is None else chain((first,), batches)
             return pa.RecordBatchReader.from_batches(taken.schema, map(taken.of, whole))
-        raise AssertionError("the last try returns or raises")
+
+        return beside_cleaning(self.find, read, lambda found: found.epoch)
+
+
+def beside_cleaning(
+    find: Callable[[], Found], read: Callable[[Found], Read], epoch: Callable[[Found], int | None]
+) -> Read:
+    """Read a job as it is found, and again if it went on and cleaned meanwhile what was read.
+
+    Args:
+        epoch: the one in which it was found.
+
+    Raises:
+        as ``read``: the epoch is still the newest, or it was cleaned time and again.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        found = None
+        try:
+            found = find()
+            return read(found)
+        except _OVERTAKEN:
+            if not tries_left or (found is not None and not _gone_on(find, epoch, found)):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _gone_on(find: Callable[[], Found], epoch: Callable[[Found], int | None], found: Found) -> bool:
+    try:
+        return epoch(find()) != epoch(found)
+    except _OVERTAKEN:
+        return True  # this look was overtaken, too
 
 
 def _batches(
-    job: StoredJob, source: StateSource, scratch_dir: str | None
+    job: StoredJob, source: StateSource, scratch_dir: str | None, work: WorkDone
 ) -> Iterator[pa.RecordBatch]:
     if source.rows is None:
         assert source.state is not None
@@ -179,7 +211,7 @@ def _batches(
         return
     rows = source.rows
     with scratch_folder(scratch_dir) as folder:
-        for keys, values in _in_batches(entries(job, source, folder)):
+        for keys, values in in_batches(entries(job, source, folder, work)):
             yield rows.batch(keys, values)
 
 
@@ -202,28 +234,38 @@ def scratch_folder(scratch_dir: str | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def entries(job: StoredJob, source: StateSource, folder: Path) -> Iterator[Entries]:
+def entries(
+    job: StoredJob, source: StateSource, folder: Path, work: WorkDone | None = None
+) -> Iterator[Entries]:
     """The entries that hold the rows of a source, in their order, in pieces.
 
     All that may be cleaned is fetched before the first piece comes.
 
+    Args:
+        work: counts the subtasks that were fetched.
+
     Raises:
         as `fetch_subtask`.
     """
-    wanted = source.subtasks()
-    fetched = {}
-    for number in wanted if not job.kept else ():
-        fetched[number] = fetch_subtask(job, source.operator, number, folder / str(number))
+    wanted, work = source.subtasks(), work or WorkDone()
+    work.expect(len(wanted))
+
+    def fetch(number: int) -> Path:
+        path = fetch_subtask(job, source.operator, number, folder / str(number))
+        work.add()
+        return path
+
+    fetched = {number: fetch(number) for number in wanted if not job.kept}
     assert source.rows is not None
     for number in wanted:
         own = folder / str(number)
-        path = fetched.get(number) or fetch_subtask(job, source.operator, number, own)
+        path = fetched.get(number) or fetch(number)
         with closing(open_store(str(path), READ_SETTINGS)) as store:
             yield from store.scan_ranges(source.rows.ranges(*source.wanted(number)))
         shutil.rmtree(own, ignore_errors=True)  # room for the next
 
 
-def _in_batches(pieces: Iterator[Entries]) -> Iterator[Entries]:
+def in_batches(pieces: Iterator[Entries]) -> Iterator[Entries]:
     """Pieces of entries, joined or cut so that each is enough for a batch, and not much more."""
     keys: list[bytes] = []
     values: list[bytes] = []

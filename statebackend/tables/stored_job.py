@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
 from recovery.decide.restore_plan import RestorePlan
+from recovery.inspect.describe import live_lineages
 from recovery.inspect.jobs import job_folder
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs, needed_key, state_at
@@ -23,7 +24,7 @@ from statebackend.runtime.driver.restore_records import Records
 from statebackend.schema.types import schema_from_json
 from statebackend.system import SYSTEM, System
 
-__all__ = ["StoredJob", "StoredOperator", "StoredState", "find_job"]
+__all__ = ["StoredJob", "StoredOperator", "StoredState", "find_job", "job_in"]
 
 _KEY: str = ""  # the name under which a record has the schema of the operator's keys
 
@@ -102,6 +103,7 @@ class StoredJob:
     Attributes:
         store: the folder of the job, or of the savepoint.
         kept: nothing that it needs is ever cleaned: it is a savepoint.
+        lineages: of all epochs in the log, by operator.
     """
 
     store: ObjectStore
@@ -111,6 +113,22 @@ class StoredJob:
     operators: dict[str, StoredOperator]
     kept: bool
     records: Records = field(repr=False)
+    lineages: Mapping[str, OperatorLineage] = field(repr=False)
+    manifests: Sequence[Manifest] = field(repr=False)
+
+    def epochs(self) -> list[int]:
+        """Those that the log has records of, ascending."""
+        return sorted({number for one in self.lineages.values() for number in one.epochs})
+
+    def holds(self, epoch: int) -> bool:
+        """Whether the log leads to the state of every operator after an epoch."""
+        if epoch > min(last_epochs(self.manifests).values(), default=-1):
+            return False
+        try:
+            state_at(self.manifests, epoch)
+        except NotRestorableError:
+            return False
+        return True
 
     def operator(self, uid: str) -> StoredOperator:
         """One operator.
@@ -177,10 +195,29 @@ def _job_at(
         )
     if epoch is None:
         epoch = min(last_epochs(manifests).values(), default=-1)
+    return job_in(store, job, manifests, epoch, system, kept=kept)
+
+
+def job_in(
+    store: ObjectStore,
+    job: str,
+    manifests: list[Manifest],
+    epoch: int,
+    system: System = SYSTEM,
+    *,
+    kept: bool = False,
+) -> StoredJob:
+    """A job after an epoch, as its log was.
+
+    Raises:
+        NotRestorableError: the log did not hold the epoch.
+    """
     at = state_at(manifests, epoch)
     operators = dict(_operators(at))
     job_id = manifests[-1].job_id
-    return StoredJob(store, job, job_id, epoch, operators, kept, Records(store, system.threads))
+    records = Records(store, system.threads)
+    lineages = live_lineages(manifests)
+    return StoredJob(store, job, job_id, epoch, operators, kept, records, lineages, manifests)
 
 
 def _operators(at: StateAt) -> Iterable[tuple[str, StoredOperator]]:

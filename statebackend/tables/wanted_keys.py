@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 from statebackend.errors import UsageError
 from statebackend.hashing import key_groups
 from statebackend.operators.vector.values import arrow_fields, columns_of
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
-__all__ = ["encoded_keys"]
+__all__ = ["encoded_each", "encoded_keys"]
 
 
 def encoded_keys(keys: Any, schema: StructType, max_parallelism: int) -> list[bytes]:
@@ -27,12 +27,17 @@ def encoded_keys(keys: Any, schema: StructType, max_parallelism: int) -> list[by
     Raises:
         UsageError, ValueMismatchError, NullKeyError: they are no keys of this schema.
     """
+    return sorted(set(encoded_each(keys, schema, max_parallelism)))
+
+
+def encoded_each(keys: Any, schema: StructType, max_parallelism: int) -> list[bytes]:
+    """As `encoded_keys`, in the caller's order: as many as were given."""
     columns = columns_of(_columns(keys, schema), schema, None, "keys=")
     if not len(columns[0]):
         return []
     encoded = KeyCodec(schema).encode_arrow(columns).to_pylist()
     groups = key_groups(columns, max_parallelism).tolist()
-    return sorted({g.to_bytes(2, "big") + key for g, key in zip(groups, encoded, strict=True)})
+    return [g.to_bytes(2, "big") + key for g, key in zip(groups, encoded, strict=True)]
 
 
 def _columns(keys: Any, schema: StructType) -> Any:

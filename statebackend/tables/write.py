@@ -1,23 +1,17 @@
-"""Makes a savepoint out of tables: `write_savepoint`."""
+"""Makes a savepoint of what a caller gives: its operators, their rows, where sources stood."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from blake3 import blake3
 
-from recovery.savepoints.savepoint import Begun, Savepoint, SavepointOperator
-from recovery.savepoints.savepoint_folder import SavepointFolder
-from snapshot.formats.delta import chain, chain_start
-from snapshot.formats.delta_stream import EncodedDelta, encode_stream
-from snapshot.formats.names import data_name
-from snapshot.formats.record import Manifest, SliceEntry
-from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.operators import operators_setting
-from snapshot.protocol.tenure import Tenure
+from recovery.savepoints.savepoint import Savepoint
+from snapshot.formats.record import SliceEntry
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
@@ -25,8 +19,9 @@ from statebackend.keygroups import check_parallelism, key_group_range
 from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local
 from statebackend.state.blocks import binary_array
-from statebackend.state.expiry import TIME_BYTES, ListHead
+from statebackend.state.expiry_index import TIME_BYTES, ListHead
 from statebackend.system import SYSTEM, System
+from statebackend.tables.given_keyless import broadcast_blob, list_blobs
 from statebackend.tables.given_operators import (
     MAX_PARALLELISM,
     GivenOperator,
@@ -34,262 +29,201 @@ from statebackend.tables.given_operators import (
     check_operators,
 )
 from statebackend.tables.given_rows import Entry, GivenState, timer_entries
+from statebackend.tables.given_sources import Stood
+from statebackend.tables.saved_query import SavedQuery
+from statebackend.tables.savepoint_writer import (
+    Columns,
+    OperatorRecord,
+    SavepointHead,
+    SavepointWriter,
+)
 from statebackend.tables.scan import scratch_folder
 from statebackend.tables.temporary_copy import READ_SETTINGS
 
-__all__ = ["OperatorState", "write_savepoint"]
+__all__ = [
+    "KeyedSlices",
+    "KeyedWriter",
+    "ListHeadOf",
+    "entry_columns",
+    "in_one_process",
+    "list_heads",
+    "write_given",
+    "write_saved_query",
+]
 
-_EPOCH: Final = 0  # the savepoint's
 _PIECE: Final = 4096
 _PIECE_BYTES: Final = 16 << 20
 _COUNT_BYTES: Final = 8
 
+ListHeadOf = Callable[[list[bytes]], bytes]
+"""Makes the head of a list of its elements."""
 
-def write_savepoint(
+
+@dataclass(frozen=True)
+class KeyedSlices:
+    """What was written of an operator's keys. ``next_timer_ms``: when its first timer is due."""
+
+    slices: list[SliceEntry]
+    next_timer_ms: int | None
+
+
+class KeyedWriter(Protocol):
+    """Writes what an operator holds of keys; ``folder`` takes it meanwhile."""
+
+    def __call__(
+        self, writer: SavepointWriter, uid: str, given: GivenOperator, folder: Path
+    ) -> KeyedSlices:
+        """See the class."""
+
+
+def write_saved_query(
     to: str,
     operators: Mapping[str, OperatorState],
+    stood: Stood | SavedQuery | None,
     *,
+    watermark_ms: int | None = None,
     parallelism: int = 1,
     max_parallelism: int = MAX_PARALLELISM,
-    watermark_ms: int | None = None,
     options: StoreOptions | None = None,
     scratch_dir: str | None = None,
     system: System = SYSTEM,
+    keyed: KeyedWriter | None = None,
 ) -> Savepoint:
-    """Write tables as a savepoint, which a job can begin with: ``StateBackend(savepoint=...)``.
-
-    The query that begins with it reads its sources from their start. Memory: a batch. A folder in
-    ``scratch_dir`` takes the state of an operator meanwhile, which is sorted there.
+    """As `statebackend.write_savepoint`, of a query whose place is known.
 
     Args:
-        to: the savepoint's folder, a URI; empty.
-        operators: by uid.
-        parallelism: in how many parts the state is written; a job may have another one.
-        max_parallelism: key groups. The job that begins with it has so many.
-        watermark_ms: in force; timers of event time at or before it fire in the first batch.
-        options: how S3 is reached.
-
-    Returns:
-        the savepoint.
+        keyed: writes what operators hold of keys.
 
     Raises:
-        SettingError: there is no operator, an argument is of no use, or something lies in the
-            folder already.
-        SchemaError, ValueMismatchError, NullKeyError: rows that are no state.
-        StoreUnreachableError: from the store.
-
-    Where it fails, what was written is removed, or is no savepoint: `savepoint.json` comes last.
+        as that, and what the place checks.
     """
     check_parallelism(parallelism, max_parallelism)
     check_operators(operators, watermark_ms)
     target = open_store(to, new_id=system.new_id, options=options)
     probe(target, new_id=system.new_id)
-    writing = _Writing(target, parallelism, max_parallelism, watermark_ms, system)
     # What is wrong with schemas is said before anything is written.
-    declared = {uid: GivenOperator.of(uid, one) for uid, one in operators.items()}
+    declared = {
+        uid: replace(
+            GivenOperator.of(uid, one),
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            watermark_ms=watermark_ms,
+            event_max_ms=watermark_ms,
+        )
+        for uid, one in operators.items()
+    }
+    plain = SavepointHead(stamp_ms=system.wall_ms(), watermark_ms=watermark_ms)
+    head = plain if stood is None else stood.named(plain)
+    return write_given(target, head, declared, stood, scratch_dir, system, keyed)
+
+
+def write_given(
+    target: ObjectStore,
+    head: SavepointHead,
+    operators: Mapping[str, GivenOperator],
+    stood: Stood | SavedQuery | None,
+    scratch_dir: str | None,
+    system: System,
+    keyed: KeyedWriter | None = None,
+) -> Savepoint:
+    """Write operators whose schemas are known as a savepoint.
+
+    Args:
+        stood: where the sources stood; None: nothing is known of that.
+        keyed: default: `in_one_process`.
+
+    Raises:
+        as `statebackend.write_savepoint`.
+    """
+    writer = SavepointWriter(target, head, operators, system)
     with scratch_folder(scratch_dir) as scratch:
-        return writing.run(declared, scratch)
+
+        def write(to: SavepointWriter) -> None:
+            for number, (uid, one) in enumerate(operators.items()):
+                folder = scratch / str(number)
+                folder.mkdir()
+                _write_operator(to, uid, one, folder, keyed or in_one_process)
+                shutil.rmtree(folder, ignore_errors=True)  # room for the next
+            if stood is not None:
+                to.files = stood.copy(target, scratch, system)
+                stood.check()
+
+        return writer.run(write)
 
 
-class _Writing:
-    """One savepoint that is being made."""
+def _write_operator(
+    writer: SavepointWriter, uid: str, given: GivenOperator, folder: Path, keyed: KeyedWriter
+) -> None:
+    written = keyed(writer, uid, given, folder)
+    keyless = [(one.name, one.declared, one.id) for one in given.keyless]
+    states = [(one.name, one.declared, one.id) for one, _ in given.states]
+    record = OperatorRecord(
+        key_schema=given.key.json(),
+        states={name: (declared, number) for name, declared, number in (*states, *keyless)},
+        parallelism=given.parallelism,
+        max_parallelism=given.max_parallelism,
+        time_mode=given.time_mode,
+        watermark_ms=given.watermark_ms,
+        event_max_ms=given.event_max_ms,
+        second_max_ms=given.second_max_ms,
+        next_timer_ms=written.next_timer_ms,
+        lists=list_blobs(given.keyless, given.parallelism),
+        broadcast=broadcast_blob(given.keyless),
+    )
+    writer.operator(uid, record, written.slices)
 
-    def __init__(
-        self,
-        target: ObjectStore,
-        parallelism: int,
-        max_parallelism: int,
-        watermark_ms: int | None,
-        system: System,
-    ) -> None:
-        self._target, self._system = target, system
-        self._parallelism, self._max = parallelism, max_parallelism
-        self._watermark_ms = watermark_ms
-        self._stamp_ms = system.wall_ms()
-        self._id = f"{_EPOCH:010d}-{system.new_id()[-12:]}"
-        self._job_id = system.new_uuid()
-        self._objects = 0
 
-    def run(self, operators: Mapping[str, GivenOperator], scratch: Path) -> Savepoint:
-        """Take the folder, write each operator's record, and say at last that it is whole."""
-        begun = Begun(id=self._id, job=self._id, job_uri="", created_ms=self._stamp_ms)
-        into = SavepointFolder(self._target, begun)
-        try:
-            savepoint = self._written(operators, scratch)
-            into.finish(savepoint)
-        except BaseException:  # a row that does not fit, or Ctrl-C
-            into.leave()
-            raise
-        return savepoint
+def in_one_process(
+    writer: SavepointWriter, uid: str, given: GivenOperator, folder: Path
+) -> KeyedSlices:
+    """Write what an operator holds of keys from here; a RocksDB in the folder sorts it."""
+    of = given.parallelism, given.max_parallelism
+    lists = list_heads(given)
+    store = open_local(str(folder / "db"), READ_SETTINGS)
+    try:
+        for state, batches in given.states:
+            _fill(store, _entries_of(state, batches, given.max_parallelism))
+        next_timer_ms = _timers(store, given)
+        slices = []
+        for subtask in range(given.parallelism):
+            groups = key_group_range(subtask, *of)
 
-    def _written(self, operators: Mapping[str, GivenOperator], scratch: Path) -> Savepoint:
-        system = self._system
-        log = CommitLog(
-            self._target,
-            job=self._id,
-            writer="write_savepoint",
-            new_id=system.new_id,
-            threads=system.threads,
-        )
-        settings = operators_setting(dict.fromkeys(operators, _EPOCH))
-        tenure = log.claim(
-            job_id=self._job_id,
-            query_id="",
-            run=self._id,
-            stamp_ms=self._stamp_ms,
-            settings=settings,
-        )
-        sizes = {}
-        for number, (uid, one) in enumerate(operators.items()):
-            folder = scratch / str(number)
-            folder.mkdir()
-            sizes[uid] = self._operator(log, tenure, uid, one, folder, settings)
-        return self._described(operators, sizes)
+            def columns(groups: Iterable[int] = groups) -> Columns:
+                return entry_columns(_in_groups(store, groups), lists)
 
-    def _operator(
-        self,
-        log: CommitLog,
-        tenure: Tenure,
-        uid: str,
-        given: GivenOperator,
-        folder: Path,
-        settings: dict[str, Any],
-    ) -> int:
-        states = [state for state, _ in given.states]
-        store = open_local(str(folder / "db"), READ_SETTINGS)
-        try:
-            for state, batches in given.states:
-                _fill(store, _entries_of(state, batches, self._max))
-            next_timer_ms = self._timers(store, given)
-            slices = [
-                self._slice(store, tenure, uid, number, states, folder)
-                for number in range(self._parallelism)
-            ]
-        finally:
-            store.close()
-        log.append(
-            tenure,
-            Manifest(
-                kind="checkpoint",
-                job="",
-                job_id="",
-                generation=0,
-                sequence=0,
-                writer="",
-                write_id="",
-                oldest_needed=tenure.oldest_needed,
-                run=self._id,
-                operator=uid,
-                epoch=_EPOCH,
-                stamp_ms=self._stamp_ms,
-                watermark_ms=self._watermark_ms,
-                event_max_ms=self._watermark_ms,
-                next_timer_ms=next_timer_ms,
-                time_mode=given.time_mode,
-                parallelism=self._parallelism,
-                max_parallelism=self._max,
-                first_epoch=_EPOCH,
-                schemas={
-                    "": given.key.json(),
-                    **{one.name: one.declared.to_json() for one in states},
-                },
-                states={one.name: one.id for one in states},
-                slices=slices,
-                settings=settings,
-            ),
-            [None if one.size_bytes else b"" for one in slices],
-        )
-        return sum(one.size_bytes for one in slices)
+            slices.append(writer.slice(uid, subtask, of, columns, folder))
+    finally:
+        store.close()
+    return KeyedSlices(slices, next_timer_ms)
 
-    def _timers(self, store: Store, given: GivenOperator) -> int | None:
-        """Write the timers; when the first is due."""
-        earliest: list[int] = []
 
-        def entries() -> Iterator[Entry]:
-            for batch in given.timers:
-                yield from timer_entries(batch, given.key, self._max)
-                if batch.num_rows:
-                    earliest.append(min(batch.column("at_ms").to_pylist()))
+def list_heads(given: GivenOperator) -> dict[bytes, ListHeadOf]:
+    """How the heads of an operator's lists are made, by the ids of their states."""
+    return {
+        one.id.to_bytes(2, "big"): _plain_head if one.ttl is None else _expiring_head
+        for one, _ in given.states
+        if one.kind == "list"
+    }
 
-        _fill(store, entries())
-        return min(earliest, default=None)
 
-    def _slice(
-        self,
-        store: Store,
-        tenure: Tenure,
-        uid: str,
-        subtask: int,
-        states: list[GivenState],
-        folder: Path,
-    ) -> SliceEntry:
-        groups = key_group_range(subtask, self._parallelism, self._max)
-        lists = {
-            one.id.to_bytes(2, "big"): _plain_head if one.ttl is None else _expiring_head
-            for one in states
-            if one.kind == "list"
-        }
-        ranges = [(group.to_bytes(2, "big"), (group + 1).to_bytes(2, "big")) for group in groups]
+def _timers(store: Store, given: GivenOperator) -> int | None:
+    """Write the timers; when the first is due."""
+    earliest: list[int] = []
 
-        def pieces() -> Iterator[Entry]:
-            for keys, values in store.scan_ranges(ranges):
-                yield from zip(keys, values, strict=True)
+    def entries() -> Iterator[Entry]:
+        for batch in given.timers:
+            yield from timer_entries(batch, given.key, given.max_parallelism)
+            if batch.num_rows:
+                earliest.append(min(batch.column("at_ms").to_pylist()))
 
-        rows = sum(1 for _ in _with_heads(pieces(), lists))
-        encoded = EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
-        name = None
-        if rows:
-            in_columns = _columns(_with_heads(pieces(), lists))
-            encoded = encode_stream(in_columns, rows, folder / "slice")
-            assert encoded.path is not None
-            name = data_name(tenure.generation, _EPOCH, self._system.new_id())
-            self._target.put_file(name, encoded.path)
-            self._objects += 1
-        start = chain_start(self._job_id, uid, (groups.start, groups.end))
-        return SliceEntry(
-            operator=uid,
-            subtask=subtask,
-            kind="delta",
-            epoch=_EPOCH,
-            key_group_start=groups.start,
-            key_group_end=groups.end,
-            attempt=0,
-            rows=rows,
-            size_bytes=encoded.size_bytes,
-            digest=encoded.digest.hex(),
-            chain=chain(start, encoded.digest).hex(),
-            object=name,
-        )
+    _fill(store, entries())
+    return min(earliest, default=None)
 
-    def _described(self, operators: Iterable[str], sizes: dict[str, int]) -> Savepoint:
-        return Savepoint(
-            id=self._id,
-            uri=self._target.uri,
-            job=self._id,
-            job_id=self._job_id,
-            job_uri="",
-            query_id="",
-            location="",
-            epoch=_EPOCH,
-            stamp_ms=self._stamp_ms,
-            watermark_ms=self._watermark_ms,
-            created_ms=self._stamp_ms,
-            operators=[
-                SavepointOperator(
-                    uid=uid,
-                    parallelism=self._parallelism,
-                    max_parallelism=self._max,
-                    first_epoch=_EPOCH,
-                    epoch=_EPOCH,
-                    size_bytes=sizes[uid],
-                )
-                for uid in sorted(operators)
-            ],
-            records=len(sizes),
-            objects=self._objects,
-            size_bytes=sum(sizes.values()),
-            spark=[],
-        )
+
+def _in_groups(store: Store, groups: Iterable[int]) -> Iterator[Entry]:
+    ranges = [(group.to_bytes(2, "big"), (group + 1).to_bytes(2, "big")) for group in groups]
+    for keys, values in store.scan_ranges(ranges):
+        yield from zip(keys, values, strict=True)
 
 
 def _entries_of(
@@ -324,9 +258,14 @@ def _split(entries: dict[bytes, bytes]) -> tuple[list[bytes], list[bytes | None]
     return list(entries), list(entries.values())
 
 
-def _columns(entries: Iterable[Entry]) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+def entry_columns(entries: Iterable[Entry], lists: Mapping[bytes, ListHeadOf]) -> Columns:
+    """Entries in the order of their keys, as a slice has them.
+
+    Args:
+        lists: see `list_heads`.
+    """
     yield from _pieces(
-        entries,
+        _with_heads(entries, lists),
         lambda some: (binary_array([k for k, _ in some]), binary_array([v for _, v in some])),
     )
 
@@ -340,16 +279,11 @@ def _expiring_head(elements: list[bytes]) -> bytes:
     return ListHead(0, len(elements), latest=max(times), next_look=min(times)).encode()
 
 
-def _with_heads(
-    entries: Iterable[Entry], lists: Mapping[bytes, Callable[[list[bytes]], bytes]]
-) -> Iterator[Entry]:
+def _with_heads(entries: Iterable[Entry], lists: Mapping[bytes, ListHeadOf]) -> Iterator[Entry]:
     """The entries of a store, with those of lists as a state has them.
 
     Elements come under the number of their row. In a state they count from 0, and before them
     stands their head. An element's key is read to its end: its last 8 bytes are the number.
-
-    Args:
-        lists: by the ids of their states, how a head is made of the elements.
     """
     own, elements = b"", list[bytes]()
 

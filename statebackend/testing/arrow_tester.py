@@ -23,8 +23,8 @@ from statebackend.operators.input.lateness import LateRows
 from statebackend.operators.input.staging import Part
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.schema.keys import KeyCodec
-from statebackend.schema.types import conform_all
+from statebackend.schema.conform import conform_all
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import take
 from statebackend.testing.harness import UID, Harness
 from statebackend.testing.tested_keys import KeySpace

@@ -34,7 +34,7 @@ from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import FrozenOverlay, StateTable
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import TtlValueCell
+from statebackend.state.ttl_cells import TtlValueCell
 from statebackend.testing.edges import Collector, ItemReader, Items
 from statebackend.testing.tested_keys import KeySpace
 from statebackend.testing.tested_operator_state import EpochOfTester, HeldByTester

@@ -13,7 +13,7 @@ from statebackend.errors import UsageError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.declared_states import parse_schema
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = ["KeySpace"]
 

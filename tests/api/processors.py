@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
 # --- Spark's -------------------------------------------------------------------------------------
 

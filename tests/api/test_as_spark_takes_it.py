@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -274,6 +276,29 @@ def test_a_state_that_init_deletes_cannot_be_used() -> None:
         pytest.raises(KeyContextError, match=r"State 'temporary' is used, but init\(\) deletes it"),
     ):
         tester.test("a", WORD)
+
+
+class CatchingAsInSpark(Deleting):
+    """As programs written for Spark find out that the state is gone."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.value = handle.getValueState("value", "n bigint")
+        handle.deleteIfExists("value")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        with pytest.raises(PySparkRuntimeError, match="Error checking value state exists"):
+            self.value.exists()
+        with pytest.raises(PySparkRuntimeError, match="Error checking map state exists") as caught:
+            self.temporary.exists()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+def test_code_that_catches_sparks_error_of_a_deleted_state_goes_on() -> None:
+    with ProcessorTester(CatchingAsInSpark()) as tester:
+        assert tester.test("a", WORD) == [Row(n=1)]
 
 
 def test_what_it_held_is_gone() -> None:

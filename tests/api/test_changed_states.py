@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
 from statebackend.errors import StateMismatchError, UsageError
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.testing.tester import ProcessorTester
 
 HOUR = TTL(3_600_000)

@@ -23,7 +23,7 @@ from statebackend.errors import (
     ValueMismatchError,
 )
 from statebackend.operators.processor_calls import has_initial, record_keyed_states
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.testing.tester import ProcessorTester
 from tests.api.processors import Pairs, Reminder, Totals
 

@@ -19,7 +19,8 @@ from snapshot.barriers.checkpoints import (
     Subtask,
     check_in_flight,
 )
-from snapshot.barriers.trigger import Failures, Request, Trigger, TriggerPolicy
+from snapshot.barriers.tolerable_failures import Failures
+from snapshot.barriers.trigger import Request, Trigger, TriggerPolicy
 from statebackend.errors import RescaleError
 from tests.channels.checkers.base import Violation
 from tests.channels.plan import Config

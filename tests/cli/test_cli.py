@@ -202,6 +202,7 @@ def test_gc_deletes_nothing_unless_told(uri: str, folder: Folder) -> None:
         "removed",
         "kept",
         "young",
+        "waiting",
         "drivers",
         "unknown",
         "foreign",

@@ -119,6 +119,7 @@ def test_without_arguments_the_first_bundled_job_runs_without_faults(stand: Stan
     drill("run")
     told = dict(stand.told)
     assert callable(told.pop("on_progress"))
+    assert callable(told.pop("progress"))
     assert 0 <= told.pop("seed") < 2**31
     del told["folder"]
     assert told == {
@@ -145,7 +146,7 @@ def test_every_option_reaches_the_drill_and_the_command_that_replays_it(stand: S
     command = shlex.split(json.loads(done.stdout)["report"]["command"])
     assert command[:2] == ["statebackend", "drill"]
     drill(*command[2:], status=1)
-    changing = {"on_progress", "folder"}
+    changing = {"on_progress", "progress", "folder"}
     assert {n: v for n, v in stand.told.items() if n not in changing} == {
         n: v for n, v in first.items() if n not in changing
     }

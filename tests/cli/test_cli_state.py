@@ -95,6 +95,24 @@ def test_a_state_is_exported(uri: str, tmp_path: Path, suffix: str) -> None:
     assert "there already" in run("export", *place, status=2)
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl", "arrow"])
+def test_what_is_shown_goes_into_a_file_on_request(uri: str, tmp_path: Path, suffix: str) -> None:
+    place = (uri, "--job", JOB, "--operator", "op", "--state", "last")
+    some, one = tmp_path / f"some.{suffix}", tmp_path / f"one.{suffix}"
+    assert f"3 rows in {some}" in run("show", *place, "--limit", "3", "--to", str(some))
+    assert len(read(some)) == 3
+    assert f"1 row in {one}" in run("get", *place, "--to", str(one), "4")
+    assert read(one) == [{"key.k": 4, "value.n": values_of(4)[-1]}]
+    assert "there already" in run("get", *place, "--to", str(one), "4", status=2)
+
+
+def test_the_list_of_states_goes_into_a_file_on_request(uri: str, tmp_path: Path) -> None:
+    to = tmp_path / "states.csv"
+    run("list", uri, "--job", JOB, "--to", str(to))
+    rows = csv.read_csv(to).to_pylist()
+    assert {row["state"] for row in rows} >= {"last", "all", "times", "most"}
+
+
 def test_what_csv_cannot_hold_is_named_and_json_says_nan_as_spark_does() -> None:
     deep = pa.schema([("value", pa.struct([("tags", pa.list_(pa.string())), ("n", pa.int64())]))])
     with pytest.raises(SettingError, match=r"A CSV file cannot hold value\.tags:"):
@@ -113,6 +131,7 @@ def test_what_csv_cannot_hold_is_named_and_json_says_nan_as_spark_does() -> None
         (["show", "--state", "last", "--timers"], "Both --state and --timers"),
         (["show", "--state", "nothing"], "no state 'nothing'"),
         (["show", "--state", "last", "--epoch", "99"], "SB7001"),
+        (["show", "--state", "last", "--to", "x.xls"], "ends in .parquet"),
     ],
 )
 def test_what_cannot_be_ends_with_a_sentence(uri: str, args: list[str], said: str) -> None:

@@ -166,7 +166,9 @@ def check_continuous(image: Image, root: Path, operations: int, kind: Continuous
         assert not wrong, wrong
     store = store_of(root, name)
     named(store, name)
-    check_store(store, name)
+    saved = manifests_of(store_of(root, "saved"), JOB) if name == CLONE else []
+    epochs = [m.epoch for m in saved if m.kind == "checkpoint"]
+    check_store(store, name, begun_with=min(epochs, default=0))
     assert verify(store, name).ok
     left = [path.name for path in (root / STORES / name / ".tmp").iterdir()]
     assert not left, f"left in .tmp: {left}"

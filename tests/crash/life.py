@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
+from recovery.inspect.history_reader import read_history
+from snapshot.formats.history_object import HISTORY_PREFIX
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.lineage import resolve
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view, read_index
+from snapshot.retention.history_keeping import KnownHistory
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore
@@ -30,7 +34,9 @@ __all__ = [
     "Life",
     "changes_of",
     "check_copies",
+    "check_history",
     "check_store",
+    "few_epochs_an_object",
     "job_on",
     "lived",
     "named",
@@ -77,6 +83,9 @@ def truths(epochs: int) -> dict[int, State]:
 
 TRUTHS: Final = truths(64)
 
+# Else no object of the history is written in so short a life.
+few_epochs_an_object = mock.patch("snapshot.retention.history_keeping.EPOCHS_AN_OBJECT", 2)
+
 
 def job_on(root: Path, store: ObjectStore, kind: Kind) -> Job:
     """A started job: its driver has claimed the log."""
@@ -99,7 +108,12 @@ def step_of(kind: str, path: str) -> str:
         if kind in ("unlink", "rmdir") and parts[1:2] != [".tmp"]:
             return "clean-up"
         folder = parts[1] if len(parts) > 1 else ""
-        names = {"log": "record", "data": "large slice", "base": "base upload"}
+        names = {
+            "log": "record",
+            "history": "history",
+            "data": "large slice",
+            "base": "base upload",
+        }
         return names.get(folder, "temporary file of the store")
     inside = parts[5:]  # <host>/<job>/<operator>/<subtask>/<store directory>
     if kind in ("unlink", "rmdir") and inside[:1] != ["work"]:
@@ -188,6 +202,7 @@ class _Living:
         self.started()
 
 
+@few_epochs_an_object
 def lived(root: Path, kind: Kind, fail: Fail | None = None, epochs: int = 4) -> Life:
     """A job's life, recorded; it goes on through failures that are typed."""
     root.mkdir(parents=True, exist_ok=True)
@@ -221,13 +236,32 @@ def named(store: ObjectStore, job: str = JOB) -> set[str]:
     return names
 
 
-def check_store(store: ObjectStore, job: str = JOB) -> None:
+def check_history(store: ObjectStore, job: str = JOB, begun_with: int = 0) -> None:
+    """Whatever was cut while records were summed up and deleted: each epoch is told of.
+
+    Args:
+        begun_with: the first epoch that it has of a savepoint.
+    """
+    found = read_history(store, job, limit=1000)
+    assert not found.problems, found.problems
+    told = sorted(one.epoch for one in found.checkpoints if one.status == "complete")
+    first = min(m.first_epoch for m in manifests_of(store, job) if m.kind == "checkpoint")
+    first = max(first, begun_with)
+    assert found.newest_epoch is not None
+    assert told == list(range(first, found.newest_epoch + 1)), told
+
+
+def check_store(store: ObjectStore, job: str = JOB, begun_with: int = 0) -> None:
     """After a cleaning by somebody else: no garbage of an earlier generation, no old record."""
     log = CommitLog(store, job=job, writer="cleaner", new_id=new_id)
-    clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)
+    history = KnownHistory(outside=True)
+    clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES, history=history)
+    check_history(store, job, begun_with)
     tip, live = manifests_of(store, job)[-1], named(store, job)
     for info in store.list(""):
         parsed = parse_data_name(info.name) or parse_base_name(info.name)
+        if info.name.startswith(HISTORY_PREFIX):
+            continue
         if parsed is not None:
             assert info.name in live or parsed.generation == tip.generation, info.name
         else:
@@ -250,6 +284,7 @@ def check_copies(subtask: Path) -> None:
     assert not [path.name for path in here.iterdir() if path.name.startswith(".")][1:]
 
 
+@few_epochs_an_object
 def reopened(image: Image, root: Path, kind: Kind, committed: int) -> None:
     """Start the job on what a disk held after a cut, and check what it gives.
 
@@ -275,6 +310,7 @@ def reopened(image: Image, root: Path, kind: Kind, committed: int) -> None:
         job.run(changes_of(job.epoch), host=host)
         check_copies(root / host / JOB / "op" / "0-7")
     job.started.session.drain(LONG_S)
+    job.started.session.cleaner.drain(LONG_S)  # it may be writing an object of the history
     named(store)
     job.restart()
     check_store(store)

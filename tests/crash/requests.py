@@ -22,6 +22,7 @@ from tests.crash.life import (
     Kind,
     changes_of,
     check_store,
+    few_epochs_an_object,
     job_on,
     last_epoch,
     named,
@@ -100,6 +101,7 @@ def step_of(verb: str, name: str) -> str:
     return names.get(folder, folder)
 
 
+@few_epochs_an_object
 @mock.patch("snapshot.retention.garbage_collection.DELETE_BATCH", 1)  # each deletion is a request
 def try_requests(kind: Kind, root: Path, share: tuple[int, int] = (0, 1)) -> RequestsTried:
     """Cut everywhere.

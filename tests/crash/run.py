@@ -27,6 +27,7 @@ from tests.crash.continuous_life import (
     try_continuous,
 )
 from tests.crash.cuts import check_of, try_cuts
+from tests.crash.erasing import check_erasing, recorded_erasing
 from tests.crash.failures import Failed, try_failures
 from tests.crash.life import Kind, Life, lived
 from tests.crash.other_states import (
@@ -54,6 +55,7 @@ SIDES = {
     "spill": (recorded_spill, check_spill),
     "operator state": (recorded_operator_state, check_operator_state),
     "savepoint": (recorded_savepoint, check_savepoint_cut),
+    "erase": (recorded_erasing, check_erasing),
 }
 PIECES = 2  # a scenario is given to each process in so many: equal disks are opened once in each
 MEMORY = "/dev/shm"

@@ -24,6 +24,7 @@ STEPS = {
     "record",
     "large slice",
     "base upload",
+    "history",
     "clean-up",
     "directory and pointer",
     "RocksDB",
@@ -111,12 +112,16 @@ def test_what_a_killed_process_has_spilled_is_removed_by_the_next(tmp_path: Path
     assert not tried.violations, "\n".join(tried.violations)
 
 
-@pytest.mark.parametrize("name", ["operator state", "savepoint"])
-def test_lists_maps_and_savepoints_are_whole_after_any_cut(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "parts"), [("operator state", 151), ("savepoint", 151), ("erase", 101)]
+)
+def test_lists_maps_savepoints_and_erased_jobs_are_whole_after_any_cut(
+    tmp_path: Path, name: str, parts: int
+) -> None:
     record, check = SIDES[name]
     (tmp_path / "life").mkdir()
     recorder, first = record(tmp_path / "life")
-    tried = try_cuts(recorder.ops, check, tmp_path / "cuts", first=first, share=(5, 151))
+    tried = try_cuts(recorder.ops, check, tmp_path / "cuts", first=first, share=(5, parts))
     assert not tried.violations, "\n".join(tried.violations)
     assert tried.images > 10
 

@@ -19,7 +19,7 @@ def test_wherever_a_job_s_writes_are_cut_the_state_comes_back_and_nothing_is_lef
 ) -> None:
     tried = try_requests(kind, tmp_path, (KINDS.index(kind) % PARTS, PARTS))
     assert not tried.violations, "\n".join(tried.violations)
-    steps = {"record", "large slice", "base upload", "clean-up"}
+    steps = {"record", "large slice", "base upload", "history", "clean-up"}
     assert set(tried.requests) == steps
     assert {how for how in HOWS if any(how in cut for cut in tried.cuts)} == set(HOWS)
     assert sum(tried.cuts.values()) > 15

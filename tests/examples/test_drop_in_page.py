@@ -59,13 +59,17 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
 ) -> None:
     names: dict[str, Any] = {"__name__": "__main__", "spark": session, "HOME": str(tmp_path)}
     _write(tmp_path / "clicks", 0)
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     for number, block in enumerate(BLOCKS):
-        if number == 3:  # as a context manager, it goes on
+        if number == 4:  # as a context manager, it goes on
             _write(tmp_path / "clicks", 1)
+        if number == 5:  # the renamed operator goes on with the state
+            _write(tmp_path / "clicks", 2)
+            names["start_renamed"]().awaitTermination()
+            statebackend.uninstall(session)
         exec(compile(block, "drop-in.md", "exec"), names)
     found = _counts(session.read.parquet(str(tmp_path / "counts")))
-    assert found == [("ann", 2), ("ann", 4), ("bob", 1), ("bob", 2)]
+    assert found == [("ann", 2), ("ann", 4), ("ann", 6), ("bob", 1), ("bob", 2), ("bob", 3)]
     identity = json.loads((tmp_path / "checkpoint" / "statebackend.json").read_text())
     assert identity["job"] == names["backend"].job
     assert identity["uri"] == "", "it began without a uri"

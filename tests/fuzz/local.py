@@ -22,7 +22,7 @@ from statebackend.state.blocks import BlockFile
 from statebackend.state.cells import ListCell
 from statebackend.state.confirmed import MemoryBase
 from statebackend.state.cursor import KeyCursor
-from statebackend.state.expiry import ListHead, list_items
+from statebackend.state.expiry_index import ListHead, list_items
 from statebackend.state.table import StateTable
 from tests.fuzz.mutate import damaged_bytes, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or

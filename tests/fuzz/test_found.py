@@ -27,12 +27,12 @@ from statebackend.rpc.flight_service import read_reply
 from statebackend.rpc.service import Server
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import ListCell
 from statebackend.state.column_table import ColumnTable
 from statebackend.state.confirmed import MemoryBase
 from statebackend.state.cursor import KeyCursor
-from statebackend.state.expiry import ListHead, list_items
+from statebackend.state.expiry_index import ListHead, list_items
 from statebackend.state.table import StateTable
 from tests.fuzz.stored import sealed
 from tests.recovery.driver import Run, new_id

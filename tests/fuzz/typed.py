@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl, parse_ddl_type
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value

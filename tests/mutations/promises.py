@@ -90,7 +90,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "what has expired is not seen",
-        "statebackend/state/ttl.py",
+        "statebackend/state/ttl_cells.py",
         '        """The current key\'s row, or None."""\n'
         "        index = self._index()\n"
         "        data = self._current[index]\n"
@@ -103,14 +103,14 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "a null key is refused",
-        "statebackend/schema/keys.py",
+        "statebackend/schema/keys/key_codec.py",
         "            if count:\n                raise self.null_key_error(count)\n",
         "            if count > 1_000_000:\n                raise self.null_key_error(count)\n",
         ("tests/schema",),
     ),
     BrokenPromise(
         "keys that are equal in Spark are one key",
-        "statebackend/schema/keyscalars.py",
+        "statebackend/schema/keys/keyscalars.py",
         "as_float(plain + 0.0)",
         "as_float(plain)",
         ("tests/schema", _EXACT),
@@ -159,7 +159,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "cleaning deletes nothing that a checkpoint needs",
-        "snapshot/retention/retention.py",
+        "snapshot/retention/deletable.py",
         "    if sequence >= view.oldest_needed:\n        return Fate.LIVE\n",
         "    if sequence > view.oldest_needed:\n        return Fate.LIVE\n",
         ("tests/snapshot",),

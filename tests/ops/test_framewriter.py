@@ -127,6 +127,26 @@ def test_values_become_what_spark_makes_of_each_frame(case: str) -> None:
     assert written(frames * 2, schema) == spark_says(frames * 2, schema)
 
 
+@pytest.mark.parametrize(
+    "values", [[7, -12345678], np.array([7, 8], "u1"), pd.array([7, None], "Int64"), [7, 2**26]]
+)
+def test_integers_are_taken_for_decimals_that_hold_them(values: Any) -> None:
+    """Spark does so with ``pythonUDF.pandas.intToDecimalCoercionEnabled`` only."""
+    schema = T.StructType([T.StructField("c", T.DecimalType(10, 2))])
+    found = [row["c"] for row in written([pd.DataFrame({"c": values})], schema)]
+    assert found == [None if pd.isna(one) else Decimal(int(one)) for one in values]
+    full = T.StructType([T.StructField("c", T.DecimalType(20, 0))])
+    most = np.array([2**64 - 1], np.uint64)
+    assert written([pd.DataFrame({"c": most})], full) == [{"c": Decimal(2**64 - 1)}]
+
+
+def test_an_integer_that_a_decimal_cannot_hold_is_refused() -> None:
+    schema = T.StructType([T.StructField("c", T.DecimalType(10, 2))])
+    for safe in (True, False):
+        with pytest.raises(ValueMismatchError, match="no decimal"):
+            written([pd.DataFrame({"c": [10**8]})], schema, safe=safe)
+
+
 WRONG: dict[str, tuple[T.DataType, list[Any]]] = {
     "text for a number": (T.LongType(), ["x"]),
     "a fraction for a number": (T.LongType(), [1.5]),

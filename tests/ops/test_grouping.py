@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from statebackend.operators.input.group_by_key import Groups, group_rows
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 GROUPS = [0, 1, 255, 256, 32767]
 KEYS = [b"", b"\0", b"\0\0", b"\xff", b"\xff\xff", b"a", b"ab", b"b" * 40]

@@ -7,10 +7,11 @@ import pytest
 
 from statebackend.errors import CorruptionError, SchemaError, StateMismatchError
 from statebackend.operators.declared_states import Declarations, StateDeclaration
-from statebackend.operators.redeclared_states import check_operator_key, redeclared, versions_of
+from statebackend.operators.redeclared_states import redeclared, versions_of
 from statebackend.schema.ddl import parse_ddl
+from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.schema.types import schema_from_json
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
 
 def declared(

@@ -26,7 +26,7 @@ from statebackend.operators.rows.rowconv import (
     row_type,
     shown_keys,
 )
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from tests.ops.rowwriters import INNER, same, schema_of, writer
 
 # Each with what Spark shows for it; None everywhere in between.

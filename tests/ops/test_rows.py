@@ -19,7 +19,7 @@ from statebackend.errors import (
 from statebackend.operators.errors.user_errors import call_once
 from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import MemoryBase, StateTable
 from tests.support.keyoperators import RowOperator

@@ -20,7 +20,7 @@ from statebackend.hashing import key_groups
 from statebackend.operators.input import staging
 from statebackend.operators.input.group_by_key import Groups, group_part
 from statebackend.operators.input.staging import InputStage, StagedRows
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 SCHEMA = pa.schema([("n", pa.int64()), ("k", pa.string()), ("many", pa.list_(pa.int32()))])
 KEY = KeyCodec(T.StructType([T.StructField("k", T.StringType())]))

@@ -20,7 +20,8 @@ def _marks(of: Simulation, bug: PlantedBug) -> list[pytest.MarkDecorator]:
     if bug.name in of.minutes:
         return [pytest.mark.slow, pytest.mark.timeout(600)]
     # Two of each simulation show that its bugs are found; all of them take minutes.
-    return [] if bug.name in list(of.bugs)[:2] else [pytest.mark.full]
+    two = list(of.bugs)[:2]
+    return [] if bug.name in two else [pytest.mark.full, pytest.mark.by_turns]
 
 
 @pytest.mark.parametrize(

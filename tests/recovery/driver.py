@@ -36,6 +36,7 @@ from snapshot.protocol.messages import (
     Use,
 )
 from snapshot.protocol.operators import Admitted, CommitWork, OperatorSpec, operators_setting
+from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Patience
 from snapshot.storage.object_store import ObjectStore
@@ -247,23 +248,25 @@ class Run:
         resolved = resolve(self.records)
         forget(resolved.values())
         self.coordinator = Coordinator(
-            job=JOB,
-            job_id=JOB_ID,
-            generation=1,
-            run=new_id(),
-            query_id="query",
-            operators={
-                uid: spec_of(uid, p, max_parallelism, self.specs.get(uid))
-                for uid, p in self.parallelism.items()
-            },
-            lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
-            inline_budget_bytes=1 << 20,
+            RunningJob(
+                job=JOB,
+                job_id=JOB_ID,
+                generation=1,
+                name=new_id(),
+                query_id="query",
+                specs={
+                    uid: spec_of(uid, p, max_parallelism, self.specs.get(uid))
+                    for uid, p in self.parallelism.items()
+                },
+                lineages={uid: one for uid, one in resolved.items() if uid in self.parallelism},
+                inline_budget_bytes=1 << 20,
+                first_epoch=first_epoch,
+                asynchronous=asynchronous,
+                stamps=Stamps(stamps),
+            ),
             bases=BasePolicy(every_epochs=base_every_epochs),
             now_s=lambda: 0.0,
             new_id=new_id,
-            first_epoch=first_epoch,
-            asynchronous=asynchronous,
-            stamps=stamps,
         )
 
     def again(
@@ -435,23 +438,25 @@ class Started:
                 n: self._object_of(state, first_epoch) for n, state in states.items()
             }
         self.coordinator = Coordinator(
-            job=JOB,
-            job_id=self.tenure.job_id,
-            generation=self.tenure.generation,
-            run=new_id(),
-            query_id="query",
-            operators={
-                uid: spec_of(uid, p, more=fields[uid]) for uid, p in self.parallelism.items()
-            },
-            lineages={
-                uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
-            },
-            inline_budget_bytes=inline_budget_bytes,
+            RunningJob(
+                job=JOB,
+                job_id=self.tenure.job_id,
+                generation=self.tenure.generation,
+                name=new_id(),
+                query_id="query",
+                specs={
+                    uid: spec_of(uid, p, more=fields[uid]) for uid, p in self.parallelism.items()
+                },
+                lineages={
+                    uid: one for uid, one in resolve(log.manifests()).items() if uid in parallelism
+                },
+                inline_budget_bytes=inline_budget_bytes,
+                first_epoch=first_epoch,
+                asynchronous=asynchronous,
+            ),
             bases=policy or BasePolicy(every_epochs=base_every_epochs),
             now_s=now_s,
             new_id=new_id,
-            first_epoch=first_epoch,
-            asynchronous=asynchronous,
         )
         self.session = RunSession(
             store=store,

@@ -22,7 +22,7 @@ from statebackend.errors import StateMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.runtime.worker import operator_state_io as operatorstate
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.support.golden import (
     EPOCHS,
     EVOLVED_FROM,

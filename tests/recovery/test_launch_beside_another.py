@@ -62,7 +62,7 @@ class _Surroundings(Surroundings):
     def location(self, path: str) -> _Location:
         return self._location
 
-    def check_output(self, query: Any) -> None:
+    def check_output(self, query: Any, operators: Any) -> None:
         """There are no plans of Spark's here."""
 
 

@@ -13,7 +13,7 @@ from snapshot.formats.names import data_name
 from snapshot.formats.record import record_name
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import AckReply, BeginReply, Use
-from snapshot.retention.retention import Fate, classify, view_of
+from snapshot.retention.deletable import Fate, classify, view_of
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import (
@@ -27,7 +27,7 @@ from statebackend.operators.operator_lists_maps import HeldOperatorState
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from tests.recovery.driver import JOB, Started, ack_of, begin_of, manifests_of, new_id, part_of
 
 NUMBER = StructType().add("n", LongType())

@@ -20,7 +20,7 @@ from snapshot.formats.base import (
     reusable,
 )
 from snapshot.formats.names import BaseName, base_file_name, parse_base_name
-from snapshot.retention.retention import Fate, View, classify
+from snapshot.retention.deletable import Fate, View, classify
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import CorruptionError, UnsupportedFormatError

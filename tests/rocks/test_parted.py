@@ -118,6 +118,11 @@ def test_sizes_are_of_all_parts(store: PartedStore) -> None:
     assert store.live_bytes() > 200 * 20
     assert store.live_bytes() == sum(part.live_bytes() for part in store._parts)
     assert dict(store.scan()) == state_after(2, 400)
+    figures = store.figures()
+    assert figures["stored_bytes"] == store.stored_bytes()
+    assert figures["level0_files"] == store.level0_files()
+    assert figures["estimated_rows"] >= len(state_after(2, 400))
+    assert figures["memory_bytes"] > 0
 
 
 def test_a_checkpoint_names_the_files_that_make_the_store_up(

@@ -25,7 +25,7 @@ from statebackend.errors import (
     UnsupportedTypeError,
     ValueMismatchError,
 )
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from tests.schema.strategies import (
     SIMPLE,
     WIDE,

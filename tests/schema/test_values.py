@@ -27,7 +27,7 @@ from statebackend.errors import (
 from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.fixed_rows import FixedCodec
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.msgpack_rows import MsgpackCodec
 from statebackend.schema.types import schema_from_json
 from tests.schema.strategies import same

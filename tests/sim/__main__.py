@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=20_000, help="of each seed, before its calm")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--planted", choices=[*BUGS], help="a planted bug")
+    parser.add_argument("--erase-every-s", type=float, default=0.0, help="keys are erased so often")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--out", default="", help="a file for the summary")
     given = parser.parse_args(arguments)
@@ -48,7 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _replay(seed: int, given: argparse.Namespace) -> int:
-    result = simulate(seed, events=given.events, bug=BUGS.get(given.planted), keep_trace=True)
+    result = simulate(
+        seed,
+        events=given.events,
+        bug=BUGS.get(given.planted),
+        keep_trace=True,
+        erase_every_s=given.erase_every_s,
+    )
     print("\n".join(result.trace))
     print(f"seed {seed}: {result.events} events, {result.epochs} epochs, digest {result.digest}")
     for checker, what in result.violations:
@@ -57,7 +64,8 @@ def _replay(seed: int, given: argparse.Namespace) -> int:
 
 
 def _results(wanted: range, given: argparse.Namespace) -> Iterator[Result]:
-    tasks = ((seed, given.events, BUGS.get(given.planted)) for seed in wanted)
+    bug, erase_every_s = BUGS.get(given.planted), given.erase_every_s
+    tasks = ((seed, given.events, bug, erase_every_s) for seed in wanted)
     until_s = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
     if given.jobs == 1:
         for task in tasks:
@@ -88,6 +96,8 @@ def _all(wanted: range, given: argparse.Namespace) -> dict[str, Any]:
         counts.update(result.counts)
         for checker, what in result.violations:
             replay = f"{SEED}={result.seed} python -m tests.sim --events {given.events}"
+            if given.erase_every_s:
+                replay += f" --erase-every-s {given.erase_every_s:g}"
             if given.planted:
                 replay += f" --planted {given.planted!r}"
             found = {"seed": result.seed, "checker": checker, "what": what, "replay": replay}

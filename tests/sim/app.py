@@ -114,7 +114,7 @@ class SimSurroundings(Surroundings):
         """It is foreachBatch, of which each batch must be checked."""
         return True
 
-    def check_output(self, query: Any) -> None:
+    def check_output(self, query: Any, operators: Any) -> None:
         """There are no plans of Spark's here."""
 
 

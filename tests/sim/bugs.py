@@ -400,7 +400,8 @@ BUGS: Final = by_name(
     _bug(
         "a child without its base is empty",
         "a subtask whose base is damaged is taken to have begun with nothing",
-        (_ONCE,),
+        # A chain that begins nowhere is also found where what it needs is looked up.
+        (_ONCE, _REF),
         planted.any_origin_known,
         {
             **_CLEANING,

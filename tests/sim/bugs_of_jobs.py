@@ -54,6 +54,13 @@ OF_JOBS: Final = (
         issue18="1",
     ),
     _bug(
+        "records go before they are summed up",
+        "cleaning deletes records whose summaries no object of the history has",
+        ("history",),
+        planted_jobs.not_summed_up,
+        {"clean_every_epochs": 1, "clean_min_age_s": 0.0, "base_every_epochs": 3},
+    ),
+    _bug(
         "lists are not dealt out",
         "at another parallelism a subtask goes on with the lists of the one of its number",
         (_OPERATOR_STATE,),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
+from snapshot.retention.history_keeping import KnownHistory
 from statebackend.errors import StateBackendError
-from tests.sim import clocks, savepoints
+from tests.sim import clocks, erasing, savepoints
 from tests.sim.bucket import SimStore
 from tests.sim.cluster import Worker
 from tests.sim.files import MemPath
@@ -156,6 +157,7 @@ def _outside_clean(world: World, random: Random) -> None:
                     lambda: outside_view(store, log),
                     min_age_ms=min_age_ms,
                     prefixes=ALL_PREFIXES,
+                    history=KnownHistory(outside=True),
                 )
             world.sched.note("cleaned by a stranger", str(sorted(report.removed)))
         except StateBackendError as error:
@@ -222,6 +224,7 @@ _KINDS: dict[str, Callable[[World, Random], None]] = {
     "local_damage_every_s": _damage_local,
     "rebalance_every_s": _rebalance,
     "savepoint_every_s": savepoints.strike,
+    "erase_every_s": erasing.strike,
     "power_cut_every_s": _cut_power,
     "clock_jumps_every_s": clocks.strike,
 }

@@ -105,6 +105,7 @@ class Config:
     local_damage_every_s: float = 0.0
     rebalance_every_s: float = 0.0
     savepoint_every_s: float = 0.0
+    erase_every_s: float = 0.0  # drawn by nobody: see tests.sim.test_erasing
     start_frozen: float = 0.0
     clock_jumps_every_s: float = 0.0
     calls_frozen: float = 0.0
@@ -120,6 +121,7 @@ class Config:
         for name, _, _ in (*_RATES, *_TIMES, *_LATER, *_UNKIND):
             setattr(quiet, name, 0.0)
         quiet.listing_lag_s = quiet.rescale = quiet.flipped_base = quiet.power_cut_every_s = 0.0
+        quiet.erase_every_s = 0.0
         return quiet
 
 

@@ -190,6 +190,10 @@ class ModelStore(RocksStore):
     def live_bytes(self) -> int:
         return self._config.large_bytes
 
+    def figures(self) -> dict[str, int]:
+        rows = len(self._view)
+        return {"stored_bytes": self.stored_bytes(), "estimated_rows": rows}
+
     def stored_bytes(self) -> int:
         return sum(len(k) + len(v) for k, v in self._view.items())
 

@@ -135,8 +135,12 @@ class SimLocation(CheckpointLocation):
         hidden = (name.partition("/") for name in self._shared.hidden)
         return [name for there, _, name in hidden if there == folder]
 
-    def remove_drafts(self) -> None:
+    def drafts(self) -> list[str]:
         """Files are there whole or not at all here."""
+        return []
+
+    def remove_drafts(self, names: Iterable[str]) -> None:
+        """See `drafts`."""
 
     def stamp_ms(self, name: str) -> int | None:
         at_call()

@@ -13,7 +13,7 @@ import recovery.local.local_copies
 import recovery.restore.restorer
 import recovery.restore.upload
 import snapshot.log.commit_log
-import snapshot.retention.retention
+import snapshot.retention.deletable
 from recovery.decide.restore_plan import Step, StepSource
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
 from recovery.local.store_directory import StoreDirectory
@@ -28,7 +28,7 @@ from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.running_operator import RunningOperator
 from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Verdict
-from snapshot.retention.retention import Fate
+from snapshot.retention.deletable import Fate
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.runtime.driver import session
@@ -79,15 +79,15 @@ def ack_without_barrier() -> Patches:
 
 
 def claims_deleted() -> Patches:
-    really = snapshot.retention.retention._record_fate
+    really = snapshot.retention.deletable._record_fate
 
     def record(name: str, view: Any) -> Fate:
         fate = really(name, view)
-        sequence = snapshot.retention.retention.parse_record_name(name)
+        sequence = snapshot.retention.deletable.parse_record_name(name)
         old = sequence is not None and sequence < view.oldest_needed
         return Fate.DEAD if old and fate is Fate.LIVE else fate
 
-    yield snapshot.retention.retention, "_record_fate", record
+    yield snapshot.retention.deletable, "_record_fate", record
 
 
 def applied_too_early() -> Patches:
@@ -221,33 +221,33 @@ def lapsed_grants_count() -> Patches:
 
 def pending_ignored() -> Patches:
     yield RunningJob, "pending_names", lambda self: set()
-    really = snapshot.retention.retention._data_fate
+    really = snapshot.retention.deletable._data_fate
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DEAD if fate is Fate.DRIVERS and view.is_driver else fate
 
-    yield snapshot.retention.retention, "_data_fate", data
+    yield snapshot.retention.deletable, "_data_fate", data
 
 
 def garbage_is_kept() -> Patches:
-    really = snapshot.retention.retention._data_fate
+    really = snapshot.retention.deletable._data_fate
 
     def data(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention.retention, "_data_fate", data
+    yield snapshot.retention.deletable, "_data_fate", data
 
 
 def bases_are_kept() -> Patches:
-    really = snapshot.retention.retention._base_fate
+    really = snapshot.retention.deletable._base_fate
 
     def base(name: str, view: Any) -> Fate:
         fate = really(name, view)
         return Fate.DRIVERS if fate is Fate.DEAD else fate
 
-    yield snapshot.retention.retention, "_base_fate", base
+    yield snapshot.retention.deletable, "_base_fate", base
 
 
 def only_the_commit_taken_back() -> Patches:

@@ -8,10 +8,12 @@ from typing import Any
 
 import snapshot.protocol.coordinator as coordinator
 import statebackend.runtime.worker.operator_state_io as product
+from snapshot.formats.history_object import RecordSummary
 from snapshot.protocol.epoch_acks import EpochState
 from snapshot.protocol.keyless_state import OperatorBlobs
 from snapshot.protocol.record_commits import RecordCommits
 from snapshot.protocol.running_operator import RunningOperator
+from snapshot.retention import history_keeping
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.spark.start.start_point import StartPoint
@@ -24,8 +26,18 @@ __all__ = [
     "look_is_gone_on_from",
     "names_outlive_epochs",
     "not_dealt_out",
+    "not_summed_up",
     "runs_are_compared",
 ]
+
+
+def not_summed_up() -> Patches:
+    really = history_keeping._objects
+
+    def objects(summaries: Sequence[RecordSummary], newest_epoch: int) -> Any:
+        return really(summaries[1:], newest_epoch)
+
+    yield history_keeping, "_objects", objects
 
 
 def names_outlive_epochs() -> Patches:

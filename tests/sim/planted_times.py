@@ -19,7 +19,7 @@ from snapshot.formats.delta import DeltaRows
 from snapshot.protocol.running_operator import RunningOperator
 from statebackend.operators.epoch_phases import OperatorPhases
 from statebackend.state.timers import BY_TIME, TimerIndex
-from statebackend.state.ttl import ExpiryIndex
+from statebackend.state.ttl_cells import ExpiryIndex
 from tests.planted.bug import Patches
 from tests.sim.clocks import BEGAN_MS
 from tests.sim.kernel import current

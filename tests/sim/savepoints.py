@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.sim.app import App
     from tests.sim.world import World
 
-__all__ = ["CLONES", "SAVEPOINTS", "strike"]
+__all__ = ["CLONES", "SAVEPOINTS", "in_tries", "strike"]
 
 SAVEPOINTS, CLONES = "savepoints/", "clones/"
 _KEPT = 3
@@ -152,7 +152,7 @@ def _cut(world: World, process: Process, what: str) -> None:
         world.sched.kill(process)
 
 
-def _in_tries(world: World, name: str, what: Callable[[Process], None]) -> bool:
+def in_tries(world: World, name: str, what: Callable[[Process], None]) -> bool:
     """Have something done by a process, and again by another until one came to its end."""
     sched = world.sched
     for attempt in range(_TRIES):
@@ -206,7 +206,7 @@ def _delete(world: World, prefix: str) -> None:
             if any(name.endswith((".begun", ".json")) for name in saves.inside(prefix)):
                 raise
 
-    if _in_tries(world, f"savepoint-delete {prefix}", delete):
+    if in_tries(world, f"savepoint-delete {prefix}", delete):
         sched.note(f"savepoint: {was}", prefix)
         saves.is_deleted(prefix)
     saves.deleting.discard(prefix)
@@ -240,7 +240,7 @@ def _begin(world: World, prefix: str) -> None:
         uri = f"sim://{prefix.rstrip('/')}"
         begin_with(uri, job, location, lambda manifests: None)  # type: ignore[arg-type]
 
-    if _in_tries(world, f"job-begin {clone}", begin):
+    if in_tries(world, f"job-begin {clone}", begin):
         sched.note("job begun with a savepoint", clone)
         saves.begun(prefix, clone, location.written)
     else:

@@ -8,6 +8,7 @@ which takes half a millisecond and decides nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,16 +23,21 @@ import recovery.local.local_copies
 import recovery.local.store_directory
 import recovery.restore.rescale
 import recovery.restore.restorer
-import recovery.restore.steps
+import recovery.restore.step_reader
 import recovery.restore.upload
 import recovery.savepoints.state_copy
 import statebackend.runtime.worker.ack_slices
 import statebackend.spark.start.launch
 import statebackend.spark.worker.task
+import statebackend.tables.erase
+import statebackend.tables.temporary_copy
+from recovery.local.local_copies import LocalSubtask
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
 from snapshot.formats.delta_stream import EncodedDelta
+from snapshot.retention import history_keeping
 from statebackend.rocks import layout, parted
 from statebackend.rocks import store as rocks
+from statebackend.rocks.parted import Opener
 from statebackend.state.table import FrozenOverlay
 from tests.sim import initial
 from tests.sim.files import Disk, MemPath
@@ -40,6 +46,7 @@ __all__ = ["decoded", "installed"]
 
 _ABSENT = object()
 _BATCH_ROWS = 4  # of a store's write: a delta is applied in several
+_EPOCHS_AN_OBJECT = 3  # of the history
 _IN_MEMORY_BYTES = 300  # of an object that a savepoint copies
 
 
@@ -60,6 +67,18 @@ def _encoded_frozen(frozen: FrozenOverlay, path: Callable[[], Path]) -> EncodedD
         return EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
     delta = _encoded(*frozen.sorted())
     return EncodedDelta(delta.data, None, delta.digest, len(delta.data), delta.rows)
+
+
+def _encoded_stream(
+    pieces: Iterator[tuple[pa.BinaryArray, pa.BinaryArray]], rows: int, path: Path
+) -> EncodedDelta:
+    keys, values = list[bytes](), list[bytes | None]()
+    for some, more in pieces:
+        keys += some.to_pylist()
+        values += more.to_pylist()
+    delta = _encoded(keys, values)
+    path.write_bytes(delta.data)
+    return EncodedDelta(None, path, delta.digest, len(delta.data), rows)
 
 
 def _pairs(data: bytes) -> list[tuple[bytes, bytes | None]]:
@@ -96,7 +115,9 @@ def decoded(data: bytes, *, arrow: bool) -> list[tuple[bytes, bytes | None]]:
 # --- all of it --------------------------------------------------------------------------------
 
 
-def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(
+    disk: Disk, *, small_bytes: int, arrow: bool, opener: Opener
+) -> Iterator[tuple[Any, str, Any]]:
     yield parted, "os", disk.os
     yield layout, "open", lambda path, mode: MemPath(path).open(mode)
     yield recovery.restore.rescale, "SMALL_BYTES", small_bytes
@@ -121,28 +142,43 @@ def _replacements(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[tupl
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
     yield statebackend.spark.start.launch, "write_initial", initial.write
+    yield statebackend.tables.erase, "shutil", disk.shutil
+    yield (
+        statebackend.tables.erase,
+        "open_store",
+        lambda path, settings: parted.open_store(path, settings, opener=opener),
+    )
+    copies = functools.partial(LocalSubtask, opener=opener)
+    yield statebackend.tables.temporary_copy, "LocalSubtask", copies
     yield rocks, "_BATCH_ROWS", _BATCH_ROWS
+    yield history_keeping, "EPOCHS_AN_OBJECT", _EPOCHS_AN_OBJECT
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:
         yield statebackend.spark.worker.task, "encode_frozen", _encoded_frozen
         yield statebackend.runtime.worker.ack_slices, "encode_delta", _encoded
         yield recovery.restore.upload, "encode_delta", _encoded
-        yield recovery.restore.steps, "iter_delta", _iterated
+        yield recovery.restore.step_reader, "iter_delta", _iterated
+        yield statebackend.tables.erase, "encode_stream", _encoded_stream
 
 
 @contextlib.contextmanager
-def installed(disk: Disk, *, small_bytes: int, arrow: bool) -> Iterator[None]:
+def installed(
+    disk: Disk, *, small_bytes: int, arrow: bool, opener: Opener = parted.open_database
+) -> Iterator[None]:
     """While open, the real code's files are the simulation's.
 
     Args:
         small_bytes: stores up to this size are copied into another when they are put together.
         arrow: whether deltas are encoded as they really are.
+        opener: opens a store of the process that runs.
     """
     before: list[tuple[Any, str, Any]] = []
     silent = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        for module, name, value in _replacements(disk, small_bytes=small_bytes, arrow=arrow):
+        for module, name, value in _replacements(
+            disk, small_bytes=small_bytes, arrow=arrow, opener=opener
+        ):
             before.append((module, name, getattr(module, name, _ABSENT)))
             setattr(module, name, value)
         yield

@@ -21,7 +21,7 @@ from statebackend.operators.operator_plan import EpochFigures
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import TTL, TtlValueCell
+from statebackend.state.ttl_cells import TTL, TtlValueCell
 from tests.sim import timemodel
 from tests.sim.location import Plan, State
 

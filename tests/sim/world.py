@@ -19,6 +19,7 @@ from tests.sim import chaos, revival
 from tests.sim.app import App
 from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.checkers.garbage import Garbage
+from tests.sim.checkers.kept_history import KeptHistory
 from tests.sim.checkers.keyless import Keyless
 from tests.sim.checkers.ledger import Ledger, Stopped
 from tests.sim.checkers.output import Output
@@ -101,10 +102,11 @@ class World:
         checkers = [self.single, self.references, self.once, self.garbage, self.saves]
         self.second_once = SecondOnce(self)
         self.times = Times(self)
-        checkers += [self.keyless, self.second_once, self.times]
+        checkers += [self.keyless, self.second_once, self.times, KeptHistory(self)]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
         self.supervised = True
+        self.erased: frozenset[bytes] = frozenset()  # keys that somebody erases now
         self.outside = Process(f"{self.prefix}outside")
         self.freezer = Freezer(self)
 
@@ -285,16 +287,23 @@ def simulate(
     bug: PlantedBug | None = None,
     config: Config | None = None,
     keep_trace: bool = False,
+    erase_every_s: float = 0.0,
 ) -> Result:
     """Run one seed: so many events with its faults, and then until all is calm and checked."""
     config = config or draw(Random(f"config {seed}"))
+    config.erase_every_s = config.erase_every_s or erase_every_s
     adjust(config, bug)
     if config.asynchronous:
         config.checked = True  # as the product demands
     world = World(seed, config, Ground(seed, config.hosts, keep_trace=keep_trace))
     failure: BaseException | None = None
     with (
-        installed(world.disk, small_bytes=config.small_bytes, arrow=config.arrow),
+        installed(
+            world.disk,
+            small_bytes=config.small_bytes,
+            arrow=config.arrow,
+            opener=world.open_store,
+        ),
         planted(bug),
     ):
         try:
@@ -323,7 +332,7 @@ def simulate(
     )
 
 
-def simulate_task(task: tuple[int, int, PlantedBug | None]) -> Result:
-    """`simulate` for a pool of processes: seed, events, planted bug."""
-    seed, events, bug = task
-    return simulate(seed, events=events, bug=bug)
+def simulate_task(task: tuple[int, int, PlantedBug | None, float]) -> Result:
+    """`simulate` for a pool of processes: seed, events, planted bug, how often keys are erased."""
+    seed, events, bug, erase_every_s = task
+    return simulate(seed, events=events, bug=bug, erase_every_s=erase_every_s)

@@ -12,6 +12,7 @@ from recovery.inspect.verify import verify
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.formats.record import record_name
 from snapshot.log.commit_log import CommitLog
+from snapshot.retention.deletable import RecordKind, View, view_of
 from snapshot.retention.garbage_collection import (
     ALL_PREFIXES,
     LOOK_AGAIN,
@@ -21,7 +22,6 @@ from snapshot.retention.garbage_collection import (
     outside_view,
     read_indexes,
 )
-from snapshot.retention.retention import RecordKind, View, view_of
 from snapshot.storage import CreateOutcome, LocalStore, MemoryStore, ObjectStore
 from statebackend.errors import CorruptionError, NotRestorableError, StoreUnreachableError
 from tests.cli.folder import JOB, Folder, new_id

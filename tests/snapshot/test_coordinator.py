@@ -298,6 +298,9 @@ def test_an_epoch_is_finished_when_every_operator_s_record_is_durable() -> None:
     run.coordinator.check_finished(0)
     with pytest.raises(IncompleteEpochError, match="batch 1"):
         run.coordinator.check_finished(1)
+    run.begin(1, 0, "a")
+    with pytest.raises(IncompleteEpochError, match="has returned although batch 1 was not"):
+        run.coordinator.check_finished(1)
 
 
 @given(st.data())

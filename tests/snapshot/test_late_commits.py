@@ -8,8 +8,8 @@ import pytest
 
 from recovery.drill import Fault, FaultProxy, Rule, Script, Verb
 from snapshot.formats.record import Record, record_name
+from snapshot.retention.deletable import view_of
 from snapshot.retention.garbage_collection import clean
-from snapshot.retention.retention import view_of
 from snapshot.storage import ObjectStore, StoreOptions, open_store
 from statebackend.errors import CommitUnknownError, FencedError
 from tests.snapshot.logs import new_id

@@ -9,7 +9,7 @@ import pytest
 from snapshot.formats.base import FileEntry, FileIndex
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.formats.record import record_name
-from snapshot.retention.retention import Fate, RecordKind, View, classify, view_of
+from snapshot.retention.deletable import Fate, RecordKind, View, classify, view_of
 from statebackend.errors import SettingError
 from tests.snapshot.retained import entry, info, manifest
 

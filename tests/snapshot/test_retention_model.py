@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from snapshot.formats.base import FileEntry, FileIndex
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.formats.record import Manifest, SliceEntry, parse_record_name, record_name
-from snapshot.retention.retention import Garbage, RecordKind, View, classify, view_of
+from snapshot.retention.deletable import Garbage, RecordKind, View, classify, view_of
 from tests.snapshot.retained import digest, entry, info, manifest
 
 # --- a model of drivers, and of cleaners who act late --------------------------------------------

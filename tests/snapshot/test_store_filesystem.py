@@ -131,6 +131,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("gs://bucket/x", new_id=new_id)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("Unable to load libjvm\n" + "dlopen failed\n" * 99, " (Unable to load libjvm)"),
+     ("https://h/x?sig=SECRET refused", "")],
+)  # fmt: skip
+def test_a_place_that_cannot_be_connected_to_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(text)
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fails)
+    with pytest.raises(StoreUnreachableError) as raised:
+        open_store("hdfs://h/x", new_id=lambda: uuid.uuid4().hex)
+    assert f"cannot be reached: OSError{shown}. Check" in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
 def test_a_move_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     class Stuck(LocalFileSystem):
         cachable = False

@@ -176,3 +176,16 @@ def test_an_error_says_what_botocore_said_without_its_chain() -> None:
     with pytest.raises(StoreUnreachableError, match="Unable to locate credentials") as raised:
         retries.call("list", "", operation)
     assert raised.value.__suppress_context__
+
+
+def test_each_try_after_the_first_is_counted_until_it_is_asked_for() -> None:
+    failures = iter([True, True, False])
+
+    def operation(_: object) -> str:
+        if next(failures):
+            raise botocore.exceptions.EndpointConnectionError(endpoint_url="http://b")
+        return "there"
+
+    retries = Retries(MagicMock(), uri="s3://b/j", deadline_s=60.0, sleep_s=lambda seconds: None)
+    assert retries.call("read", "a", operation) == "there"
+    assert (retries.take(), retries.take()) == (2, 0)

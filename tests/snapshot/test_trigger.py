@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot.barriers.checkpoints import Reason
-from snapshot.barriers.trigger import Failures, Kind, Request, Trigger, TriggerPolicy
+from snapshot.barriers.tolerable_failures import Failures
+from snapshot.barriers.trigger import Kind, Request, Trigger, TriggerPolicy
 from statebackend.errors import SettingError
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from statebackend import system
 from statebackend.spark.worker import delegated_epochs as hosting
-from statebackend.spark.worker.delegated_epochs import Request, pass_on
+from statebackend.spark.worker.delegated_calls import pass_on
+from statebackend.spark.worker.delegated_epochs import Request
 from tests.recovery.local.small_copies import marker
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import (

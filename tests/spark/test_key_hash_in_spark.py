@@ -90,14 +90,14 @@ def test_the_expression_takes_any_max_parallelism(
     assert got == key_groups([random_keys.column("n")], most).tolist()
 
 
-def test_the_expression_is_an_int_and_small(spark: SparkSession) -> None:
+def test_the_expression_is_an_int_and_short(spark: SparkSession) -> None:
     from pyspark.sql import functions as F
 
     group = key_group_expression([F.col("id")], 128).alias("g")
     frame = spark.range(1).select(group)
     assert frame.schema["g"].dataType.simpleString() == "int"
-    # Naming a word twice at every step would give a tree of thousands.
-    assert str(group).count("hash(") <= 8
+    # Spark prints it in every plan, and behind the error of a failed query.
+    assert len(str(group)) < 200
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 7, 200])

@@ -183,14 +183,28 @@ def test_a_module_that_the_worker_lacks_is_named_with_what_sends_it(
         one.fresh()
 
 
+def test_a_module_that_a_module_in_the_worker_imports_is_named_with_what_sends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _of_a_module(tmp_path, monkeypatch, "imports_what_is_not_sent")
+    (tmp_path / "imports_what_is_not_sent.py").write_text("\nimport not_sent\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ProcessorError,
+        match=r"no module 'not_sent', which .*imports_what_is_not_sent\.py:2 imports\."
+        r".*addPyFile\('not_sent\.py'\).*--py-files",
+    ):
+        one.fresh()
+
+
 def test_a_module_that_fails_in_the_worker_is_told_apart_from_one_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = _of_a_module(tmp_path, monkeypatch, "imports_what_is_not_there")
-    (tmp_path / "imports_what_is_not_there.py").write_text("\nimport nobody_has_it\n")
+    one = _of_a_module(tmp_path, monkeypatch, "reads_what_is_not_there")
+    (tmp_path / "reads_what_is_not_there.py").write_text("\nopen('/nobody/has/it')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        ProcessorError, match=r"fails when it is imported .*nobody_has_it.*py:2\."
+        ProcessorError, match=r"fails when it is imported .*nobody/has/it.*py:2\."
     ) as raised:
         one.fresh()
     assert "addPyFile" not in str(raised.value)

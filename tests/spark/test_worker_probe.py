@@ -1,17 +1,20 @@
-"""Workers whose Python lacks the package are found out by one job, before a query starts."""
+"""Workers that lack the package or a local directory are found out before a query starts."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from pyspark.errors import PythonException
 
-from statebackend.errors import EnvironmentMissingError
+from statebackend.errors import EnvironmentMissingError, LocalDirError
 from statebackend.operators.errors import lost_jvm
-from statebackend.spark.start.worker_probe import check_workers
+from statebackend.spark.start import worker_probe
+from statebackend.spark.start.worker_probe import _look, check_workers
 
 
 @pytest.fixture(autouse=True)
@@ -20,35 +23,116 @@ def _running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_jvm, "_stopped", lambda: False)
 
 
-def _spark(application: str, python: str, says: str | None) -> Any:
+def _spark(
+    application: str,
+    python: str,
+    says: str | None = None,
+    *,
+    local: bool = True,
+    executors: int = 0,
+    found: Any = (),
+) -> Any:
     spark = MagicMock()
     context = spark.sparkContext
     context.applicationId, context.pythonExec = application, python
-    context._jsc.sc().isLocal.return_value = True
-    error = PythonException(says) if says is not None else None
-    context.parallelize().mapPartitions().collect.side_effect = error
+    context._jsc.sc().isLocal.return_value = local
+    context._jsc.sc().getExecutorMemoryStatus().size.return_value = executors + 1
+    collect = context.parallelize().mapPartitions().collect
+    collect.side_effect = PythonException(says) if says is not None else None
+    collect.return_value = list(found)
     context.parallelize.reset_mock()
     return spark
 
 
-def test_an_interpreter_without_the_package_is_named() -> None:
-    spark = _spark("a", "/bin/other", "ModuleNotFoundError: No module named 'statebackend'")
-    with pytest.raises(
-        EnvironmentMissingError, match=r"/bin/other, which has no package"
-    ) as raised:
-        check_workers(spark)
-    assert raised.value.__suppress_context__
+def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
+    says = "ModuleNotFoundError: No module named 'statebackend'"
+    for spark in (
+        _spark("a", "/bin/other", says),
+        _spark("a", sys.executable, says, local=False, executors=3),
+    ):
+        with pytest.raises(EnvironmentMissingError, match="which has no package") as raised:
+            check_workers(spark, str(tmp_path))
+        assert raised.value.__suppress_context__
+        assert spark.sparkContext.pythonExec in str(raised.value)
 
 
-def test_what_else_a_worker_says_is_left_to_the_query() -> None:
-    check_workers(_spark("b", "/bin/other", "No module named 'pandas'"))
+def test_what_else_a_worker_says_is_left_to_the_query(tmp_path: Path) -> None:
+    check_workers(_spark("b", "/bin/other", "No module named 'pandas'"), str(tmp_path))
 
 
-def test_it_is_asked_once_and_not_of_the_drivers_own_interpreter() -> None:
-    spark = _spark("c", "/bin/other", None)
+def test_it_is_asked_once_and_not_of_the_drivers_own_interpreter(tmp_path: Path) -> None:
+    spark = _spark("c", "/bin/other")
     for _ in range(2):
-        check_workers(spark)
+        check_workers(spark, str(tmp_path))
     assert spark.sparkContext.parallelize.call_count == 1
-    own = _spark("d", sys.executable, None)
-    check_workers(own)
+    own = _spark("d", sys.executable)
+    check_workers(own, str(tmp_path))
     assert own.sparkContext.parallelize.call_count == 0
+
+
+def test_in_a_cluster_the_executors_that_are_there_are_asked(tmp_path: Path) -> None:
+    none = _spark("e", sys.executable, local=False)
+    check_workers(none, str(tmp_path))
+    assert none.sparkContext.parallelize.call_count == 0, "nobody waits for executors"
+    some = _spark("e", sys.executable, local=False, executors=2)
+    check_workers(some, str(tmp_path))
+    some.sparkContext.parallelize.assert_called_once_with(range(2), 2)
+
+
+def test_a_local_directory_that_cannot_be_used_is_refused_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalDirError, match="file is not used for task-local copies: it is not a"):
+        check_workers(_spark("f", sys.executable), str(tmp_path / "file"))
+    with pytest.raises(LocalDirError, match="cannot be used"):
+        check_workers(_spark("f", sys.executable), str(tmp_path / "file" / "below"))
+    (what,) = _look(str(tmp_path / "file"), [])
+    spark = _spark("f", sys.executable, local=False, executors=1, found=[what])
+    with pytest.raises(LocalDirError, match=r"it is not a folder\. So says a worker on host"):
+        check_workers(spark, str(tmp_path / "file"))
+
+
+def test_a_cluster_without_a_free_core_is_not_waited_for_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_probe, "_ANSWER_S", 0.05)
+    busy, groups = threading.Event(), []
+    spark = _spark("g", sys.executable, local=False, executors=2)
+    context = spark.sparkContext
+    context.setJobGroup.side_effect = lambda group, *_, **__: groups.append(group)
+    collect = context.parallelize().mapPartitions().collect
+    collect.side_effect = lambda: busy.wait(20) and []
+    check_workers(spark, str(tmp_path))
+    assert "did not answer" in caplog.text
+    context.cancelJobGroup.assert_called_once_with(*groups)
+    busy.set()
+    context.parallelize.reset_mock()
+    for _ in range(2):  # it has an answer now, which counts
+        check_workers(spark, str(tmp_path))
+    assert context.parallelize.call_count == 1
+
+
+def test_a_worker_that_has_begun_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_probe, "_ANSWER_S", 0.05)
+    slow = threading.Event()
+    says = "No module named 'statebackend'"
+    spark = _spark("h", "/bin/other", says, local=False, executors=2)
+    context = spark.sparkContext
+
+    def answer() -> None:
+        assert slow.wait(20)
+        raise PythonException(says)
+
+    def stage(_: int) -> Any:
+        slow.set()
+        return MagicMock(numActiveTasks=1)
+
+    context.parallelize().mapPartitions().collect.side_effect = answer
+    tracker = context.statusTracker()
+    tracker.getJobIdsForGroup.return_value = [0]
+    tracker.getJobInfo.return_value.stageIds = [0]
+    tracker.getStageInfo.side_effect = stage
+    with pytest.raises(EnvironmentMissingError, match="which has no package"):
+        check_workers(spark, str(tmp_path))
+    assert context.cancelJobGroup.call_count == 0

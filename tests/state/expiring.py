@@ -11,12 +11,12 @@ from pyspark.sql import types as T
 
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.cells import KeyCursor
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
-from statebackend.state.ttl import TTL, ExpiryIndex, TtlListCell, TtlMapCell, TtlValueCell
+from statebackend.state.ttl_cells import TTL, ExpiryIndex, TtlListCell, TtlMapCell, TtlValueCell
 
 __all__ = ["stored", "subtask"]
 

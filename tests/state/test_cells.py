@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import KeyContextError, LocalCopyError, ValueMismatchError
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.table import MemoryBase, StateTable
 

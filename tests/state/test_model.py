@@ -31,7 +31,7 @@ from statebackend.errors import ValueMismatchError
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.fixed_rows import FixedCodec
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.msgpack_rows import MsgpackCodec
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.table import FrozenOverlay, StateTable, state_prefix

@@ -12,7 +12,7 @@ from statebackend.errors import KeyContextError, SettingError, ValueMismatchErro
 from statebackend.rocks.store import RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.state.folds import AggregatingCell, ReducingCell
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.state.expiring import *  # noqa: F403
 from tests.state.expiring import ROWS, Subtask, _check_index, seen, write_all
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statebackend.rocks.store import RocksStore
-from statebackend.state import expiry
+from statebackend.state import expiry_index
 from statebackend.state.table import MemoryBase
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.state.expiring import *  # noqa: F403
 from tests.state.expiring import ALL, OWNERS, Subtask, _check_index, seen
 
@@ -157,7 +157,7 @@ def test_state_with_a_ttl_is_like_its_model_however_it_is_spilled_and_layered(
 ) -> None:
     folder = tmp_path_factory.mktemp("ttl", numbered=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expiry, "_PIECE_ROWS", piece_rows)
+        patch.setattr(expiry_index, "_PIECE_ROWS", piece_rows)
         _runs_like_the_model(MemoryBase(), folder / "spill", limit_bytes, ttl, epochs)
 
 

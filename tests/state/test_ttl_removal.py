@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from statebackend.errors import LocalCopyError
-from statebackend.state import expiry
-from statebackend.state.expiry import ListHead
+from statebackend.state import expiry_index
+from statebackend.state.expiry_index import ListHead
 from statebackend.state.table import MemoryBase, StateTable
-from statebackend.state.ttl import TTL, ExpiryIndex
+from statebackend.state.ttl_cells import TTL, ExpiryIndex
 from tests.state.expiring import *  # noqa: F403
 from tests.state.expiring import GROUPS, OWNERS, Subtask, write_all
 
@@ -93,7 +93,7 @@ WHERE = ["same epoch", "end", "confirm", "reopen", "spilled"]
 
 @pytest.fixture
 def pieces_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(expiry_index, "_PIECE_ROWS", 4)
 
 
 def _appended(subtask: Subtask, ttl: TTL, rows: range) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.support.inprocess import STAMP_MS, InProcessJob
 
 __all__ = [

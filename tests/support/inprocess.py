@@ -22,6 +22,7 @@ from recovery.local.store_pool import StorePoolSettings
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
+from snapshot.protocol.running_job import RunningJob
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
@@ -128,14 +129,16 @@ class InProcessJob:
         self._id, self.log = tenure.job_id, log
         self.epoch = lineages[UID].last_epoch + 1 if UID in lineages else 0
         coordinator = Coordinator(
-            job=self.name,
-            job_id=tenure.job_id,
-            generation=tenure.generation,
-            run="run",
-            query_id="query",
-            operators=self.specs,
-            lineages=lineages,
-            inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
+            RunningJob(
+                job=self.name,
+                job_id=tenure.job_id,
+                generation=tenure.generation,
+                name="run",
+                query_id="query",
+                specs=self.specs,
+                lineages=lineages,
+                inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
+            ),
             bases=BasePolicy(every_epochs=self._settings.base_every_epochs),
             retain_epochs=self._settings.retain_epochs,
             now_s=system.monotonic_s,

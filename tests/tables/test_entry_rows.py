@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 from statebackend.errors import CorruptionError
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
-from statebackend.state.expiry import expiry_stamp
+from statebackend.schema.keys.key_codec import KeyCodec
+from statebackend.state.expiry_index import expiry_stamp
 from statebackend.state.ranges import clamped
 from statebackend.tables.entry_rows import StateRows
 from statebackend.tables.stored_job import StoredState

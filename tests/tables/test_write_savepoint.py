@@ -27,7 +27,7 @@ from statebackend.errors import (
     ValueMismatchError,
 )
 from statebackend.rocks.parted import open_store as open_rocks
-from statebackend.state.expiry import ExpiryIndex
+from statebackend.state.expiry_index import ExpiryIndex
 from statebackend.state.table import StateTable
 from statebackend.tables import write
 from statebackend.tables.stored_job import find_job
@@ -122,6 +122,14 @@ def test_rows_come_from_pandas_and_from_readers(tmp_path: Path) -> None:
     )
     assert [row["value"] for row in read(to, "a")] == [{"n": 1}]
     assert len(read(to, "b")) == 3
+
+
+def test_timestamps_need_no_schema(tmp_path: Path) -> None:
+    at = pa.array([5], pa.timestamp("us", "UTC"))
+    to = f"file://{tmp_path}/saved"
+    rows = pa.table({"user": ["ann"], "at": at})
+    statebackend.write_savepoint(to, {"op": OperatorState("user string", {"a": rows})})
+    assert read(to, "a")[0]["value"]["at"] == at[0].as_py()
 
 
 def test_a_schema_may_be_given(tmp_path: Path) -> None:

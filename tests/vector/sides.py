@@ -16,12 +16,12 @@ from statebackend.operators.arrow_calls import ArrowEpochCalls, record_arrow_sta
 from statebackend.operators.declared_states import EpochState, EpochTimes, parse_schema
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.vector.key_vector import Keys
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import arrow_type
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.schema.strategies import to_arrow
 
 Row = tuple[Any, ...]

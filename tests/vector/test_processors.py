@@ -26,7 +26,7 @@ from statebackend.errors import (
 from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.table import StateTable
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.testing.tester import ProcessorTester
 from tests.schema.strategies import to_arrow
 from tests.vector.sides import KEYS, python_rows

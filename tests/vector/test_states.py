@@ -20,10 +20,10 @@ from snapshot.formats.delta import encode_delta
 from snapshot.formats.delta_stream import encode_frozen
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.blocks import SortedRows, binary_array
-from statebackend.state.expiry import read_share_ms
+from statebackend.state.expiry_index import read_share_ms
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import FrozenOverlay, MemoryBase, StateTable
-from statebackend.state.ttl import TTL, ExpiryIndex
+from statebackend.state.ttl_cells import TTL, ExpiryIndex
 from tests.vector.sides import (
     FIXED,
     FIXEDS,

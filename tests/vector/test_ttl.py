@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from statebackend.state import expiry
-from statebackend.state.expiry import read_share_ms
+from statebackend.state import expiry_index
+from statebackend.state.expiry_index import read_share_ms
 from statebackend.state.table import MemoryBase, StateTable
-from statebackend.state.ttl import TTL, ExpiryIndex
+from statebackend.state.ttl_cells import TTL, ExpiryIndex
 from tests.vector.sides import FIXED, MAP_KEY, VALUE, Operator, columns, rows_of
 
-pytestmark = pytest.mark.full  # a model of long histories
+pytestmark = [pytest.mark.full, pytest.mark.by_turns]  # a model of long histories
 
 PLACES = [0, 2]
 VERBS = ("get", "exists", "put", "delete", "items", "clear")
@@ -135,7 +135,7 @@ def test_the_longest_ttl_does_not_overflow(ms: int, update: Any) -> None:
 def test_a_list_with_a_gap_as_long_as_itself_is_read_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
-    monkeypatch.setattr(expiry, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(expiry_index, "_PIECE_ROWS", 4)
     base = MemoryBase()
 
     def epoch(ttl_ms: int, now_ms: int, appended: int) -> list[int]:

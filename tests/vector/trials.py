@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.operators.vector.key_vector import Keys
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from statebackend.testing.tester import ProcessorTester
 
 KEY, OUT = "k string", "k string, total double"

@@ -124,7 +124,7 @@ class _Watch:
         except UnsupportedQueryError as error:
             taken = Taken(cannot=str(error))
         except Exception as error:  # whatever it is: the drill says it
-            logging.getLogger("recovery.drill").exception("no savepoint")
+            logging.getLogger("statebackend.drill").exception("no savepoint")
             taken = Taken(error=f"{type(error).__name__}: {error}")
         draft = self._answer.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode(taken))

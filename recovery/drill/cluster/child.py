@@ -32,7 +32,7 @@ def main() -> None:
     try:
         _run(config, events)
     except BaseException as error:
-        logging.getLogger("recovery.drill").exception("the driver failed")
+        logging.getLogger("statebackend.drill").exception("the driver failed")
         text = f"{type(error).__name__}: {error}"
         events.tell(Event(kind="failed", error=text[:4000]))
         # At once, and without a tidy end that a broken session might never come to: the JVM ends

@@ -1,105 +1,67 @@
-"""The pace of a drill: what Spark has committed is written down, and inputs are fed accordingly."""
+"""Writes the input files of drills: a seed and a number always give the same rows."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import datetime
+import json
+import os
+import random
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from recovery.drill.jobs.batch_sink import committed_epochs
-from recovery.drill.report.outcome import EpochDone
+__all__ = ["ROWS", "feed_ordered_rows", "feed_rows", "feed_timed_rows"]
 
-__all__ = ["Pace"]
+ROWS: Final = 300  # of an input file
+KEYS: Final = 40
+FILE_MS: Final = 7_000  # from one input file to the next, in event time
+_BASE_MS: Final = 1_767_225_600_000
+_FIRST_LATE: Final = 4  # the first input with late rows: by then there is a watermark for sure
+# Of the continuous job. Subtasks read files side by side: the delay is as much as there may be
+# between the file of one that stands still and the newest.
+STEP_MS: Final = 2_000
+SPAN_MS: Final = 4_000
 
-_LOOK_EVERY_S: Final = 0.05
-_LEAD: Final = 2  # inputs that wait, so that a batch can begin when one ends
-_LEAD_MAX: Final = 8
-_PATIENCE_S: Final = 5.0  # then one more is fed: a batch may have taken two
-_STOP_WITHIN_S: Final = 30.0
+
+def _write(folder: Path, number: int, rows: list[dict[str, Any]]) -> None:
+    """One whole file at once, younger than those before it: Spark reads in that order."""
+    (folder / "in").mkdir(parents=True, exist_ok=True)
+    draft = folder / "in" / f".{number:06}.json"
+    draft.write_text("\n".join(map(json.dumps, rows)))
+    os.utime(draft, (1_700_000_000 + number, 1_700_000_000 + number))
+    draft.replace(folder / "in" / f"{number:06}.json")
 
 
-class Pace(threading.Thread):
-    """Watches the checkpoint, and feeds until it is told that it is enough.
+def feed_rows(folder: Path, number: int, seed: int) -> None:
+    """Rows with a sequence number over all files."""
+    rng = random.Random(f"{seed}:{number}")
+    rows = [
+        {"k": rng.randrange(KEYS), "seq": number * ROWS + i, "v": rng.randrange(1000)}
+        for i in range(ROWS)
+    ]
+    rng.shuffle(rows)
+    _write(folder, number, [row | {"file": number} for row in rows])
 
-    Args:
-        checkpoint: Spark's.
-        feed: writes an input by its number; None: the input is there.
-        now_s: seconds since the drill began.
-        driver: the number of the driver that runs.
-        committed: is told of each epoch.
-    """
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        feed: Callable[[int], None] | None,
-        *,
-        now_s: Callable[[], float],
-        driver: Callable[[], int],
-        committed: Callable[[EpochDone], None],
-    ) -> None:
-        super().__init__(name="drill-pace", daemon=True)
-        self.epochs: list[EpochDone] = []
-        self.failure: Exception | None = None
-        self.hung = False  # an input was still being fed when it was to end
-        self.fed = 0
-        self.done = threading.Event()  # all that is wanted has been fed
-        self._checkpoint, self._feed = checkpoint, feed
-        self._now_s, self._driver, self._committed = now_s, driver, committed
-        self._seen: set[tuple[int, int]] = set()
-        self._last = -1
-        self._fed_s = 0.0
-        self._wanted: int | None = None  # without end, as long as faults are to come
-        self._stopping = threading.Event()
-        if feed is None:
-            self.done.set()
+def feed_timed_rows(folder: Path, number: int, seed: int) -> None:
+    """Rows with event times: out of order, none late but those of an hour ago."""
+    rng = random.Random(f"{seed}:{number}")
+    rows = []
+    for i in range(ROWS):
+        late = number >= _FIRST_LATE and i % 20 == 0
+        at_ms = _BASE_MS + number * FILE_MS + 1000 * rng.randrange(12)
+        at_ms -= 3_600_000 if late else 0
+        moment = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
+        row = {"k": rng.randrange(KEYS), "v": rng.randrange(1000), "at_ms": at_ms, "late": late}
+        rows.append(row | {"at": moment.strftime("%Y-%m-%d %H:%M:%S")})
+    _write(folder, number, rows)
 
-    def last(self) -> int:
-        """The last epoch that Spark has committed; -1 for none."""
-        return max(committed_epochs(self._checkpoint), default=-1)
 
-    def enough(self, inputs: int) -> None:
-        """Feed up to so many in all, and then no more."""
-        self._wanted = inputs
-
-    def stop(self, timeout_s: float = _STOP_WITHIN_S) -> None:
-        """End, after one more look; an input that takes longer to feed is left alone (`hung`)."""
-        self._stopping.set()
-        if self.is_alive() and not self.hung:
-            self.join(timeout_s)
-            self.hung = self.is_alive()
-        self._look()
-
-    def run(self) -> None:
-        """Until it is stopped."""
-        try:
-            while not self._stopping.wait(_LOOK_EVERY_S):
-                self._look()
-                self._feed_on()
-        except Exception as error:  # the drill's own thread raises it
-            self.failure = error
-
-    def _look(self) -> None:
-        found = committed_epochs(self._checkpoint)
-        self._last = max(found, default=-1)
-        for epoch in sorted(found):
-            mark = (epoch, found[epoch])
-            if mark not in self._seen:  # a batch that is repeated counts again
-                self._seen.add(mark)
-                done = EpochDone(epoch=epoch, at_s=self._now_s(), driver=self._driver())
-                self.epochs.append(done)
-                self._committed(done)
-
-    def _feed_on(self) -> None:
-        if self._feed is None or self.done.is_set():
-            return
-        if self._wanted is not None and self.fed >= self._wanted:
-            self.done.set()
-            return
-        lead = self.fed - (self._last + 1)
-        waited = self._now_s() - self._fed_s > _PATIENCE_S
-        if lead <= _LEAD or (waited and lead < _LEAD_MAX):
-            self._feed(self.fed)
-            self.fed += 1
-            self._fed_s = self._now_s()
+def feed_ordered_rows(folder: Path, number: int, seed: int) -> None:
+    """Rows with event times: out of order, and none so late that a watermark may leave it out."""
+    rng = random.Random(f"{seed}:{number}")
+    rows = []
+    for _ in range(ROWS):
+        at_ms = _BASE_MS + number * STEP_MS + rng.randrange(SPAN_MS)
+        at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat()
+        rows.append({"k": rng.randrange(KEYS), "v": rng.randrange(1000), "at_ms": at_ms, "at": at})
+    _write(folder, number, rows)

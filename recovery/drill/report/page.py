@@ -9,14 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recovery.drill.report.outcome import DrillReport
 from recovery.drill.report.timeline import timeline
-from recovery.drill.report.wording import (
-    count,
-    duration,
-    how_it_went,
-    seconds,
-    verdict_line,
-)
-from statebackend.texts import size
+from recovery.drill.report.wording import how_it_went, verdict_line
+from statebackend.texts import count, duration, seconds, size
 
 __all__ = ["page"]
 

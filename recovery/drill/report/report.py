@@ -21,9 +21,9 @@ from recovery.drill.report.outcome import (
     Recovery,
     Struck,
 )
-from recovery.drill.report.wording import after, count, duration, how_it_went, seconds, verdict_line
+from recovery.drill.report.wording import after, how_it_went, verdict_line
 from statebackend.errors import EnvironmentMissingError
-from statebackend.texts import size
+from statebackend.texts import count, duration, seconds, size
 
 __all__ = [
     "as_json",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from recovery.drill.report.outcome import DrillReport, DriverLife, Recovery, Struck
-from recovery.drill.report.wording import after, how_it_went, seconds
-from statebackend.texts import size
+from recovery.drill.report.wording import after, how_it_went
+from statebackend.texts import seconds, size
 
 __all__ = ["Bar", "Lane", "Mark", "Row", "Timeline", "timeline"]
 

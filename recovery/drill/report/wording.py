@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from recovery.drill.report.outcome import NOTHING_COMPARED, DrillReport, Struck
+from statebackend.texts import count, seconds
 
-__all__ = ["after", "count", "duration", "how_it_went", "seconds", "verdict_line"]
+__all__ = ["after", "how_it_went", "verdict_line"]
 
 
 def verdict_line(report: DrillReport) -> str:
@@ -34,24 +35,3 @@ def how_it_went(struck: Struck) -> str:
     if struck.recovered_s is None:
         return "no epoch after it"
     return f"next epoch after {seconds(struck.recovered_s)}"
-
-
-def count(number: int, noun: str) -> str:
-    """1 row, 2,000 rows."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} " + (f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")
-
-
-def seconds(amount_s: float) -> str:
-    """A span for people: 340 ms, 2.3 s."""
-    return f"{1000 * amount_s:.0f} ms" if amount_s < 0.9995 else f"{amount_s:.1f} s"
-
-
-def duration(amount_s: float) -> str:
-    """A long span for people: 41.2 s, 5 min 3 s, 2 h 5 min."""
-    if amount_s < 60:
-        return seconds(amount_s)
-    minutes, rest_s = divmod(round(amount_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"

@@ -11,7 +11,7 @@ from recovery.drill.cluster.driver_messages import REBALANCE, DriverConfig
 from recovery.drill.cluster.local_cluster import Cluster
 from recovery.drill.cluster.processes import until
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.jobs.feeding import Pace
+from recovery.drill.jobs.pace import Pace
 from recovery.drill.proxy.proxy import FaultProxy
 from recovery.drill.run.succession import Succession
 from recovery.drill.savepoints.requests import Savepoints

@@ -34,11 +34,13 @@ from recovery.drill.run.scenario import planned
 from recovery.drill.savepoints.clones import check_savepoints
 from statebackend.errors import SettingError
 from statebackend.system import SYSTEM, System
+from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["run_drill"]
 
 _STRIKE_S: Final = 1200.0  # one fault, with all that is waited for
 _END_S: Final = 600.0
+_OTHER_STEPS: Final = 3  # than faults: see `progress` of `run_drill`
 _AFTER_LAST: Final = 2  # inputs that are fed after the last recovery, at least
 
 
@@ -56,6 +58,7 @@ def run_drill(
     parallelism: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> DrillReport:
     """Run a job on a real cluster of processes, strike it, and check what it has put out.
 
@@ -75,6 +78,7 @@ def run_drill(
             HTTP) in the job's settings.
         folder: of all files; it is kept. None: a temporary one, removed if the results are exact.
         on_progress: is told a line of what happens, whenever something does.
+        progress: told how many steps are done (a fault is one), and of how many; of a soak, of 0.
 
     Returns:
         the report; a job that fails, or is not exact, is no exception here.
@@ -98,18 +102,17 @@ def run_drill(
     )
     order.check()
     root = _empty(folder)
-    report = _Drill(order, root).run()
-    if folder is None:
-        _leave(root, report)
-    return report
+    report = _Drill(order, root, WorkDone(progress)).run()
+    return report if folder is not None else _left(root, report)
 
 
-def _leave(root: Path, report: DrillReport) -> None:
-    """Remove a temporary folder, or say where it is if there is something to look at."""
+def _left(root: Path, report: DrillReport) -> DrillReport:
+    """Remove a temporary folder, or have the report say where it is: there is something to see."""
     if report.verdict.exact:
         shutil.rmtree(root, ignore_errors=True)
     else:
         report.warnings.append(f"The drill's folder was left for you to look at: {root}.")
+    return report
 
 
 def _check_outermost() -> None:
@@ -146,6 +149,7 @@ class _Drill:
 
     order: Order
     root: Path
+    work: WorkDone
     failure: str = ""
     wrong_savepoints: list[str] = field(default_factory=list)
     system: System = SYSTEM
@@ -277,20 +281,26 @@ class _Drill:
     def _strike_all(self, stage: LiveStage, striker: Striker) -> None:
         order = self.order
         stage.say(f"seed {order.seed}")
+        strikes = planned(order.faults, seed=order.seed, at_epoch=order.at_epoch)
+        if order.duration_s is None:
+            self.work.expect(len(strikes) + _OTHER_STEPS)
         stage.drivers.start()
         stage.until(
             lambda: stage.committed() >= 0 or stage.has_read_all(), "the first epoch", START_S
         )
+        self.work.add()
         inputs = order.job.inputs
         if order.duration_s is None:
-            for strike in planned(order.faults, seed=order.seed, at_epoch=order.at_epoch):
+            for strike in strikes:
                 striker.strike(strike)
+                self.work.add()
         else:
             striker.soak(order.pool(), order.duration_s, named=bool(order.faults))
             inputs = 0
         stage.pace.enough(max(inputs, stage.pace.fed + (_AFTER_LAST if striker.struck else 0)))
         stage.finish(_END_S)
         stage.say("all input is read")
+        self.work.add()
         self.wrong_savepoints = check_savepoints(stage, _END_S)
 
     # --- after ---------------------------------------------------------------------------------
@@ -310,6 +320,7 @@ class _Drill:
         if self.wrong_savepoints:
             examples = [*self.wrong_savepoints, *verdict.examples][:EXAMPLES_MAX]
             verdict = msgspec.structs.replace(verdict, exact=False, examples=examples)
+        self.work.add()
         stage.say("exact" if verdict.exact else f"not exact: {verdict.failure or verdict.examples}")
         return verdict
 

@@ -22,7 +22,7 @@ from snapshot.storage.s3.s3_errors import (
 
 __all__ = ["Retries", "Trying"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("statebackend.storage")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -61,12 +61,24 @@ class Retries:
         self._sleep_s = sleep_s
         self._draw = draw
         self._thread = threading.local()
+        self._lock, self._counted = threading.Lock(), 0
 
     @property
     def deadline_s(self) -> float:
         """What this thread's calls may take now."""
         found: float = getattr(self._thread, "deadline_s", self._deadline_s)
         return found
+
+    def count(self) -> None:
+        """A call is tried again."""
+        with self._lock:
+            self._counted += 1
+
+    def take(self) -> int:
+        """How many tries after the first there were since this was asked last."""
+        with self._lock:
+            counted, self._counted = self._counted, 0
+        return counted
 
     @contextlib.contextmanager
     def limited(self, deadline_s: float) -> Iterator[None]:
@@ -133,6 +145,7 @@ class Trying:
         if self._spent_s() + pause_s > self._deadline_s:
             raise self._final(error) from None
         self._tell(error)
+        self._retries.count()
         self._retries._sleep_s(pause_s)
 
     def progressed(self) -> None:

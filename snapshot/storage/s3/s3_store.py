@@ -98,6 +98,10 @@ class S3Store(ObjectStore):
         """Calls of this thread inside try for so long at most."""
         return self._retries.limited(deadline_s)
 
+    def take_retries(self) -> int:
+        """As :meth:`ObjectStore.take_retries`."""
+        return self._retries.take()
+
     # --- writing -----------------------------------------------------------------------------
 
     def put(self, name: str, parts: Sequence[Buffer]) -> None:

@@ -4,44 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
-
-import msgspec
 
 from snapshot.barriers.checkpoints import Subtask
 from snapshot.barriers.trigger import Kind
-from statebackend.continuous.driver.run_state import Settled
+from snapshot.formats.epoch_figures import FailedCheckpoint
+from snapshot.log.figures_book import Barriers, FiguresBook, PartFigures
+from snapshot.log.progress import tell
+from snapshot.log.progress_events import ContinuousCheckpoint
+from statebackend.continuous.driver.run_state import Settled, Write
 from statebackend.continuous.job.slot_messages import Acked
 from statebackend.system import SYSTEM, System
 
-__all__ = ["CheckpointBook", "ContinuousCheckpoint"]
+__all__ = ["CheckpointBook", "barriers_of"]
 
 _log = logging.getLogger("statebackend.continuous")
-_progress = logging.getLogger("statebackend.progress")
 _KEPT: Final = 200
-
-
-class ContinuousCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="continuous_checkpoint"):
-    """A checkpoint of a continuous job that is over, complete or not.
-
-    Attributes:
-        checkpoint: the number of the attempt.
-        epoch: the epoch that it became, if it is complete.
-        aborted: why it was given up; "" if it is complete.
-        took_ms: from its trigger to the commit of its output.
-        subtasks: by ``vertex/index``: start_delay, alignment, sync and async in milliseconds, and
-            counts such as alignment_bytes.
-        waited_for: ``vertex/index`` of those that had not acked when it was given up.
-    """
-
-    job: str
-    checkpoint: int
-    epoch: int
-    aborted: str
-    took_ms: float
-    subtasks: dict[str, dict[str, float]]
-    waited_for: list[str] = []
+_NAMED: Final = 10  # of those that a checkpoint waited for, in a record
 
 
 class Asked(Protocol):
@@ -55,16 +35,35 @@ class Asked(Protocol):
         """A user wants a checkpoint."""
 
 
+def barriers_of(write: Write) -> Barriers:
+    """What every subtask says of its part of a checkpoint that is about to be written."""
+    parts: dict[str, list[PartFigures]] = {}
+    for one, part in sorted(write.parts.items()):
+        parts.setdefault(one.vertex, []).append(PartFigures(part.timings_ms, part.figures))
+    return Barriers(write.checkpoint, write.began_s, parts)
+
+
 class CheckpointBook:
     """Thread-safe.
+
+    Args:
+        publish: is told of each checkpoint that is over.
+        figures: told of those that were given up, for the records to come.
 
     Attributes:
         epoch: of the last complete checkpoint; None before the first.
         newest: the newest that are over, the oldest first.
     """
 
-    def __init__(self, job: str, system: System = SYSTEM) -> None:
-        self._job, self._system = job, system
+    def __init__(
+        self,
+        job: str,
+        system: System = SYSTEM,
+        publish: Callable[[ContinuousCheckpoint], None] = tell,
+        figures: FiguresBook | None = None,
+    ) -> None:
+        self._job, self._system, self._publish = job, system, publish
+        self._figures = figures
         self.epoch: int | None = None
         self.newest: deque[ContinuousCheckpoint] = deque(maxlen=_KEPT)
         self._changed = system.threads.condition()
@@ -111,6 +110,7 @@ class CheckpointBook:
                 settled.took_s,
                 ", ".join(waited_for) or "nobody",
             )
+            self._note_failed(settled, settled.reason.value, waited_for)
         with self._changed:
             self.newest.append(said)
             if settled.reason is None:
@@ -119,7 +119,22 @@ class CheckpointBook:
             else:
                 self._given_up = settled.checkpoint
             self._changed.notify_all()
-        _progress.info("%s", msgspec.json.encode(said).decode())
+        self._publish(said)
+
+    def _note_failed(self, settled: Settled, why: str, waited_for: list[str]) -> None:
+        if self._figures is None:
+            return
+        took_ms = round(settled.took_s * 1000, 3)
+        self._figures.failed(
+            FailedCheckpoint(
+                epoch=settled.epoch,
+                checkpoint=settled.checkpoint,
+                started_ms=self._system.wall_ms() - round(took_ms),
+                took_ms=took_ms,
+                reason=why,
+                waited_for=waited_for[:_NAMED],
+            )
+        )
 
     def ask(self, kind: Kind, timeout_s: float) -> int | None:
         """Have a checkpoint taken, by this run or a later one, and wait for it.

@@ -32,6 +32,7 @@ from statebackend.continuous.job.slot_messages import (
 from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.rpc.envelope import encode
 from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.lookup_messages import LOOKUP
 from statebackend.threads import THREADS, Queue, Threads
 
 __all__ = ["DriverEndpoint"]
@@ -126,6 +127,8 @@ class DriverEndpoint:
             return encode(self._poll(decode_poll(body)))
         if kind == "report":
             self._report(decode_report(body))
+        elif kind == LOOKUP and not self._closed:
+            return self._session.call(kind, body)
         elif self._closed:
             raise StaleRequestError("The run is over.")
         elif kind == "register":

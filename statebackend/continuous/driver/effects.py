@@ -31,12 +31,14 @@ class Write:
     Attributes:
         parts: of every subtask.
         cuts: of every source's splits that nobody had, by vertex.
+        began_s: when it was triggered.
     """
 
     checkpoint: int
     epoch: int
     parts: Mapping[Subtask, Acked]
     cuts: Mapping[str, bytes]
+    began_s: float
 
 
 @dataclass(frozen=True)

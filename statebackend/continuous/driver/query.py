@@ -10,16 +10,20 @@ from typing import ClassVar
 
 from recovery.decide.restarting import Restarts, is_final
 from recovery.savepoints.savepoint import Savepoint
-from snapshot.log.progress import CheckpointProgress, ProgressBook
+from snapshot.log.checkpoint_progress import CheckpointProgress
+from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_events import ContinuousCheckpoint
 from snapshot.protocol.messages import RestoreReport
 from snapshot.protocol.tenure import Tenure
-from statebackend.continuous.driver.checkpoint_book import CheckpointBook, ContinuousCheckpoint
+from statebackend.continuous.driver.checkpoint_book import CheckpointBook
 from statebackend.continuous.driver.driver_lists import DriverLists
 from statebackend.continuous.driver.driver_tasks import Stopped, failure_of
 from statebackend.continuous.driver.job_from_savepoint import begin_with
+from statebackend.continuous.driver.observed_query import observe_query
 from statebackend.continuous.driver.run import JobRun
 from statebackend.continuous.driver.savepoint_requests import SavepointRequests
-from statebackend.continuous.driver.slot_stage import Cluster, SparkCluster
+from statebackend.continuous.driver.slot_stage import Cluster, cluster_of
+from statebackend.continuous.driver.spark_names import SparkNames
 from statebackend.continuous.driver.takeover import (
     QUERY_ID,
     Taken,
@@ -27,7 +31,7 @@ from statebackend.continuous.driver.takeover import (
     operators_of,
     take_over,
 )
-from statebackend.continuous.job.flow import Flow, JobSetup
+from statebackend.continuous.job.flow import Flow
 from statebackend.continuous.job.graph import Graph
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import Register
@@ -40,6 +44,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
     UsageError,
 )
+from statebackend.monitoring.observers import prepare_observers
 from statebackend.runtime.driver.job import taken_from
 from statebackend.runtime.driver.job_start import specs_of
 from statebackend.runtime.driver.operator_specs import Operator
@@ -48,8 +53,9 @@ from statebackend.runtime.worker.participant import Membership
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import TaskSpec, task_spec
 from statebackend.threads import Thread
+from statebackend.work_done import Progress
 
-__all__ = ["ContinuousCheckpoint", "ContinuousQuery", "start"]
+__all__ = ["ContinuousQuery", "start"]
 
 _log = logging.getLogger("statebackend.continuous")
 
@@ -62,10 +68,10 @@ class _Final(Exception):
         self.error = error
 
 
-class ContinuousQuery:
+class ContinuousQuery(SparkNames):
     """A continuous job that runs, and is started again when it fails.
 
-    What `ContinuousStream.start` returns.
+    What `ContinuousStream.start` returns. It has the names of Spark's ``StreamingQuery``, too.
     """
 
     running_jobs: ClassVar[dict[str, ContinuousQuery]] = {}
@@ -84,16 +90,16 @@ class ContinuousQuery:
         self._processors: dict[str, ShippedProcessor] = {}
         self._specs: dict[str, TaskSpec] = {}
         self._system = system = self._setup.job.system
-        self._book = ProgressBook(self._setup.job.name, system.threads)
-        self._run: JobRun | None = None
+        job, threads = self._setup.job, system.threads
+        self._book = ProgressBook(job.name, threads, job.figures)
+        self.run: JobRun | None = None  # the newest
         self._tenure: Tenure | None = None
         self._names: set[str] = set()  # of all its runs
         self._session: RunSession | None = None  # of the run that runs
         self._restores: list[RestoreReport] = []  # of those before
-        self._checkpoints = CheckpointBook(self._setup.job.name, system)
-        self._savings = SavepointRequests(self._setup.job, self._checkpoints)
-        self._done = system.threads.event()
-        self._stop = system.threads.event()
+        self._checkpoints = CheckpointBook(job.name, system, self._book.publish, job.figures)
+        self._savings = SavepointRequests(job, self._checkpoints)
+        self._done, self._stop = threads.event(), threads.event()
         self._error: StateBackendError | None = None
         self._begun = False  # a run had everything that it begins with
         self._restarts = 0
@@ -109,10 +115,9 @@ class ContinuousQuery:
     @property
     def is_running(self) -> bool:
         """Whether every subtask runs now."""
-        run = self._run
+        run = self.run
         return self.is_active and run is not None and run.running
 
-    @property
     def exception(self) -> StateBackendError | None:
         """Why it has ended for good; None while it runs, or if it came to its end."""
         return self._error
@@ -150,7 +155,7 @@ class ContinuousQuery:
             whether it has ended within ``timeout_s``.
         """
         self._stop.set()
-        run = self._run
+        run = self.run
         if run is not None:
             run.stop()
         return self._done.wait(timeout_s)
@@ -166,7 +171,9 @@ class ContinuousQuery:
         """
         return self._checkpoints.ask("checkpoint", timeout_s)
 
-    def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+    def savepoint(
+        self, to: str | None = None, *, timeout_s: float = 600.0, progress: Progress | None = None
+    ) -> Savepoint:
         """Take a checkpoint and copy it into a folder of its own; the job goes on meanwhile.
 
         Of a job that has ended, the last complete checkpoint is copied.
@@ -175,6 +182,7 @@ class ContinuousQuery:
             to: the savepoint's folder, which must be empty; also in another store. Default: one of
                 its own under ``<uri>/.savepoints/<job>/``.
             timeout_s: after so long it is given up, and what was copied goes.
+            progress: told the bytes of objects that were copied, and of all that are.
 
         Raises:
             SettingError: something lies in ``to`` already.
@@ -182,7 +190,7 @@ class ContinuousQuery:
             StoreUnreachableError: it took too long, or a store cannot be reached.
             StateBackendError: why the job failed for good meanwhile.
         """
-        return self._savings.take(to, timeout_s)
+        return self._savings.take(to, timeout_s, progress=progress)
 
     def stop_with_savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
         """As `savepoint`, and end the job with that checkpoint: no row after it is committed.
@@ -211,10 +219,15 @@ class ContinuousQuery:
         session = self._session
         return [*before, *(session.restores if session is not None else [])]
 
+    @property
+    def session(self) -> RunSession | None:
+        """Of the run that runs; None: there is none."""
+        return self._session
+
     def slots(self) -> list[Register]:
         """The processes that make up the job now."""
-        run = self._run
-        return [] if run is None else [one for _, one in sorted(run.endpoint.slots.items())]
+        slots = self.run.endpoint.slots if self.run is not None else {}
+        return [one for _, one in sorted(slots.items())]
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -222,6 +235,7 @@ class ContinuousQuery:
         """Ship the processors, and go."""
         cluster = self._cluster
         cluster.server()  # what is wrong with its port is said before the job is claimed
+        prepare_observers(self._setup.settings)
         for uid, one in self._flow.operations.items():
             self._processors[uid] = cluster.ship(one.packed)
             self._specs[uid] = task_spec(
@@ -235,6 +249,7 @@ class ContinuousQuery:
                 stays_open=True,
                 memory=cluster.memory,
             )
+        observe_query(self, self._setup, self._book, self._options)
         self._thread = self._system.threads.start(self._go, f"statebackend-{self._setup.job.name}")
 
     def forget(self) -> None:
@@ -280,13 +295,13 @@ class ContinuousQuery:
                 return error
             _log.warning("job %s starts again in %g s: %s", self.job, delay_s, error)
             self._restarts += 1
-            before = max(before, self._run.number if self._run else 0)
+            before = max(before, self.run.number if self.run else 0)
             if self._stop.wait(delay_s):
                 return None
 
     def _is_final(self, caught: Exception) -> bool:
         """Whether a run failed so that another one would fail, too."""
-        has_run = self._run is not None and self._run.has_run
+        has_run = self.run is not None and self.run.has_run
         # A mistake in the code is not one of the moment.
         mistake = not isinstance(caught, StateBackendError | OSError)
         return is_final(caught, has_run=has_run) or (mistake and not self._begun)
@@ -295,6 +310,11 @@ class ContinuousQuery:
     def job(self) -> str:
         """The job's name."""
         return self._setup.job.name
+
+    @property
+    def id(self) -> str:
+        """The job's folder: the same in every start, and no other job's."""
+        return self._setup.job.store.uri
 
     def _run_once(self, before: int) -> None:
         setup, job = self._setup, self._setup.job
@@ -334,7 +354,7 @@ class ContinuousQuery:
                 system=self._system,
             )
             server.add(name, token, run.endpoint)
-            self._run = run
+            self.run = run
             self._checkpoints.run_begins(run)
             self._savings.run_begins(run, taken)
             try:
@@ -350,6 +370,7 @@ class ContinuousQuery:
                 run.close()
         finally:
             server.remove(name)
+            taken.session.lookups.close()
             self._session, self._restores = None, self._restores + taken.session.restores
             background.shutdown(wait=False)
 
@@ -383,6 +404,7 @@ class ContinuousQuery:
         """What the slots are told."""
         return Run(
             job=self.job,
+            job_id=taken.tenure.job_id,
             run=taken.run,
             generation=taken.tenure.generation,
             location=location,
@@ -393,11 +415,6 @@ class ContinuousQuery:
             specs=self._specs,
             processors=self._processors,
         )
-
-
-def _spark_cluster(setup: JobSetup) -> Cluster:
-    assert setup.spark is not None  # a `StateBackend` has one
-    return SparkCluster(setup.spark, setup.settings)
 
 
 def start(
@@ -431,7 +448,7 @@ def start(
     if setup.savepoint is not None:
         begin_with(setup.savepoint, job, check)
     check(job.manifests())
-    where = cluster or _spark_cluster(setup)
+    where = cluster or cluster_of(setup)
     graph = flow.graph(parallelism, groups)
     query = ContinuousQuery(flow, graph, options, operators, where)
     ContinuousQuery.running_jobs[job.store.uri] = flow.query = query

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from snapshot.barriers.checkpoints import Subtask
 from snapshot.barriers.trigger import Kind
+from statebackend.continuous.driver.checkpoint_book import barriers_of
 from statebackend.continuous.driver.driver_endpoint import DriverEndpoint
 from statebackend.continuous.driver.driver_lists import DriverLists, prepared_by
 from statebackend.continuous.driver.driver_tasks import (
@@ -59,6 +60,7 @@ from statebackend.continuous.job.slot_messages import (
 from statebackend.continuous.sinks.sink import Committer, run_name
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.errors import PeerLostError, SparkLostError, StateBackendError
+from statebackend.runtime.driver.job_standing import UnderWay
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Queue, Thread
 
@@ -148,6 +150,11 @@ class JobRun:
         return self._machine is not None and self._machine.has_run
 
     # --- from other threads --------------------------------------------------------------------
+
+    def under_way(self) -> UnderWay | None:
+        """The oldest checkpoint that is not complete; None: none has begun."""
+        machine = self._machine
+        return machine.under_way() if machine is not None else None
 
     def stop(self) -> None:
         """The user ends the job."""
@@ -366,6 +373,7 @@ class JobRun:
     def _write(self, write: Write) -> _Written:
         acks = [part.ack for part in write.parts.values() if part.ack is not None]
         acks += self._lists.acks(write.checkpoint, write.parts, write.cuts)
+        self._taken.session.progress.figures.aligned(write.epoch, barriers_of(write))
         for ack in acks:
             self._held.take(ack)
         self._held.commit(write.checkpoint)
@@ -390,6 +398,8 @@ class JobRun:
                 self._stage.join(_CANCEL_S)
         if self._row.close(self._work_s):  # else they are in use
             self._lists.close()
+            for committer in self._committers.values():
+                committer.close()
 
 
 def _stage_error(error: BaseException | None) -> StateBackendError:

@@ -15,7 +15,8 @@ import msgspec
 
 from snapshot.barriers import checkpoints as cp
 from snapshot.barriers.checkpoints import Checkpoints, Reason, Subtask
-from snapshot.barriers.trigger import Failures, Kind, Request, Trigger
+from snapshot.barriers.tolerable_failures import Failures
+from snapshot.barriers.trigger import Kind, Request, Trigger
 from statebackend.continuous.driver.effects import (
     Broken,
     Ended,
@@ -43,10 +44,8 @@ from statebackend.continuous.job.slot_messages import (
 from statebackend.continuous.job.slot_messages import Trigger as Tripped
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Discovery
-from statebackend.errors import (
-    CheckpointsFailedError,
-    StateBackendError,
-)
+from statebackend.errors import CheckpointsFailedError, StateBackendError
+from statebackend.runtime.driver.job_standing import UnderWay
 
 __all__ = ["Broken", "Ended", "Out", "Publish", "RunState", "Send", "Settled", "Write"]
 
@@ -127,6 +126,23 @@ class RunState:
     def has_run(self) -> bool:
         """Whether every subtask has had its state, also after the run is over."""
         return self._trigger is not None
+
+    def under_way(self) -> UnderWay | None:
+        """The oldest checkpoint that is not complete; from any thread, while others are at work."""
+        number = next(iter(self._checkpoints.pending), None)
+        attempt = self._attempts.get(number) if number is not None else None
+        if number is None or attempt is None:
+            return None
+        missing: dict[str, list[int]] = {vertex: [] for vertex in self._graph.vertices}
+        for one in self._checkpoints.waiting_for(number):
+            missing[one.vertex].append(one.index)
+        return UnderWay(
+            epoch=self._checkpoints.epoch + 1,
+            began_s=attempt.began_s,
+            missing={vertex: sorted(found) for vertex, found in missing.items()},
+            parallelism=dict.fromkeys(missing, self._graph.parallelism),
+            writing=attempt.parts is not None,
+        )
 
     # --- slots and splits ----------------------------------------------------------------------
 
@@ -292,7 +308,7 @@ class RunState:
                     attempt.parts = parts
                     # One is through before the next one is written: a savepoint is a whole cut.
                     to = self._unwritten if self._publishing else out
-                    to.append(Write(number, epoch, parts, attempt.cuts))
+                    to.append(Write(number, epoch, parts, attempt.cuts, attempt.began_s))
                 case cp.Complete(checkpoint=number, epoch=epoch, is_last=is_last):
                     found = self._attempts[number].parts
                     assert found is not None

@@ -25,6 +25,7 @@ from statebackend.continuous.job.slot_messages import Acked
 from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBackendError
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import deadline_of, making_of
+from statebackend.work_done import Progress
 
 __all__ = ["SavepointRequests"]
 
@@ -108,12 +109,20 @@ class SavepointRequests:
 
     # --- making one ----------------------------------------------------------------------------
 
-    def take(self, to: str | None, timeout_s: float, *, last: bool = False) -> Savepoint:
+    def take(
+        self,
+        to: str | None,
+        timeout_s: float,
+        *,
+        last: bool = False,
+        progress: Progress | None = None,
+    ) -> Savepoint:
         """A savepoint; of a job that has ended it is one of its last complete checkpoint.
 
         Args:
             to: its folder; None: one of its own.
             last: the job ends with its checkpoint.
+            progress: see `Making`.
 
         Raises:
             StoreUnreachableError: it took too long, or a store cannot be reached.
@@ -133,6 +142,7 @@ class SavepointRequests:
                         manifests=lambda cut=cut: cut.manifests,
                         epoch=cut.epoch,
                         uncommitted=cut.uncommitted,
+                        progress=progress,
                     )
                     try:
                         return create_savepoint(making)

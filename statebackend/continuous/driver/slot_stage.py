@@ -9,6 +9,7 @@ from typing import Protocol
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from statebackend.continuous.job.flow import JobSetup
 from statebackend.continuous.worker.slot import Run, SlotTask
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.service import Credentials, Server
@@ -19,7 +20,7 @@ from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.settings import Settings
 from statebackend.threads import Thread
 
-__all__ = ["Cluster", "SparkCluster", "Stage"]
+__all__ = ["Cluster", "SparkCluster", "Stage", "cluster_of"]
 
 
 def _in_a_thread_of_spark(go: Callable[[], None]) -> Thread:
@@ -122,3 +123,9 @@ class SparkCluster:
                 context.cancelJobGroup(group)
 
         return Stage(go, cancel)
+
+
+def cluster_of(setup: JobSetup) -> Cluster:
+    """Of the backend's session."""
+    assert setup.spark is not None  # a `StateBackend` has one
+    return SparkCluster(setup.spark, setup.settings)

@@ -1,6 +1,7 @@
 """Folders of input and output files: local ones by the operating system, others by fsspec.
 
-Credentials are what each fsspec package finds by itself in the process.
+Credentials are what each fsspec package finds by itself in the process. Arrow's client reaches S3
+where fsspec's package for it is not installed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import fsspec
 
 from snapshot.storage.uris import refuse_secrets
 from statebackend.errors import ConnectorError, EnvironmentMissingError, SettingError
+from statebackend.system import s3_endpoint
 
 __all__ = ["Place"]
 
+_BY_ARROW: Final = ("s3://", "s3a://")
 _TODO: Final = "Check that the place is there, and that this user may read and write it."
 
 
@@ -61,10 +64,12 @@ class Place:
                     **({} if self.local else {"use_listings_cache": False}),
                 )
             except ImportError as error:
-                raise EnvironmentMissingError(
-                    f"The package for {self.url.partition(':')[0]!r} is missing: {error}.",
-                    todo="Install it on the driver and on every executor.",
-                ) from error
+                if not self.url.startswith(_BY_ARROW):
+                    raise EnvironmentMissingError(
+                        f"The package for {self.url.partition(':')[0]!r} is missing: {error}.",
+                        todo="Install it on the driver and on every executor.",
+                    ) from error
+                fs, root = _arrow_s3(self.url)
             except ValueError as error:
                 raise SettingError(
                     f"fsspec knows no place like {self.url!r}: {error}.",
@@ -218,6 +223,18 @@ class Place:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted(posixpath.basename(str(path).rstrip("/")) for path in found)
+
+
+def _arrow_s3(url: str) -> tuple[Any, str]:
+    """S3 by Arrow's own client: s3fs cannot be installed beside a current boto3.
+
+    It takes credentials and region from the environment, as other clients do.
+    """
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import S3FileSystem
+
+    endpoint = s3_endpoint()
+    return ArrowFSWrapper(S3FileSystem(endpoint_override=endpoint)), url.partition("://")[2]
 
 
 def _sync_folder(path: str) -> None:

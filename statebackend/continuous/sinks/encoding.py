@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import IO, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
+
+from statebackend.continuous.sinks.json_rows import json_lines
 
 __all__ = ["Encoder", "encoder_for"]
 
@@ -44,13 +45,10 @@ class _Parquet(Encoder):
 class _Json(Encoder):
     def __init__(self, handle: IO[bytes], schema: pa.Schema) -> None:
         self._handle = handle
-        # Decimals as numbers would be read as floating point by many.
-        self._encoder = msgspec.json.Encoder(decimal_format="string")
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, JSON_ROWS):
-            rows = batch.slice(start, JSON_ROWS).to_pylist()
-            self._handle.write(self._encoder.encode_lines(rows))
+            self._handle.write(json_lines(batch.slice(start, JSON_ROWS)))
 
 
 class _Csv(Encoder):

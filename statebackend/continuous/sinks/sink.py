@@ -64,6 +64,7 @@ class SinkContext:
             begins with the driver's generation (see `run_name`).
         subtask: index, from 0.
         parallelism: how many there are.
+        job_id: the job's identity: another one that has its name later has another.
     """
 
     job: str
@@ -71,6 +72,7 @@ class SinkContext:
     run: str
     subtask: int = 0
     parallelism: int = 1
+    job_id: str = ""
 
 
 class SinkWriter(ABC):
@@ -131,6 +133,10 @@ class Committer(ABC):
         Only after what the restored checkpoint holds was committed. What is of a later run (see
         `generation_of`) stays: this driver may have been fenced, and not know it yet.
         """
+        return
+
+    def close(self) -> None:
+        """Let go of connections; the run is over. Not called while a call of it is at work."""
         return
 
 

@@ -23,7 +23,8 @@ from pyspark.sql import types as T
 from statebackend.continuous.files.folder_access import Place
 from statebackend.continuous.sources.source import Json, SplitReader
 from statebackend.errors import DamagedInputError, ValueMismatchError
-from statebackend.schema.types import arrow_schema, conform
+from statebackend.schema.conform import conform
+from statebackend.schema.types import arrow_schema
 
 __all__ = ["CsvLines", "JsonLines", "LineReader", "Lines"]
 

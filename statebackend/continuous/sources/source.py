@@ -144,6 +144,11 @@ class SplitReader(ABC):
     def ended(self) -> bool:
         """Whether all of the split was given."""
 
+    @property
+    def lag(self) -> int | None:
+        """How many rows there are that were not read yet; None: it is not known."""
+        return None
+
     def close(self) -> None:
         """Let go of files and connections. A second call does nothing."""
         return

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-import msgspec
-
 from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy, RestoreReport
 from statebackend.errors import ProtocolError, StaleRequestError
 from statebackend.operators.operator_lists_maps import StoredOperatorState
@@ -229,14 +227,11 @@ class CheckpointedState(ABC):
                 if frozen.attempt not in self._frozen_attempts:
                     return None
                 self._chains[frozen.attempt] = ack.chain
-            return msgspec.structs.replace(
-                ack,
-                timings_ms={
-                    "sync": frozen.sync_ms,
-                    "async": round((self._system.monotonic_s() - started_s) * 1000, 3),
-                },
-                requests=self._participant.new_requests(),
-            )
+            timings_ms = {
+                "sync": frozen.sync_ms,
+                "async": round((self._system.monotonic_s() - started_s) * 1000, 3),
+            }
+            return self._participant.with_requests(ack, timings_ms)
 
     def _await_turn(self, attempt: int) -> bool:
         with self._turn:

@@ -92,6 +92,9 @@ class SubtaskState(CheckpointedState):
         self.times = StreamTimes()
         self.overtaken: list[Overtaken] = []
         self._counted: dict[str, int] = {}  # the operator's figures at the last barrier
+        self._read: dict[str, int] = {}  # and the table's
+        self._figures: dict[int, dict[str, int]] = {}  # of attempts that are under way
+        self._given_up: dict[str, int] = {}  # of those that were aborted: the next one has them
         self._persisted: dict[int, _Persisted] = {}
         self._pace = RateLimit(self._system)  # of what is being written to the store
 
@@ -168,8 +171,12 @@ class SubtaskState(CheckpointedState):
         operator = self.operator
         stored = operator.frozen_operator_state()
         layers = self._layers.freeze(attempt, self.epoch)
-        figures = operator.counted.since(self._counted)
-        self._counted = dict(vars(operator.counted))
+        figures, before = operator.counted.since(self._counted), self._read
+        self._counted, self._read = dict(vars(operator.counted)), self.table.figures()
+        figures |= {name: count - before.get(name, 0) for name, count in self._read.items()}
+        given_up, self._given_up = self._given_up, {}
+        figures |= {name: figures.get(name, 0) + count for name, count in given_up.items()}
+        self._figures[attempt] = figures
         self.times.epoch = self._next_epoch
         timed, at_ms = self._spec.time.mode == "event", self.times.watermark_ms
         if at_ms == END_MS:  # that all inputs have ended is of this run alone
@@ -187,12 +194,15 @@ class SubtaskState(CheckpointedState):
     def confirmed(self, attempt: int, next_stamp_ms: int) -> None:
         """As :meth:`CheckpointedState.confirmed`; the rows are written to the store meanwhile."""
         super().confirmed(attempt, next_stamp_ms)
+        self._figures = {one: held for one, held in self._figures.items() if one > attempt}
         self.times.epoch = self._next_epoch
         self.tidy()
 
     def aborted(self, attempt: int) -> None:
         """As :meth:`CheckpointedState.aborted`."""
         super().aborted(attempt)
+        for name, count in self._figures.pop(attempt, {}).items():
+            self._given_up[name] = self._given_up.get(name, 0) + count
         self.times.epoch = self._next_epoch
         made = self._persisted.pop(attempt, None)
         if made is None or self._closed:  # nothing was written for it; or the store is let go
@@ -241,6 +251,8 @@ class SubtaskState(CheckpointedState):
                 delta.path.unlink(missing_ok=True)
         self._persisted[frozen.attempt] = _Persisted(self.epoch, saved.delta.digest, rows)
         figures = {**frozen.figures, **self._stores.figures()}
+        if delta.deletions:
+            figures["removed_rows"] = delta.deletions
         times = self._ack_times(frozen)
         return self._participant.ack(self._at, saved, frozen.attempt, times, figures, self._report)
 

@@ -77,6 +77,7 @@ class Run:
     """
 
     job: str
+    job_id: str
     run: str
     generation: int
     location: str
@@ -382,7 +383,7 @@ class Slot:
         ]
         writers = {
             sink.uid: sink.sink.open(
-                SinkContext(run.job, sink.uid, name, self._index, run.graph.parallelism)
+                SinkContext(run.job, sink.uid, name, self._index, run.graph.parallelism, run.job_id)
             )
             for sink in run.graph.sinks_of(uid)
         }

@@ -57,7 +57,8 @@ class SourceTimes:
 
     Args:
         position: of the event-time column; None: there is no watermark.
-        idle_after_s: a split without rows for so long is idle; None: never.
+        idle_after_s: a split without rows for so long is idle; None: never. One that nobody asked
+            in that time is not: there may be rows in it.
     """
 
     def __init__(self, position: int | None, delay_ms: int, idle_after_s: float | None) -> None:
@@ -65,13 +66,18 @@ class SourceTimes:
         self._idle_after_s = idle_after_s
         self._max_ms: dict[str, int | None] = {}
         self._heard_s: dict[str, float] = {}
+        self._empty_s: dict[str, float] = {}  # when it was last seen to have no rows
         self._at_ms: int | None = None
         self._idle = False
 
     def began(self, split: str, now_s: float) -> None:
         """A split is read from now on."""
         self._max_ms[split] = None
-        self._heard_s[split] = now_s
+        self._heard_s[split] = self._empty_s[split] = now_s
+
+    def had_none(self, split: str, now_s: float) -> None:
+        """A split was asked, and has no rows."""
+        self._empty_s[split] = now_s
 
     def took(self, split: str, batch: pa.RecordBatch, now_s: float) -> None:
         """A split gave rows."""
@@ -90,13 +96,14 @@ class SourceTimes:
         others = [ms for one, ms in self._max_ms.items() if one != split]
         self._max_ms.pop(split)
         self._heard_s.pop(split)
+        self._empty_s.pop(split)
         return self._advanced([last_ms, *others])
 
-    def due(self, now_s: float) -> list[Watermark | Idle]:
+    def due(self) -> list[Watermark | Idle]:
         """The watermark or idleness that is due to be sent, if any."""
         if self._position is None:
             return []
-        awake = [one for one in self._max_ms if not self._is_idle(one, now_s)]
+        awake = [one for one in self._max_ms if not self._is_idle(one)]
         out: list[Watermark | Idle] = []
         if self._idle and awake:
             self._idle = False
@@ -107,9 +114,9 @@ class SourceTimes:
             out.append(Idle(idle=True))
         return out
 
-    def _is_idle(self, split: str, now_s: float) -> bool:
+    def _is_idle(self, split: str) -> bool:
         after_s = self._idle_after_s
-        return after_s is not None and now_s - self._heard_s[split] >= after_s
+        return after_s is not None and self._empty_s[split] - self._heard_s[split] >= after_s
 
     def _advanced(self, held_ms: list[int | None]) -> list[Watermark | Idle]:
         if self._position is None or not held_ms or any(ms is None for ms in held_ms):
@@ -220,7 +227,7 @@ class SourceSubtask(Subtask):
             got |= self._read(one, now_s)
         # Who has not been told yet whether there is a split for it holds the watermark.
         if (self._open_splits or self._has_none) and not self._held_back:
-            self._send_times(self._times.due(now_s))
+            self._send_times(self._times.due())
         if self._over and not self._open_splits and not self._unanswered:
             self._ended()
         elif not got and not self._stopping:
@@ -235,11 +242,19 @@ class SourceSubtask(Subtask):
         asked = SplitAsked(vertex=self.vertex, subtask=self.index, number=self._number)
         self._link.report(asked)
 
+    def _lag(self) -> dict[str, int]:
+        """The rows that wait to be read, if that is known of every split."""
+        lags = [one.reader.lag for one in self._open_splits]
+        known = [lag for lag in lags if lag is not None]
+        return {"lag": sum(known)} if known and len(known) == len(lags) else {}
+
     def _read(self, one: _Open, now_s: float) -> bool:
         batch = one.reader.read(self._batch_rows)
         if batch is not None and batch.num_rows:
             self._times.took(one.id, batch, now_s)
             self.output.emit(batch)
+        elif not one.reader.lag:  # else there are rows, which have not come yet
+            self._times.had_none(one.id, now_s)
         if one.reader.ended:
             one.reader.close()
             self._open_splits.remove(one)
@@ -342,6 +357,7 @@ class SourceSubtask(Subtask):
                 "alignment_bytes": 0,
                 "inflight_bytes": flight.size_bytes,
                 "unaligned": int(unaligned),
+                **self._lag(),
             },
         )
         return True

@@ -27,8 +27,9 @@ from statebackend.operators.aggregate.stored import (
     Entries,
     StoredTotals,
 )
+from statebackend.schema.conform import conform
 from statebackend.schema.meanings import MEANING
-from statebackend.schema.types import arrow_type, conform
+from statebackend.schema.types import arrow_type
 
 __all__ = ["AggregateProcessor", "Rows", "TotalsProcessor", "delete_entries", "distinct_keys"]
 

@@ -26,7 +26,7 @@ from statebackend.operators.aggregate.arrow_numpy import (
 )
 from statebackend.operators.aggregate.row_numbers import first_rows, group_rows
 from statebackend.operators.aggregate.windows import pane_starts
-from statebackend.schema.types import conform
+from statebackend.schema.conform import conform
 
 __all__ = ["PartialAggregation"]
 

@@ -1,6 +1,6 @@
 """Equal rows get equal numbers: grouping by columns, as the engine tells keys apart.
 
-Equality is that of `statebackend.schema.keys`: one NaN, one zero, a null equals a null.
+Equality is that of `statebackend.schema.keys.key_codec`: one NaN, one zero, a null equals a null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from statebackend.hashing import canonical_bits
 from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_of
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import indices_of, places_array, valid_bits
 
 __all__ = ["Grouped", "first_rows", "group_rows", "order_by_code"]

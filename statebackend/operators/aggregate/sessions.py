@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,12 @@ from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_o
 from statebackend.operators.aggregate.distinct import Pairs, ValueAccumulator
 from statebackend.operators.aggregate.row_numbers import order_by_code
 from statebackend.operators.aggregate.stored import Accumulators, Entries, StoredWindows
-from statebackend.operators.aggregate.windows import Sessions, merge_sessions, timer_ms
+from statebackend.operators.aggregate.windows import timer_ms
 from statebackend.schema.meanings import MEANING, OF_ALL
 
 __all__ = ["SessionsProcessor"]
+
+_SPAN_MAX: Final = 1 << 62
 
 
 class _Open:
@@ -184,3 +187,73 @@ def _among(key: Ints, value: Ints, keys: Ints, values: Ints) -> Ints:
     known = distinct[place] == value
     wanted = keys * len(distinct) + np.searchsorted(distinct, values)
     return np.flatnonzero(known & np.isin(key * len(distinct) + place, wanted))
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sessions that rows touched, in the order of (key, start).
+
+    Attributes:
+        key, start_us, end_us: of each session.
+        of_row: the session of each row.
+        of_stored: that of each stored session; -1 for those that no row touched.
+    """
+
+    key: Ints
+    start_us: Ints
+    end_us: Ints
+    of_row: Ints
+    of_stored: Ints
+
+
+def merge_sessions(
+    row_key: Ints,
+    row_us: Ints,
+    gap_us: int,
+    stored_key: Ints,
+    stored_start_us: Ints,
+    stored_end_us: Ints,
+) -> Sessions:
+    """Put rows and stored sessions together: sessions that overlap or meet become one.
+
+    Args:
+        row_key: a number for the key of each row (from 0 on), and row_us: its time.
+        stored_key, stored_start_us, stored_end_us: sessions that are open already.
+    """
+    stored = len(stored_key)
+    key = np.concatenate([stored_key, row_key])
+    start = np.concatenate([stored_start_us, row_us])
+    end = np.concatenate([stored_end_us, row_us + np.int64(gap_us)])
+    order = np.lexsort((start, key))
+    key, start, end = key[order], start[order], end[order]
+    furthest = _running_max(key, end)
+    opens = np.ones(len(key), bool)
+    opens[1:] = (key[1:] != key[:-1]) | (start[1:] > furthest[:-1])
+    session = np.cumsum(opens) - 1
+    begins = np.flatnonzero(opens)
+    touched = np.logical_or.reduceat(order >= stored, begins)
+    ends = np.append(begins[1:], len(key)) - 1
+    numbers = np.where(touched, np.cumsum(touched) - 1, -1)
+    of = np.empty(len(key), np.int64)
+    of[order] = numbers[session]
+    return Sessions(
+        key=key[begins][touched],
+        start_us=start[begins][touched],
+        end_us=furthest[ends][touched],
+        of_row=of[stored:],
+        of_stored=of[:stored],
+    )
+
+
+def _running_max(key: Ints, values: Ints) -> Ints:
+    """The largest value so far within each key; keys ascend."""
+    low, high = int(values.min()), int(values.max())
+    span = high - low + 1
+    if (int(key[-1]) + 1) * span < _SPAN_MAX:
+        base = key * np.int64(span)
+        found: Ints = np.maximum.accumulate(base + (values - low)) - base + low
+        return found
+    distinct, ranks = np.unique(values, return_inverse=True)
+    base = key * np.int64(len(distinct))
+    by_rank: Ints = distinct[np.maximum.accumulate(base + ranks) - base]
+    return by_rank

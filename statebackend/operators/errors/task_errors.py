@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from pyspark import TaskContext
 
 from statebackend import system
-from statebackend.errors import StateBackendError
+from statebackend.errors import StateBackendError, UsageError
 
 __all__ = ["code_first", "details"]
 
@@ -34,7 +34,8 @@ def code_first(function: Function) -> Function:
         except StateBackendError as error:
             if TaskContext.get() is None:  # no worker of Spark's: the caller has the error itself
                 raise
-            error.add_note(details(error))
+            if behind := details(error):
+                error.add_note(behind)
             system.hide_worker_traceback()
             raise
 
@@ -42,7 +43,11 @@ def code_first(function: Function) -> Function:
 
 
 def details(error: BaseException) -> str:
-    """The stack frames of an error, then those of its causes."""
+    """The stack frames of an error, then those of its causes.
+
+    Of a mistake in the user's code they are the user's own: this library's say nothing of it.
+    """
+    theirs = isinstance(error, UsageError)
     lines: list[str] = []
     one: BaseException | None = error
     seen: set[int] = set()
@@ -51,8 +56,13 @@ def details(error: BaseException) -> str:
         if one is not error:
             lines += ["caused by " + "".join(traceback.format_exception_only(one)).strip()]
         # Not in Python's form: Spark would take it for a traceback, and put it first again.
-        frames = traceback.extract_tb(one.__traceback__)[-_FRAMES_SHOWN:]
-        lines += [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        frames = list(traceback.extract_tb(one.__traceback__))
+        if theirs:
+            frames = [frame for frame in frames if not frame.filename.startswith(system.OWN_CODE)]
+        lines += [
+            f"  at {frame.filename}:{frame.lineno} in {frame.name}"
+            for frame in frames[-_FRAMES_SHOWN:]
+        ]
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     text = "\n".join(lines)
     if len(text) > _DETAILS_SHOWN:

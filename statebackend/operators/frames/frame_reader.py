@@ -66,7 +66,7 @@ class FrameReader:
     """Gives a key its rows as DataFrames: one, or several if it has very many.
 
     Args:
-        schema: the columns that a processor sees, in order.
+        schema: the input's columns, in order.
         key_positions: where the key columns stand among them.
         timezone: the session's, in which timestamps are shown (without a zone).
         max_rows: of a frame.
@@ -74,6 +74,7 @@ class FrameReader:
         Arrow, by the average row of the key, and at least one.
         own_types: numbers keep the width of their column, keys are numpy's numbers, and columns
             have the schema's names to the letter: as ``applyInPandasWithState`` shows them.
+        shown: how many of the first columns a processor sees; None: all.
     """
 
     def __init__(
@@ -85,13 +86,15 @@ class FrameReader:
         max_rows: int = _FRAME_ROWS,
         max_bytes: int = _NO_LIMIT,
         own_types: bool = False,
+        shown: int | None = None,
     ) -> None:
-        self._schema = schema
+        self._schema, self._shown = schema, shown
         self._key_positions = tuple(key_positions)
         self._timezone = timezone
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._own_types = own_types
-        self._names = list(schema.names) if own_types else frame_names(schema)
+        names = list(schema.names) if own_types else frame_names(schema)
+        self._names = names[:shown]
 
     def chunk(
         self, table: pa.Table, starts: Sequence[int]
@@ -151,7 +154,7 @@ class FrameReader:
         self, columns: Sequence[_Column], starts: Sequence[int]
     ) -> Iterable[tuple[Make, int, int]]:
         """What makes the frame of each key, with its rows."""
-        makers = frame_maker()
+        columns, makers = columns[: self._shown], frame_maker()
         varying = [column for column in columns if column.with_nulls is not None]
         if not varying:
             make = makers(self._names, [column.values for column in columns])

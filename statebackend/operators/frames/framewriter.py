@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import _create_converter_from_pandas
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DecimalType,
     MapType,
     StructField,
     StructType,
@@ -41,6 +42,8 @@ __all__ = ["FrameWriter"]
 _MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, VariantType)
 _PLAIN_KINDS: Final = "iufbO"
 _ORDERS_MAX: Final = 256
+_INTEGERS: Final = pa.decimal128(20, 0)
+"""Holds any integer of 64 bits."""
 
 _Order = list[tuple[Callable[[Any], None], bool] | None]
 """By a frame's column: what takes its values, and whether they may be changed from outside."""
@@ -242,6 +245,8 @@ class FrameWriter:
     ) -> pa.Array:
         # As pyspark's PandasToArrowConversion does it.
         kind = field.dataType
+        if isinstance(kind, DecimalType) and pd.api.types.is_integer_dtype(series.dtype):
+            return _as_decimals(series, arrow)
         convert = _create_converter_from_pandas(
             kind, timezone=self._timezone, error_on_duplicated_field_names=False
         )
@@ -325,6 +330,12 @@ def choose_copier(quick: Callable[[Any, _Order], None]) -> Callable[[Any, _Order
     except Exception:
         same = False
     return quick if same else public_copy
+
+
+def _as_decimals(series: Any, arrow: pa.DataType) -> pa.Array:
+    """Integers as decimals of a narrower type than Arrow would cast them to, each value checked."""
+    array = pa.Array.from_pandas(series).cast(_INTEGERS)
+    return array.cast(arrow, safe=True)
 
 
 def _copied(values: Any) -> Any:

@@ -52,7 +52,8 @@ Function = Callable[[Key, Iterable[Any], KeyState], Iterable[Any]]
 class FunctionPlan:
     """An operator of this kind, and what Spark's session says of frames.
 
-    ``has_watermark``: whether the input has one. ``by_name``, ``safe``: see :class:`FrameWriter`.
+    ``has_watermark``: whether the input has one. ``shown``: see :class:`FrameReader`.
+    ``by_name``, ``safe``: see :class:`FrameWriter`.
     """
 
     uid: str
@@ -68,6 +69,7 @@ class FunctionPlan:
     by_name: bool = True
     safe: bool = False
     quick_frames: bool = True
+    shown: int | None = None
 
 
 class StateFunction(ArrowProcessor):
@@ -93,6 +95,7 @@ class StateFunction(ArrowProcessor):
             max_rows=plan.frame_rows,
             max_bytes=plan.frame_bytes,
             own_types=True,
+            shown=plan.shown,
         )
         keys, table = ctx.keys, pa.Table.from_batches([batch])
         with self._quick():
@@ -113,7 +116,7 @@ class StateFunction(ArrowProcessor):
         plan, calls = self.plan, self._calls(ctx, timed_out=True)
         schema = StructType([plan.input_schema[place] for place in plan.key_positions])
         reader = FrameReader(schema, range(len(schema)), timezone=plan.timezone, own_types=True)
-        make = empty_frames(plan.input_schema.names)
+        make = empty_frames(plan.input_schema.names[: plan.shown])
         with self._quick():
             for first in range(0, len(keys), _CHUNK_ROWS):
                 last = min(first + _CHUNK_ROWS, len(keys))

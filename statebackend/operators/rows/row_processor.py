@@ -18,18 +18,25 @@ class RowReader:
     """Gives a key its rows as pyspark Rows.
 
     Args:
-        schema: the columns that a processor sees, in order.
+        schema: the input's columns, in order.
         key_positions: where the key columns stand among them.
+        shown: how many of the first columns a processor sees; None: all.
         timezone: the session's, in which timestamps are shown.
     """
 
     def __init__(
-        self, schema: StructType, key_positions: Sequence[int], *, timezone: str = "UTC"
+        self,
+        schema: StructType,
+        key_positions: Sequence[int],
+        *,
+        timezone: str = "UTC",
+        shown: int | None = None,
     ) -> None:
         self._schema = schema
         self._key_positions = tuple(key_positions)
         self._timezone = timezone
-        self._row = row_type(schema.names)
+        self._shown = shown
+        self._row = row_type(schema.names[:shown])
 
     def chunk(
         self, table: pa.Table, starts: Sequence[int]
@@ -40,7 +47,7 @@ class RowReader:
         into the next key's rows.
         """
         columns = self._columns(table)
-        rows = make_rows(columns, self._row)
+        rows = make_rows(columns[: self._shown], self._row)
         key_columns = [columns[position] for position in self._key_positions]
         if len(starts) - 1 == len(rows):  # a row a key
             keys = list(zip(*key_columns, strict=True))
@@ -56,7 +63,7 @@ class RowReader:
 
     def piece(self, table: pa.Table) -> Iterable[Any]:
         """Rows, some of one key's."""
-        return make_rows(self._columns(table), self._row)
+        return make_rows(self._columns(table)[: self._shown], self._row)
 
     def _columns(self, table: pa.Table) -> list[list[Any]]:
         return columns_to_python(table, self._schema, timezone=self._timezone)

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 
 from statebackend.operators.rows.rowshapes import RowShapes
 from statebackend.operators.rows.rowvalues import column_array
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = [
     "RowWriter",

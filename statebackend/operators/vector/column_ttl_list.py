@@ -20,7 +20,7 @@ from statebackend.schema.codec import RowCodec
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array
 from statebackend.state.cursor import KeyCursor
-from statebackend.state.ttl import TTL, TtlListCell
+from statebackend.state.ttl_cells import TTL, TtlListCell
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["ArrowTtlListState"]

@@ -1,6 +1,6 @@
 """Single entries by the column, with or without a time to live; and all entries under prefixes.
 
-Stamps and the index of what expires are those of ``statebackend.state.ttl``.
+Stamps and the index of what expires are those of ``statebackend.state.ttl_cells``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from statebackend.errors import LocalCopyError
 from statebackend.operators.vector.key_vector import strictly
-from statebackend.schema.keyparts import boolean_array
+from statebackend.schema.keys.keyparts import boolean_array
 from statebackend.state.binary_columns import (
     EMPTY,
     bools_of,
@@ -32,7 +32,7 @@ from statebackend.state.binary_columns import (
 )
 from statebackend.state.column_table import ColumnTable
 from statebackend.state.confirmed import after
-from statebackend.state.expiry import (
+from statebackend.state.expiry_index import (
     BY_EXPIRY,
     ENTRY,
     MAP,

@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
-from statebackend.schema.keyparts import boolean_array
-from statebackend.schema.types import arrow_type, conform_all
+from statebackend.schema.conform import conform_all
+from statebackend.schema.keys.keyparts import boolean_array
+from statebackend.schema.types import arrow_type
 
 __all__ = ["Columns", "arrow_fields", "as_arrow", "columns_of", "record"]
 

@@ -7,10 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 from typing import Final
 
 from statebackend.errors import EnvironmentMissingError
+from statebackend.system import warn
 
 __all__ = ["java_major_version", "require_java", "warn_of_other_python"]
 
@@ -85,11 +85,10 @@ def warn_of_other_python(command: str) -> None:
     except (OSError, subprocess.TimeoutExpired):
         return  # Spark will say so itself
     if done.returncode:
-        warnings.warn(
+        warn(
             f"Spark's Python workers run {found}, which has no package statebackend; the driver "
             f"runs {sys.executable}. Activate the virtual environment, or set PYSPARK_PYTHON="
-            f"{sys.executable} before the session is made.",
-            stacklevel=3,
+            f"{sys.executable} before the session is made."
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -14,8 +13,9 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.tenure import Tenure
+from snapshot.retention.deletable import RecordKind, View, view_of
 from snapshot.retention.garbage_collection import CleanReport, clean
-from snapshot.retention.retention import RecordKind, View, view_of
+from snapshot.retention.history_keeping import KnownHistory
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     FormatError,
@@ -24,63 +24,12 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
-from statebackend.threads import THREADS, Future, Lock, Threads
+from statebackend.threads import THREADS, Future, Lock, Threads, WorkQueue
 
-__all__ = ["Background", "Cleaner", "StorePatience"]
+__all__ = ["Cleaner", "StorePatience"]
 
 _log = logging.getLogger("statebackend.coordinator")
-_IDLE_S: Final = 5.0
 _LOOKS: Final = 5
-
-
-class Background:
-    """Runs jobs one after the other in a thread that does not keep the process alive.
-
-    The thread ends when there was nothing to do for a while. At the process's exit what is queued
-    is waited for, for a bounded time: a store that is down must not keep a driver from ending.
-    """
-
-    def __init__(self, name: str, threads: Threads = THREADS) -> None:
-        self._name, self._threads = name, threads
-        self._queue: deque[tuple[Future[None], Callable[[], None]]] = deque()
-        self._last: Future[None] | None = None
-        self._working = False
-        self._changed = threads.condition()
-
-    def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Have it run after those before it."""
-        future: Future[None] = self._threads.future()
-        with self._changed:
-            if not self._working:
-                self._threads.start(self._work, self._name)
-                self._working = True
-                self._threads.drain_at_exit(self)
-            self._queue.append((future, job))
-            self._last = future
-            self._changed.notify()
-        return future
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until what was submitted so far has ended, well or not; whether it has."""
-        last = self._last
-        return last is None or self._threads.wait([last], timeout_s)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._queue:
-                    self._changed.wait(_IDLE_S)
-                if not self._queue:
-                    self._working = False
-                    return
-                future, job = self._queue.popleft()
-            try:
-                job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-            del future, job  # a run must not be kept alive by its last commit
 
 
 class StorePatience:
@@ -145,7 +94,8 @@ class Cleaner:
         self._state_lock = state_lock
         self._every_epochs, self._min_age_ms = every_epochs, min_age_ms
         self._kinds: dict[int, RecordKind] = {}
-        self._background, self._do = Background("statebackend-clean", threads), clean
+        self._history = KnownHistory()
+        self._background, self._do = WorkQueue("statebackend-clean", threads), clean
         self._running: Future[None] | None = None
         self._last_epoch: int | None = None
         self._holders = 0
@@ -206,13 +156,18 @@ class Cleaner:
     def _clean(self, coordinator: Coordinator, tenure: Tenure) -> None:
         try:
             report = self._do(
-                self._store, lambda: self._look(coordinator, tenure), min_age_ms=self._min_age_ms
+                self._store,
+                lambda: self._look(coordinator, tenure),
+                min_age_ms=self._min_age_ms,
+                history=self._history,
             )
         except StateBackendError as error:
             _log.warning("a cleaning was given up: %s", error)
             return
-        live: dict[int, RecordKind] = {m.sequence: m.kind for m in self._commit_log.live()}
+        manifests = self._commit_log.live()
+        live: dict[int, RecordKind] = {m.sequence: m.kind for m in manifests}
         self._kinds = report.remembered({**self._kinds, **live})
+        self._history = (report.history or self._history).remembering(manifests)
         tenure.cleaned_below = max(tenure.cleaned_below, report.cleaned_below)
         self.reports = [*self.reports[-16:], report]
 

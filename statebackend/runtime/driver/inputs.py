@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.types import ByteType, StructType
 
 from statebackend.errors import SchemaError
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.schema.ddl import quoted
 
-__all__ = ["grouped_input", "key_names", "key_schema_of", "united_sides"]
+__all__ = ["GroupedInput", "grouped_input", "key_names", "key_schema_of", "united_sides"]
+
+
+_CASE: Final = "spark.sql.caseSensitive"
+_KEY_COLUMN: Final = "statebackend.groupedBy"  # of a column's metadata: the expression
+
+
+class GroupedInput(NamedTuple):
+    """An operator's input.
+
+    Attributes:
+        names: of its key columns.
+        shown: how many of its first columns a processor sees; None: all. The others are keys that
+            the frame was grouped by without having them.
+    """
+
+    frame: DataFrame
+    names: list[str]
+    shown: int | None = None
 
 
 def key_schema_of(rows: StructType, names: list[str]) -> StructType:
@@ -63,10 +82,11 @@ def key_names(df: Any, keys: Any, *, static: bool = False) -> list[str]:
     return names
 
 
-def grouped_input(
-    grouped: GroupedData | DataFrame, keys: str | list[str] | None
-) -> tuple[DataFrame, list[str]]:
+def grouped_input(grouped: GroupedData | DataFrame, keys: str | list[str] | None) -> GroupedInput:
     """A frame and the names of its key columns: of what ``groupBy`` gave, or by ``keys``.
+
+    As in Spark, a frame may be grouped by expressions (``window("at", "1 hour")``, ``a.b``,
+    ``lower("k").alias("l")``): they are the key, and rows are shown without them.
 
     Raises:
         SchemaError: what is wrong with them, or with the frame.
@@ -77,7 +97,7 @@ def grouped_input(
             raise SchemaError(
                 "The frame has no keys.", todo="Give df.groupBy(...), or name them with keys=."
             )
-        return grouped, key_names(grouped, keys, static=True)
+        return GroupedInput(grouped, key_names(grouped, keys, static=True))
     if not isinstance(grouped, GroupedData):
         raise SchemaError(
             f"The input is a {type(grouped).__name__}.", todo="Give df.groupBy(...) or a DataFrame."
@@ -86,29 +106,63 @@ def grouped_input(
         raise SchemaError("Keys are given twice.", todo="Leave keys= out after groupBy().")
     frame: Any = grouped._df
     with jvm.calls():
-        names = _grouping_names(frame, grouped.count()._jdf.queryExecution().analyzed())
-    return frame, key_names(frame, names, static=True)
+        places = _places(frame, grouped)
+        if not places:
+            raise SchemaError(
+                "The frame is grouped by nothing.",
+                todo="Group by one or more columns of the frame.",
+            )
+        made = _with_expressions(frame, grouped, places) if None in places else frame
+        rest = iter(made.columns[len(frame.columns) :])
+        names = [next(rest) if place is None else frame.columns[place] for place in places]
+    shown = None if made is frame else len(frame.columns)
+    return GroupedInput(made, key_names(made, names, static=True), shown)
 
 
-def _grouping_names(frame: Any, aggregate: Any) -> list[str]:
-    """The columns of a frame that an aggregation of it groups by."""
+def _places(frame: Any, grouped: Any) -> list[int | None]:
+    """Where the columns stand that a frame is grouped by; None for an expression."""
     output = frame._jdf.queryExecution().analyzed().output()
     columns = {output.apply(i).exprId().id(): i for i in range(output.length())}
-    keys, names = aggregate.groupingExpressions(), []
+    keys = grouped.count()._jdf.queryExecution().analyzed().groupingExpressions()
+    places = []
     for position in range(keys.length()):
         key = keys.apply(position)
         if str(key.getClass().getSimpleName()) == "Alias":
             key = key.child()
         is_column = str(key.getClass().getSimpleName()) == "AttributeReference"
-        place = columns.get(key.exprId().id()) if is_column else None
-        if place is None:
-            text = str(key.sql())
-            raise SchemaError(
-                f"The frame is grouped by {text}, which is no column of it.",
-                todo="Give it a name first: df.withColumn('key', ...).groupBy('key').",
-            )
-        names.append(frame.columns[place])
-    return names
+        places.append(columns.get(key.exprId().id()) if is_column else None)
+    return places
+
+
+def _with_expressions(frame: Any, grouped: Any, places: list[int | None]) -> DataFrame:
+    """A frame, and behind its columns the expressions that it is grouped by.
+
+    They have the names that Spark gives them, or others where the frame has those already.
+
+    Raises:
+        SchemaError: ``rollup()``, ``cube()`` or the like, where a row belongs to several groups.
+    """
+    expressions = grouped._jgd.groupingExprs()
+    if expressions.length() != len(places):
+        raise SchemaError(
+            "The frame is not grouped by groupBy().",
+            todo="Give df.groupBy(...) with columns or expressions of the frame.",
+        )
+    column_of: Any = frame.sparkSession._jvm.org.apache.spark.sql.classic.ExpressionUtils.column
+    same = str if frame.sparkSession.conf.get(_CASE, "false") == "true" else str.lower
+    made, taken = [], {same(name) for name in frame.columns}
+    for position, place in enumerate(places):
+        if place is not None:
+            continue
+        column = ClassicColumn(column_of(expressions.apply(position)))
+        (name,) = frame.select(column).columns
+        while same(name) in taken:  # by Spark's rule, or it finds two columns of that name
+            name = f"{name}_key"
+        taken.add(same(name))
+        # With metadata of its own, or the window of an event time would pass for event time.
+        made.append(column.alias(name, metadata={_KEY_COLUMN: name}))
+    extended: DataFrame = frame.select("*", *made)
+    return extended
 
 
 def united_sides(

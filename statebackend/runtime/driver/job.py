@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -14,9 +15,11 @@ from recovery.inspect.jobs import job_folder, refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, RecordCache
+from snapshot.log.figures_book import FiguresBook
+from snapshot.log.listings import check_listed
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.lineage import OperatorLineage
-from snapshot.protocol.tenure import Patience, Tenure, check_listed
+from snapshot.protocol.tenure import Patience, Tenure
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, open_store, probe
@@ -194,6 +197,11 @@ class Job:
             self.probe(counted)
             self._store = counted
         return self._store
+
+    @functools.cached_property
+    def figures(self) -> FiguresBook:
+        """Of its epochs, over all runs in this driver: for the records to come."""
+        return FiguresBook(self.system.threads)
 
     def log(self, store: ObjectStore | None = None) -> CommitLog:
         """The job's commit log, to be read or claimed: one for each purpose.

@@ -12,12 +12,15 @@ from typing import Any
 
 import msgspec
 
+from recovery.savepoints.between_modes import CONTINUOUS
 from recovery.savepoints.claim import left_in_the_middle
 from snapshot.formats.record import Manifest
 from snapshot.log.progress import ProgressBook
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import OperatorSpec, operators_setting
+from snapshot.protocol.running_job import RunningJob
+from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Tenure
 from statebackend.errors import NotRestorableError, StateMismatchError
 from statebackend.runtime.driver.job import Job, base_policy, held_before, live_lineages
@@ -186,30 +189,39 @@ class JobStart:
         query_id: str,
         first_epoch: int,
         check_plan: Callable[[int, int], None] | None = None,
-        **of_coordinator: Any,
+        asynchronous: bool = False,
+        stamps: Stamps | None = None,
     ) -> None:
         """Let the run's requests in.
 
         Args:
             lineages: that the run goes on from.
             check_plan: see `RunSession.open`.
-            of_coordinator: more arguments of `Coordinator`.
+            asynchronous, stamps: see `RunningJob`.
         """
         parallelism = max(one.parallelism for one in self._operators.values())
-        coordinator = Coordinator(
+        run = RunningJob(
             job=self._job.name,
             job_id=self.tenure.job_id,
             generation=self.tenure.generation,
-            run=self._run,
+            name=self._run,
             query_id=query_id,
-            operators=self.specs,
+            specs=self.specs,
             lineages=lineages,
             inline_budget_bytes=self._settings.inline_budget_bytes(parallelism),
+            asynchronous=asynchronous,
+            first_epoch=first_epoch,
+            stamps=Stamps(stamps),
+        )
+        coordinator = Coordinator(
+            run,
             bases=base_policy(self._settings),
             now_s=self._job.system.monotonic_s,
             new_id=self._job.system.new_id,
-            first_epoch=first_epoch,
             retain_epochs=self._settings.retain_epochs,
-            **of_coordinator,
+        )
+        system = self._job.system
+        self._job.figures.run_begins(
+            system.monotonic_s(), system.wall_ms(), continuous=query_id == CONTINUOUS
         )
         self.session.open(coordinator, self.tenure, check_plan)

@@ -14,9 +14,10 @@ from snapshot.formats.state_ids import StateIds, assign_ids
 from snapshot.protocol.operators import OperatorSpec
 from statebackend.errors import MissingUidError, SettingError, StateMismatchError
 from statebackend.operators.declared_states import StateDeclaration
-from statebackend.operators.redeclared_states import check_operator_key, redeclared, versions_of
+from statebackend.operators.redeclared_states import redeclared, versions_of
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.operator_time import NO_TIME, TimePlan
+from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.schema.types import schema_from_json
 
 __all__ = ["Operator", "check_watermark", "log_changes", "operator_specs"]
@@ -32,7 +33,8 @@ class Operator:
     ``deleted``: names given to deleteIfExists; ``withdrawn``: those that were asked for before.
     ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how
     many of the plan's nodes that run Python are its own. ``frame``: its output, which a query is
-    made of.
+    made of. ``output_mode``: "append" or "update", of a function of ``applyInPandasWithState``; ""
+    otherwise.
     """
 
     uid: str
@@ -47,6 +49,7 @@ class Operator:
     nodes: int = 1
     frame: DataFrame | None = None
     withdrawn: frozenset[str] = frozenset()
+    output_mode: str = ""
 
 
 def operator_specs(
@@ -70,12 +73,7 @@ def operator_specs(
     """
     gone = sorted(set(newest) - set(operators))
     if gone and not allow_dropped_state:
-        raise MissingUidError(
-            f"The checkpoint of job {job!r} holds state of operator(s) "
-            f"{', '.join(map(repr, gone))}, which the query does not have.",
-            todo="Give the operator the uid it had, or pass allow_dropped_state=True to drop "
-            "its state.",
-        )
+        raise _missing(job, gone, sorted(set(operators) - set(newest)))
     specs = {}
     for uid, operator in operators.items():
         _check_time_mode(operator, newest.get(uid), heartbeat)
@@ -98,6 +96,29 @@ def operator_specs(
         )
     check_watermark(job, operators)
     return specs
+
+
+def _missing(job: str, gone: list[str], new: list[str]) -> MissingUidError:
+    """The error for operators that are gone, which the new ones may be under other names."""
+    what = (
+        f"The checkpoint of job {job!r} holds state of operator(s) {', '.join(map(repr, gone))}, "
+        f"which the query does not have"
+    )
+    if not new:
+        return MissingUidError(
+            f"{what}.",
+            todo="Give the operator the uid it had, or pass allow_dropped_state=True to drop its "
+            "state.",
+        )
+    was, now = gone[0], new[0]
+    return MissingUidError(
+        f"{what}; it has {', '.join(map(repr, new))}, which the checkpoint does not hold.",
+        todo=f"If {now!r} is {was!r} under another name (by default an operator is named after its "
+        f"class or function): give that its old name, or pass uid={was!r} to the backend's "
+        f"method (docs/howto/drop-in.md), or rename the operator in a savepoint: "
+        f"edit_savepoint(..., rename_operators={{{was!r}: {now!r}}}). If it is another operator, "
+        f"pass allow_dropped_state=True to drop the old state.",
+    )
 
 
 def log_changes(specs: Mapping[str, OperatorSpec], newest: Mapping[str, Manifest]) -> None:

@@ -83,6 +83,7 @@ def begin_reply(
     grant: BaseGrant | None,
     operator_parts: list[StatePart],
     broadcast: StatePart | None,
+    lookups: bool = False,
 ) -> BeginReply:
     """The answer to a begin that was admitted; the fields are those of `BeginReply`."""
     admitted, plan, spec = admission.admitted, admission.plan, admission.spec
@@ -112,6 +113,7 @@ def begin_reply(
         versions=spec.versions,
         look_for=[(one.start, one.end) for one in plan.look_for],
         settled=run.settled,
+        lookups=lookups,
         operator_parallelism=admitted.blobs.parallelism,
         operator_parts=operator_parts,
         broadcast=broadcast,

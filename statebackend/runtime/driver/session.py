@@ -6,10 +6,9 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
-from blake3 import blake3
 
 from recovery.decide.restore_plan import RestorePlan, plan_restore
 from snapshot.barriers.job_watermark import NextDue
@@ -28,10 +27,10 @@ from snapshot.protocol.messages import (
     BeginRequest,
     RestoreReport,
     RestoreStep,
-    SlicePart,
 )
 from snapshot.protocol.operators import CommitWork, check_initial
-from snapshot.protocol.refusals import interrupted, stale_attempt
+from snapshot.protocol.refusals import check_part, interrupted, stale_attempt
+from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.stamps import Stamps
 from snapshot.retention.garbage_collection import CleanReport, clean
 from snapshot.storage.object_store import ObjectStore
@@ -39,13 +38,13 @@ from statebackend.errors import (
     CoordinatorUnreachableError,
     CorruptionError,
     NotRestorableError,
-    ProtocolError,
     StateBackendError,
 )
 from statebackend.runtime.driver.attempt_timeouts import Attempts
 from statebackend.runtime.driver.batch_checks import BatchChecks
-from statebackend.runtime.driver.housekeeping import Background, Cleaner
+from statebackend.runtime.driver.housekeeping import Cleaner
 from statebackend.runtime.driver.job import overtaken
+from statebackend.runtime.driver.lookup_desk import LookupDesk
 from statebackend.runtime.driver.replies import (
     Admission,
     admission_of,
@@ -58,12 +57,13 @@ from statebackend.runtime.driver.replies import (
 )
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
 from statebackend.system import SYSTEM, System
-from statebackend.threads import Future
+from statebackend.threads import Future, WorkQueue
 
 __all__ = ["RunSession"]
 
 _log = logging.getLogger("statebackend.coordinator")
 _SETTLE_S: Final = 30.0
+T = TypeVar("T")
 
 
 class RunSession:
@@ -117,7 +117,7 @@ class RunSession:
         self._publish_lock = threads.lock()
         self._records = Records(store, threads)
         self._damaged: set[str] = set()
-        self._writer = Background("statebackend-commit", threads)
+        self._writer = WorkQueue("statebackend-commit", threads)
         self._in_flight: dict[str, Future[None]] = {}
         self._before: dict[str, Future[None]] = {}  # by operator: the record before that
         self._due_epochs: dict[str, int] = {}
@@ -133,6 +133,7 @@ class RunSession:
         )
         self.restores: list[RestoreReport] = []
         self.checks = BatchChecks()
+        self.lookups = LookupDesk(system)
 
     def open(
         self,
@@ -175,19 +176,17 @@ class RunSession:
     def query_ended(self) -> None:
         """Let go of what holds the query: nobody needs to know what is due in it."""
         self._on_epoch_acked = self._check_plan = None
+        self.lookups.close()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for the records that are on their way, also of a query that has ended.
-
-        Returns:
-            whether none is any more.
-        """
+        """Wait for the records on their way, also of an ended query; whether none is left."""
         return self._writer.drain(timeout_s)
 
     def refuse(self, error: StateBackendError) -> None:
         """Answer every request with ``error``."""
         self._refusal = error
         self._gate.set()
+        self.lookups.close()
 
     def _ready(self) -> tuple[Coordinator, Tenure]:
         if not self._gate.wait(self._gate_timeout_s):
@@ -202,6 +201,10 @@ class RunSession:
         assert self._coordinator is not None
         assert self._tenure is not None
         return self._coordinator, self._tenure
+
+    def job_id(self) -> str:
+        """The job's id. Waits for the driver's checks, and raises what a request would raise."""
+        return self._ready()[0].run.job_id
 
     @property
     def epoch(self) -> int | None:
@@ -230,6 +233,11 @@ class RunSession:
     def _settle(self) -> None:
         """Wait a while for all records but the newest: they may land in a moment."""
         self._system.threads.wait(list(self._before.values()), _SETTLE_S)
+
+    def looked_at(self, look: Callable[[RunningJob], T]) -> T | None:
+        """What is seen of the run while nothing of it changes; None: it has not begun."""
+        with self._state_lock:
+            return look(self._coordinator.run) if self._coordinator is not None else None
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -280,6 +288,7 @@ class RunSession:
             grant=grant,
             operator_parts=lists,
             broadcast=broadcast,
+            lookups=self.lookups.wanted,
         )
         return reply, [*bodies, *of_layers, *of_state]
 
@@ -354,7 +363,7 @@ class RunSession:
         coordinator, tenure = self._ready()
         parts = request.delta, request.base, request.operator_state, request.broadcast
         for part in parts:
-            _check_part(request, part)
+            check_part(request, part)
         before = None
         with self._state_lock:
             outcome = coordinator.ack(request)
@@ -405,8 +414,10 @@ class RunSession:
     def _commit(self, coordinator: Coordinator, tenure: Tenure, work: CommitWork) -> None:
         # What is retained never grows backwards, whatever a new operator's lineage says.
         oldest = max(work.manifest.oldest_needed, tenure.oldest_needed)
-        manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest)
         started_s = self._system.monotonic_s()
+        figures = self.progress.figures.of(work, started_s, self._system.wall_ms())
+        manifest = msgspec.structs.replace(work.manifest, oldest_needed=oldest, figures=figures)
+        self.progress.commit_begins(work, started_s)
         try:
             with self._state_lock:
                 coordinator.records.check_follows(work)
@@ -417,17 +428,23 @@ class RunSession:
             failure = error if isinstance(error, StateBackendError) else tenure.ended
             with self._state_lock:
                 coordinator.run.fail(failure or interrupted(work.operator, work.epoch, error))
+            self.progress.figures.gave_up(work, str(error))
             _log.error("%s", error)
+            self.progress.commit_failed(work)
             raise
         self.progress.committed(work, sequence, started_s, self._system.monotonic_s())
         self.cleaner.after_commit(coordinator, tenure, work.epoch)
+
+    def call(self, kind: str, body: bytes) -> bytes:
+        """A worker asks for lookups; see `LookupDesk.call`."""
+        return self.lookups.call(kind, body)
 
     # --- bases ---------------------------------------------------------------------------------
 
     def base_done(self, request: BaseDone) -> BaseReply:
         """A base is durable; the operator's next record names it."""
         coordinator, _ = self._ready()
-        _check_part(request, request.part)
+        check_part(request, request.part)
         files = self._records.learn_index(request.part).files if request.kind == "files" else []
         with self._state_lock:
             coordinator.uploads.done(request, [file.object for file in files])
@@ -441,15 +458,3 @@ class RunSession:
             _log.log(logging.INFO if request.harmless else logging.WARNING, "%s", request.why)
         with self._state_lock:
             return BaseReply(lease_s=coordinator.uploads.renewed(request))
-
-
-def _check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
-    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
-    if part is None or part.name:
-        return
-    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
-        raise ProtocolError(
-            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
-            f"{request.epoch} is not the bytes that it names.",
-            todo="The task is tried again; if it happens again, look at the network.",
-        )

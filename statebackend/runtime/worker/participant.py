@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 
 from recovery.restore.restorer import Site
@@ -30,7 +31,7 @@ from snapshot.protocol.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting import CountingStore, VerbCount
 from snapshot.storage.object_store import ObjectStore
 from statebackend.operators.operator_lists_maps import OperatorSnapshot
 from statebackend.rpc.service import Client, Endpoint, Handler
@@ -163,7 +164,7 @@ class Participant:
         self.operator_state = OperatorStateIO(
             who.local_name, who.operator, who.subtask, who.parallelism, self.store
         )
-        self._requests: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, VerbCount] = {}
 
     def begin(
         self, at: EpochStamp, copy: LocalCopy, ancestors: list[AncestorCopy] | None = None
@@ -285,15 +286,24 @@ class Participant:
             broadcast_digest=parts.maps_digest,
         )
 
-    def new_requests(self) -> dict[str, tuple[int, int]]:
-        """What was asked of the object store since the last call: requests and bytes, by verb."""
-        before = self._requests
-        self._requests = {
-            verb: (one.requests, one.size_bytes) for verb, one in self.store.counts.items()
-        }
-        found = {}
-        for verb, (requests, size_bytes) in self._requests.items():
-            earlier = before.get(verb, (0, 0))
-            if requests > earlier[0]:
-                found[verb] = requests - earlier[0], size_bytes - earlier[1]
-        return found
+    def with_requests(self, ack: AckRequest, timings_ms: dict[str, float]) -> AckRequest:
+        """An ack with how long it took, and what was asked of the object store since the last."""
+        before, now = self._counts, self.store.counts
+        self._counts = now
+        requests, errors, figures = {}, {}, dict(ack.figures)
+        for verb, count in now.items():
+            earlier = before.get(verb, VerbCount())
+            if count.requests > earlier.requests:
+                moved_bytes = count.size_bytes - earlier.size_bytes
+                requests[verb] = count.requests - earlier.requests, moved_bytes
+            if count.errors > earlier.errors:
+                errors[verb] = count.errors - earlier.errors
+        if retries := self.store.take_retries():
+            figures["retries"] = retries
+        return msgspec.structs.replace(
+            ack,
+            timings_ms=timings_ms,
+            figures=figures,
+            requests=requests,
+            request_errors=errors,
+        )

@@ -42,26 +42,29 @@ def unloadable(uid: str, error: Exception) -> ProcessorError:
     what = f"The processor of operator {uid!r} cannot be loaded in the worker"
     frames = traceback.extract_tb(error.__traceback__)
     importing = [frame for frame in frames if frame.name == "<module>"]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        # Of several modules that import each other the last one names what is to be sent.
+        by = f"{importing[-1].filename}:{importing[-1].lineno} imports" if importing else ""
+        file = _file_of(error.name)
+        return ProcessorError(
+            f"{what}: the worker has no module {error.name!r}, which {by or 'the driver has'}.",
+            todo=f"Send your own modules with spark.sparkContext.addPyFile('{file}') "
+            "before the query starts, or with --py-files (a folder as a zip file); "
+            "install others on every executor.",
+        )
     if importing:
         last = importing[-1]
         return ProcessorError(
             f"{what}: a module that it needs is there, and fails when it is imported "
             f"({said}) at {last.filename}:{last.lineno}.",
-            todo="Install what that module imports on every executor, or mend the module.",
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return ProcessorError(
-            f"{what}: the worker has no module {error.name!r}, which the driver has.",
-            todo=f"Send your own modules with spark.sparkContext.addPyFile('{_file_of(error)}') "
-            "before the query starts, or with --py-files (a folder as a zip file); "
-            "install others on every executor.",
+            todo="Give that module on every executor what it needs, or mend the module.",
         )
     return ProcessorError(f"{what} ({said}).", todo="Install on the executors what it imports.")
 
 
-def _file_of(error: ModuleNotFoundError) -> str:
+def _file_of(module: str) -> str:
     """What to send so that a module is there: its file, or its package as a zip file."""
-    top, _, below = (error.name or "module").partition(".")
+    top, _, below = module.partition(".")
     return f"{top}.zip" if below else f"{top}.py"
 
 

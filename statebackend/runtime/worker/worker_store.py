@@ -21,7 +21,8 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.parted import Store
-from statebackend.runtime.worker.participant import EpochStamp, Participant
+from statebackend.runtime.worker.lookup_answers import OPEN_STORES, answer_lookups
+from statebackend.runtime.worker.participant import EpochStamp, Participant, RemoteSession
 from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.runtime.worker.upload_reporter import UploadReporter
 from statebackend.system import SYSTEM, expanded
@@ -116,11 +117,14 @@ class SubtaskStore:
             settings=spec.rocks,
             threads=participant.system.threads,
         ).open()
+        OPEN_STORES.note(self.participant.who.local_name, spec.uid, self.opened.directory)
         return self.opened
 
     def begun(self, reply: BeginReply) -> None:
         """Do what comes with a begin: sweep others' copies, upload a base in the background."""
-        spec = self.spec
+        spec, handler = self.spec, self.participant.member.handler
+        if reply.lookups and isinstance(handler, RemoteSession):
+            answer_lookups(handler, self.participant.who)
         if reply.settled:
             run = self.participant.member.session
             self._local.sweep_others(spec.parallelism, spec.max_parallelism, run=run)
@@ -159,8 +163,7 @@ class SubtaskStore:
 
     def figures(self) -> dict[str, int]:
         """Counts of the store, for an ack."""
-        store = self.store
-        return {"level0_files": store.level0_files(), "stored_bytes": store.stored_bytes()}
+        return {**self.store.figures(), "open_stores": OPEN_STORES.count()}
 
     def mark_bad(self, error: BaseException | None) -> None:
         """Keep anybody from taking the store again, if it is why something failed."""

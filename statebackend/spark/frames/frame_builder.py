@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,7 +30,7 @@ from statebackend.runtime.operator_time import TimePlan, passing_on, time_plan, 
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import NO_JOB, task_spec
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
 from statebackend.spark.frames.anchor import Anchor, anchored
@@ -42,7 +41,7 @@ from statebackend.spark.frames.static_frames import once_through, static_operato
 from statebackend.spark.session_settings import default_parallelism, frame_limits
 from statebackend.spark.start.stream_writer import function_name
 from statebackend.spark.worker.task import SubtaskTask
-from statebackend.system import new_id
+from statebackend.system import new_id, warn
 from statebackend.threads import THREADS
 
 __all__ = ["KEY_GROUPS", "Early", "FrameBuilder", "StatefulFrame"]
@@ -124,6 +123,8 @@ class FrameBuilder:
         initial_state: Any = None,
         initial_names: list[str] | None = None,
         sides: tuple[StructType, StructType] | None = None,
+        shown: int | None = None,
+        output_mode: str = "",
         early: Early | None = None,
         rules: DataFrame | None = None,
     ) -> DataFrame:
@@ -134,6 +135,8 @@ class FrameBuilder:
             early: makes the operator's rows of those of ``df``. sides: of a connected operator.
             time: the arguments of :func:`_timed`, or the plan. rules: for every subtask.
             initial_names: of the initial state's key columns, where they are others.
+            shown: how many of the input's first columns the processor sees; None: all.
+            output_mode: in which the query must be started; "": in any.
 
         Raises:
             UsageError: (one of its kinds) what is wrong with the arguments or the processor.
@@ -153,13 +156,14 @@ class FrameBuilder:
         if not df.isStreaming:
             operator = static_operator(uid, rows, names, declared, when, initial, settings)
             plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
+            plan = replace(plan, shown=shown)
             shipped = self._shipped(packed)
             return once_through(df, operator, plan, shipped, settings, settings.local_dir)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
-        operator = replace(operator, narrow=narrow, nodes=nodes)
+        operator = replace(operator, narrow=narrow, nodes=nodes, output_mode=output_mode)
         plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-        plan = replace(plan, rules_schema=rules.schema if rules else None)
+        plan = replace(plan, rules_schema=rules.schema if rules else None, shown=shown)
         df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
         task = self._task(operator, plan, self._shipped(packed), packed=early is not None)
@@ -377,7 +381,7 @@ class FrameBuilder:
                 "executors, and local copies be used less. Set it when the session is built."
             )
             if not (conf.get("spark.master") or "").startswith("local["):
-                warnings.warn(message, stacklevel=5)
+                warn(message)
             _log.info(message)
 
 

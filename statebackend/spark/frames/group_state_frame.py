@@ -12,11 +12,10 @@ from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.types import StructType
 
-from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
+from statebackend.errors import SettingError, UnsupportedQueryError
 from statebackend.operators.declared_states import parse_schema
-from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.operators.frames.state_function import FunctionPlan, StateFunction
-from statebackend.runtime.driver.inputs import key_names
+from statebackend.runtime.driver.inputs import GroupedInput, grouped_input
 from statebackend.runtime.operator_time import TimePlan, time_plan
 from statebackend.spark.session_settings import frame_limits
 
@@ -62,7 +61,7 @@ def function_frame(
     Raises:
         UsageError: (one of its kinds) whatever is wrong with them.
     """
-    df, names = _grouped(grouped, keys)
+    df, names, shown = _grouped(grouped, keys)
     _check(function, output_mode, timeout_conf, uid)
     when = _time(df, timeout_conf, event_time, watermark_delay, uid)
     frame_rows, frame_bytes = frame_limits(df.sparkSession)
@@ -82,68 +81,32 @@ def function_frame(
         by_name=str(conf.get(_BY_NAME, "true")).lower() == "true",
         safe=str(conf.get(_SAFE, "false")).lower() == "true",
         quick_frames=quick_frames,
+        shown=shown,
     )
     return FunctionFrame(df, names, StateFunction(function, plan), output, when)
 
 
-def _grouped(
-    grouped: GroupedData | DataFrame, keys: str | list[str] | None
-) -> tuple[DataFrame, list[str]]:
-    """The frame, and the names of its key columns."""
-    if isinstance(grouped, GroupedData):
-        if keys is not None:
-            raise SettingError(
-                "keys= was given with a frame that is grouped already.", todo="Leave keys= out."
-            )
-        df: Any = grouped._df
-        keys = _group_names(df, grouped)
-    else:
-        df = grouped
-        if not isinstance(df, DataFrame) or keys is None:
-            raise SettingError(
-                f"apply_in_pandas_with_state() was given a {type(grouped).__name__}"
-                f"{'' if keys is not None else ' without keys='}.",
-                todo="Give df.groupBy(...), or a frame and keys=.",
-            )
-    with jvm.calls():
-        if not df.isStreaming:
-            raise UnsupportedQueryError(
-                "applyInPandasWithState is unsupported in a batch query, as in Spark.",
-                todo="Use applyInPandas, which needs no state.",
-            )
-    return df, key_names(df, keys)
-
-
-def _group_names(df: DataFrame, grouped: GroupedData) -> list[str]:
-    """The columns that a frame is grouped by.
-
-    Raises:
-        SchemaError: it is grouped by an expression.
-    """
-    with jvm.calls():
-        # Spark's own reading of what groupBy() was given: names, columns, places.
-        analysed: Any = grouped.count()._jdf.queryExecution().analyzed()
-        found = _items(analysed.groupingExpressions())
-        columns = _items(df._jdf.queryExecution().analyzed().output())
-        places = [str(column) for column in columns]
-        shown = [str(one) for one in found]
-    others = [one for one in shown if one not in places]
-    if others:
-        raise SchemaError(
-            f"The frame is grouped by {', '.join(others)}, which is no column of it.",
-            todo="Give the expression a name with withColumn() first, and group by that.",
+def _grouped(grouped: GroupedData | DataFrame, keys: str | list[str] | None) -> GroupedInput:
+    """The frame, and its key columns."""
+    if not isinstance(grouped, GroupedData | DataFrame) or (
+        isinstance(grouped, DataFrame) and keys is None
+    ):
+        raise SettingError(
+            f"apply_in_pandas_with_state() was given a {type(grouped).__name__}"
+            f"{'' if keys is not None else ' without keys='}.",
+            todo="Give df.groupBy(...), or a frame and keys=.",
         )
-    names = [df.columns[places.index(one)] for one in shown]
-    if not names:
-        raise SchemaError(
-            "The frame is grouped by nothing.", todo="Group by one or more columns of the frame."
+    if isinstance(grouped, GroupedData) and keys is not None:
+        raise SettingError(
+            "keys= was given with a frame that is grouped already.", todo="Leave keys= out."
         )
-    return names
-
-
-def _items(sequence: Any) -> list[Any]:
-    """A Scala sequence's, as they show themselves: a name and the number of the column."""
-    return [sequence.apply(i).toString() for i in range(sequence.length())]
+    found = grouped_input(grouped, keys)
+    if not found.frame.isStreaming:
+        raise UnsupportedQueryError(
+            "applyInPandasWithState is unsupported in a batch query, as in Spark.",
+            todo="Use applyInPandas, which needs no state.",
+        )
+    return found
 
 
 def _check(function: Any, output_mode: Any, timeout_conf: Any, uid: str) -> None:

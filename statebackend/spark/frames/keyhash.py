@@ -7,6 +7,7 @@ functions only; the two must agree bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +20,17 @@ from statebackend.keygroups import check_parallelism
 
 __all__ = ["key_group_expression", "surrogates"]
 
-_MASK = 0xFFFFFFFF
+# The one int whose hash with Spark's seed is 0. What is hashed behind it is hashed with the seed 0.
+_TO_SEED_0: Final = -1693959553
 
 
 def key_group_expression(keys: Sequence[Column], max_parallelism: int) -> Column:
     """The key group of a row, as an int column (0 to `max_parallelism` - 1; no row's is null).
 
-    The murmur round runs on bigints that hold unsigned 32-bit words, and no step of it leaves the
-    range of a bigint, so that ANSI mode has nothing to object to. Expressions are trees: whatever
-    names a word twice doubles all that lies beneath it. So a rotation is one division (see
-    `_rotl`), and only the three xor-shifts double.
+    The second round is Spark's hash of one int with the seed 0. Public functions know the seed 42
+    only. But the hash of several columns is a chain, in which each hash is the seed of the next
+    one: behind `_TO_SEED_0` that is 0. Written out in arithmetic the same is as long as a page, in
+    each plan that Spark prints.
 
     Args:
         keys: the key columns, in the order in which they are hashed.
@@ -41,39 +43,10 @@ def key_group_expression(keys: Sequence[Column], max_parallelism: int) -> Column
     check_parallelism(1, max_parallelism)
     if not keys:
         raise UsageError("A key needs at least one column.", todo="Name the key columns.")
-    word = F.hash(*keys).cast("bigint").bitwiseAND(F.lit(_MASK))
-    word = _rotl(_times(word, 0xCC9E2D51), 15)
-    word = _rotl(_times(word, 0x1B873593), 13)
-    word = (word * F.lit(5) + F.lit(0xE6546B64)).bitwiseAND(F.lit(_MASK))
-    word = _xor_shift(word.bitwiseXOR(F.lit(4).cast("bigint")), 16)
-    word = _xor_shift(_times(word, 0x85EBCA6B), 13)
-    word = _xor_shift(_times(word, 0xC2B2AE35), 16)
-    # As signed, then its absolute value; the mask turns that of the smallest integer into 0.
-    signed = (word + F.lit(1 << 31)).bitwiseAND(F.lit(_MASK)) - F.lit(1 << 31)
-    mixed = F.abs(signed).bitwiseAND(F.lit(0x7FFFFFFF).cast("bigint"))
+    word = F.hash(F.lit(_TO_SEED_0), F.hash(*keys))
+    # As a bigint the smallest int has an absolute value, and the mask turns that into 0.
+    mixed = F.abs(word.cast("bigint")).bitwiseAND(F.lit(0x7FFFFFFF).cast("bigint"))
     return (mixed % F.lit(max_parallelism)).cast("int")
-
-
-def _times(word: Column, factor: int) -> Column:
-    """`word * factor` modulo 2**32."""
-    # As a signed factor it is below 2**31 in size, so the product stays within 63 bits.
-    signed = factor - (1 << 32) if factor >> 31 else factor
-    return (word * F.lit(signed).cast("bigint")).bitwiseAND(F.lit(_MASK))
-
-
-def _rotl(word: Column, bits: int) -> Column:
-    """Rotate left, naming `word` once.
-
-    Shifted left, the word is `high * 2**32 + low`, and the rotation is `high + low`: the same
-    modulo 2**32 - 1. That modulus cannot tell 0 from all ones; taking one off before and putting
-    it back can, as the remainder keeps the dividend's sign (-1 stays -1).
-    """
-    shifted = word * F.lit(1 << bits)
-    return (shifted - F.lit(1)) % F.lit(_MASK) + F.lit(1)
-
-
-def _xor_shift(word: Column, bits: int) -> Column:
-    return word.bitwiseXOR(F.shiftrightunsigned(word, bits))
 
 
 def surrogates(parallelism: int) -> tuple[list[int], list[int]]:

@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from snapshot.log.progress import ProgressBook, RebalanceProgress
+from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_events import RebalanceProgress
 from statebackend import system
 from statebackend.spark.frames.anchor import Anchor
 from statebackend.spark.frames.skew_watch import PlacementWatch, surplus

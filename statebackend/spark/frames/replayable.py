@@ -54,34 +54,45 @@ def source_names(df: DataFrame) -> set[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """A streaming source: its name for ``readStream.format()``, and the same for people.
+    """A streaming source in one of its places in a plan.
 
-    ``cleans``: what it does to files that were read (``cleanSource``); empty for nothing.
+    Attributes:
+        name: for ``readStream.format()``. shown: the same for people.
+        cleans: what it does to files that were read (``cleanSource``); empty for nothing.
+        number: of its folder in Spark's `sources`. A source that a query reads in two places has
+            one folder, and in each plan an offset for each place.
     """
 
     name: str
     shown: str
     cleans: str = ""
+    number: int = 0
 
 
 def sources_of(df: DataFrame) -> Iterator[Source]:
-    """The streaming sources of a frame."""
+    """The streaming sources of a frame, in Spark's order: one for each place that reads one."""
     leaves = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    seen: list[Any] = []
     while leaves.hasNext():
         leaf: Any = leaves.next()
         kind = leaf.getClass().getSimpleName()
-        if kind == "StreamingRelation":
-            name = str(leaf.dataSource().className())
-            cleans = _option(leaf.dataSource().options(), "cleanSource")
-            yield Source(name, str(leaf.sourceName()), "" if cleans.lower() == "off" else cleans)
-        elif kind == "StreamingRelationV2":
-            yield Source(str(leaf.sourceName()), str(leaf.sourceName()))
-        # else a table or a range: the same in every run
+        if kind not in ("StreamingRelation", "StreamingRelationV2"):
+            continue  # a table or a range: the same in every run
+        number = next((n for n, one in enumerate(seen) if one.equals(leaf)), len(seen))
+        if number == len(seen):
+            seen.append(leaf)
+        shown = str(leaf.sourceName())
+        if kind == "StreamingRelationV2":
+            yield Source(shown, shown, number=number)
+            continue
+        cleans = _option(leaf.dataSource().options(), "cleanSource")
+        cleans = "" if cleans.lower() == "off" else cleans
+        yield Source(str(leaf.dataSource().className()), shown, cleans, number)
 
 
-def sources_in(writer: DataStreamWriter | None) -> int | None:
-    """How many streaming sources a query has, as Spark counts them; None where it is not known."""
-    return None if writer is None else sum(1 for _ in sources_of(writer._df))
+def sources_in(writer: DataStreamWriter | None) -> list[Source] | None:
+    """A query's streaming sources, in Spark's order; None where they are not known."""
+    return None if writer is None else list(sources_of(writer._df))
 
 
 def check_sources(df: DataFrame, also: Collection[str] = ()) -> None:

@@ -86,8 +86,7 @@ class FrameMaker:
             statefulProcessor: any of Spark's, unmodified. outputStructType: of its rows.
             outputMode: as Spark takes it; what counts is the query's own.
             timeMode: ``"none"`` (the default), ``"processing"`` or ``"event"``, or Spark's names.
-            uid: default: the processor's class.
-            flavour: ``"rows"`` (Rows), or ``"pandas"`` (DataFrames, as transformWithStateInPandas).
+            uid: default: the processor's class. flavour: ``"rows"`` or ``"pandas"`` (DataFrames).
 
         Returns:
             a streaming frame, to be started with :meth:`write_stream`; of a static one, a static.
@@ -96,7 +95,7 @@ class FrameMaker:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
             StorageError: the job is known, and its store cannot be reached.
         """
-        df, names = grouped_input(grouped, keys)
+        df, names, shown = grouped_input(grouped, keys)
         check_flavour(flavour, outputMode)
         made = either(statefulProcessor, processor, "statefulProcessor", "processor")
         check_processor(made)
@@ -112,6 +111,7 @@ class FrameMaker:
             output_schema=output,
             uid=name,
             flavour=flavour,
+            shown=shown,
             time=_time(mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial,
         )
@@ -151,10 +151,9 @@ class FrameMaker:
                 and then for each key whose timeout is over: a function for Spark, unmodified.
             outputStructType: of the rows in the DataFrames that it yields.
             stateStructType: of the tuple that ``state`` holds.
-            outputMode: ``"append"`` or ``"update"``, in any case.
+            outputMode: ``"append"`` or ``"update"``, in any case: the query's own, as in Spark.
             timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
-            uid: default: the function's name.
-            keys: names of the key columns, of a frame that is not grouped.
+            uid: default: the function's name. keys: names, of a frame that is not grouped.
             event_time: as above. watermark_delay: as above. Timeouts in event time need a
                 watermark, and rows behind it are dropped; otherwise it is only what
                 ``getCurrentWatermarkMs`` gives.
@@ -188,6 +187,7 @@ class FrameMaker:
             uid=name,
             flavour="arrow",
             time=made.time,
+            output_mode=str(outputMode).lower(),
         )
 
     def process(

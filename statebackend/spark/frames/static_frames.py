@@ -37,7 +37,7 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.operator_time import TimePlan
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.schema.ddl import quoted
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.settings import Settings
 from statebackend.spark.frames.keyhash import key_group_expression
 from statebackend.state.spill import OverlaySpill

@@ -19,7 +19,7 @@ from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.java_errors import ShortJavaError
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY
 
-__all__ = ["CheckedBatches", "function_of"]
+__all__ = ["CheckedBatches", "function_of", "session_of"]
 
 _log = logging.getLogger("statebackend.spark")
 
@@ -40,7 +40,7 @@ class CheckedBatches:
         Raises:
             StateBackendError: the function read a part of the frame only.
         """
-        session = _session_of(frame)  # the function may stop its query
+        session = session_of(frame)  # the function may stop its query
         try:
             result = self._function(frame, batch_id, *rest)
         except Py4JJavaError as error:
@@ -50,7 +50,7 @@ class CheckedBatches:
         return result
 
 
-def _session_of(frame: DataFrame) -> RunSession | None:
+def session_of(frame: DataFrame) -> RunSession | None:
     """Of the query whose batch this is: its thread has the local properties of its start."""
     context = frame.sparkSession.sparkContext
     if not isinstance(context._gateway, ClientServer):  # PYSPARK_PIN_THREAD=false: no properties

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress, TakenBack
@@ -55,7 +56,7 @@ class CheckpointLocation:
         self._hadoop = spark._jsc.sc().hadoopConfiguration()
         try:
             self._fs = self._root.getFileSystem(self._hadoop)
-        except Py4JJavaError as error:
+        except (Py4JJavaError, PySparkException) as error:
             raise _no_file_system(path, error) from None
         self._class_of = jvm.java.lang.Class.forName
 
@@ -145,21 +146,39 @@ class CheckpointLocation:
             raise self._unreadable(error) from error
         return sorted(one for one in parsed if one is not None)
 
-    def remove_drafts(self) -> None:
+    def drafts(self) -> list[str]:
+        """What Spark writes, or was writing when it was cut, under hidden names.
+
+        Raises:
+            CheckpointLocationError: the location cannot be read.
+        """
+        try:
+            return [
+                f"{folder}/{name}"
+                for folder in (OFFSETS, COMMITS)
+                for name in self._names(folder)
+                if _DRAFT.fullmatch(name)
+            ]
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def remove_drafts(self, names: Iterable[str]) -> None:
         """Remove what a first batch that was cut has left in a location without any batch.
 
         Spark writes a plan under a hidden name first. Where it was stopped or killed before the
         rename, Spark 4.3 refuses the location from then on, since its folder is not empty
         (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
 
+        Args:
+            names: from `drafts`, when the start began: what another start was writing then has its
+                own name by now.
+
         Raises:
             CheckpointLocationError: it cannot be read or written.
         """
         try:
-            for folder in (OFFSETS, COMMITS):
-                for name in self._names(folder):
-                    if _DRAFT.fullmatch(name):
-                        self._fs.delete(self._Path(self._Path(self._root, folder), name), False)
+            for name in names:
+                self._fs.delete(self._Path(self._root, name), False)
         except Exception as error:
             raise self._unreadable(error) from error
 
@@ -378,13 +397,13 @@ class CheckpointLocation:
         )
 
 
-def _no_file_system(path: str, error: Py4JJavaError) -> CheckpointLocationError:
+def _no_file_system(path: str, error: Py4JJavaError | PySparkException) -> CheckpointLocationError:
     """For a location whose file system cannot be made: most often its classes are not there."""
     scheme = path.partition(":")[0]
     module = _MODULES.get(scheme)
+    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
     return CheckpointLocationError(
-        f"Spark has no file system for the checkpoint location {path} "
-        f"({str(error.java_exception.toString())[:300]}).",
+        f"Spark has no file system for the checkpoint location {path} ({str(said)[:300]}).",
         todo=f"Put Hadoop's module for {scheme}:// on Spark's class path, such as "
         f"--packages {module} (in Hadoop's version that Spark has), and check its settings."
         if module

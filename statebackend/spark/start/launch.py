@@ -45,7 +45,6 @@ from statebackend.settings import Settings
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
 from statebackend.spark.frames.initial_state import write_initial
 from statebackend.spark.frames.physical_plan import check_plan
-from statebackend.spark.frames.replayable import sources_in
 from statebackend.spark.session_settings import (
     check_batches_kept,
     few_rows_at_once,
@@ -57,12 +56,12 @@ from statebackend.spark.session_settings import (
 )
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.query_from_savepoint import (
+    NewQuery,
     begin_with,
     has_begun,
     warn_of_sources,
 )
 from statebackend.spark.start.query_identity import refuse_other_place
-from statebackend.spark.start.sink_log import sink_log
 from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.stream_writer import (
@@ -113,7 +112,8 @@ class Launch:
         self._savepoint = savepoint
         self._prepared: str | None = None  # the path of the location that was checked
         self.location_path: str | None = None  # Spark's, once a query is bound
-        self._query: StreamingQuery | None = None
+        self.query: StreamingQuery | None = None  # that Spark started; it is stopped on an error
+        self._refused = False  # and all is done that is to be done then
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
@@ -125,7 +125,7 @@ class Launch:
             self._operators,
             settings,
             run=self._name,
-            progress=ProgressBook(job.name, job.system.threads),
+            progress=ProgressBook(job.name, job.system.threads, job.figures),
             allow_dropped_state=allow_dropped_state,
             heartbeat=bool(settings.heartbeat),
             attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
@@ -161,8 +161,7 @@ class Launch:
         options = options_of(writer)
         self._check_settings(options)
         self._prepared = path = path or location_path(writer, options)
-        location = self._around.location(path) if path else None
-        if location is None:
+        if (location := self._around.location(path) if path else None) is None:
             self._point.check_without_location()
         if writer is not None:
             self._look_at(writer, location, options)
@@ -171,7 +170,7 @@ class Launch:
         # The location first: Spark commits only what is in the log, so what is read of the log
         # afterwards is never behind it, even while another driver goes on.
         progress = location.progress() if location else None
-        hidden = location.taken_back() if location else []
+        hidden, drafts = (location.taken_back(), location.drafts()) if location else ([], [])
         manifests = self._start.log.manifests()
         self._start.check(manifests)
         begun = bool(manifests) or self._savepoint is not None
@@ -185,9 +184,9 @@ class Launch:
         if location is None or progress is None:
             self._write_initial(0)
         else:
-            if progress.last_offset < 0 and progress.last_commit < 0:
-                location.remove_drafts()
             self._get_ready(self._point.find(location, progress, hidden, manifests))
+            if progress.last_offset < 0 and progress.last_commit < 0:
+                location.remove_drafts(drafts)  # last: a start that is refused changes nothing
 
     def _check_settings(self, options: Mapping[str, str]) -> None:
         """Refuse options and settings of Spark's with which state could not be exact."""
@@ -210,7 +209,7 @@ class Launch:
             self._file_manager = location.file_manager(options.get("path"))
         times = [one.time for one in self._operators.values()]
         mode, frame = output_mode(writer), writer._df
-        check_output(frame._jdf.queryExecution().analyzed(), mode)
+        check_output(frame._jdf.queryExecution().analyzed(), mode, self._operators.values())
         check_event_time(writer, times, append=mode == "append")
         if all(one.narrow for one in self._operators.values()):
             nodes = sum(one.nodes for one in self._operators.values())
@@ -223,8 +222,8 @@ class Launch:
         location: CheckpointLocation | None,
         options: Mapping[str, str],
     ) -> None:
-        ends = sink_log(writer, location, options.get("path")), sources_in(writer)
-        begin_with(savepoint, self._job, location, self._start.specs_in, *ends)
+        query = NewQuery.of(writer, location, options.get("path"), self._operators)
+        begin_with(savepoint, self._job, location, self._start.specs_in, query)
         if writer is not None and location is not None:
             warn_of_sources(writer._df)
 
@@ -337,20 +336,21 @@ class Launch:
         try:
             yield
         except BaseException as error:
-            if self.session.failure is None:
-                self._give_up(None, error)
+            if not self._refused:
+                self._give_up(error)
             raise
 
-    def _give_up(self, query: StreamingQuery | None, error: BaseException) -> None:
+    def _give_up(self, error: BaseException) -> None:
         if not isinstance(error, StateBackendError):
             why = str(error) or type(error).__name__
             text = f"The query could not be bound to job {self._job.name!r} ({why})."
             error = UnsupportedQueryError(text)
+        self._refused = True
         self.session.refuse(error)
         self._silence(self._name)
         try:
-            if query is not None:
-                query.stop()
+            if self.query is not None:
+                self.query.stop()
         finally:
             self._around.server().remove(self._name)
 
@@ -380,7 +380,7 @@ class Launch:
 
     def is_active(self) -> bool:
         """Whether the query that was started runs."""
-        return self._query is not None and bool(self._query.isActive)
+        return self.query is not None and bool(self.query.isActive)
 
     def bind_one(self, started: list[StreamingQuery]) -> None:
         """As :meth:`bind`, for the one query that a block started."""
@@ -395,17 +395,16 @@ class Launch:
                 todo="Start one query per job, and no other at the same time; if it failed at "
                 "once, its own error says why.",
             )
+            self._refused = True
             self.session.refuse(error)
             raise error
         self.bind(started[0])
 
     def bind(self, query: StreamingQuery) -> None:
         """Check the query that was started, take over the job, and let its tasks in."""
-        try:
+        self.query = query
+        with self.given_up_on_error():
             self._bind(query)
-        except BaseException as error:
-            self._give_up(query, error)
-            raise
 
     def _check_run(self, query: StreamingQuery, stream: Any) -> None:
         """Refuse what only the started query shows: how it runs, its trigger, its sink."""
@@ -416,7 +415,7 @@ class Launch:
                 todo="Use a processing-time, once or availableNow trigger, and no asynchronous "
                 "progress tracking.",
             )
-        self._around.check_output(query)
+        self._around.check_output(query, self._operators.values())
         if self._settings.commit == "async":
             checked = self._checked(query)
             self.session.checks.required = self._around.check_sink(query, checked=checked)
@@ -427,7 +426,7 @@ class Launch:
         stream: Any = query._jsq.streamingQuery()
         self._check_run(query, stream)
         # The location is read before the log, see prepare().
-        self._query, self.location_path = query, str(stream.resolvedCheckpointRoot())
+        self.location_path = str(stream.resolvedCheckpointRoot())
         place = self._around.location(self.location_path)
         if self._prepared is not None and self._prepared != self.location_path:
             refuse_other_place(self._around.location(self._prepared), place)

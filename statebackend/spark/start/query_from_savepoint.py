@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from blake3 import blake3
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.decide.rewind import LocationProgress
-from recovery.savepoints.between_modes import lists_in, state_for_query
+from recovery.savepoints.between_modes import (
+    lists_in,
+    state_for_query,
+    state_with_keys,
+    state_with_watermark,
+)
 from recovery.savepoints.claim import (
     Standing,
     has_begun_with,
@@ -32,13 +39,21 @@ from statebackend.errors import (
 )
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import OpenSavepoint, open_savepoint, uri_of
-from statebackend.spark.frames.replayable import REPEATABLE_SOURCES, sources_of
+from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.schema.keys.key_schemas import key_renamed
+from statebackend.spark.frames.replayable import (
+    REPEATABLE_SOURCES,
+    Source,
+    sources_in,
+    sources_of,
+)
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.new_location import LocationFile, location_files
-from statebackend.spark.start.sink_log import SinkLog
+from statebackend.spark.start.sink_log import SinkLog, sink_log, sink_of
 
 __all__ = [
     "EXACT_SOURCES",
+    "NewQuery",
     "begin_with",
     "has_begun",
     "warn_of_sources",
@@ -49,6 +64,42 @@ _log = logging.getLogger("statebackend.spark")
 # From these a clone reads on exactly where the original stood: what they give follows from the
 # offsets in Spark's plan and the log that Spark keeps of them, both of which are carried along.
 EXACT_SOURCES: Final = REPEATABLE_SOURCES
+
+_KNOW_BY_QUERY: Final = ("delta", "iceberg")  # sinks that tell batches by the query's id
+
+
+@dataclass(frozen=True)
+class NewQuery:
+    """What is known of the query that begins.
+
+    Attributes:
+        operators: by uid. sources: in Spark's order; None: not known.
+        sink: its sink's log, if it keeps one. sink_format: the sink's; "" if it is not known.
+    """
+
+    operators: Mapping[str, Operator] = field(default_factory=dict)
+    sources: Sequence[Source] | None = None
+    sink: SinkLog | None = None
+    sink_format: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        writer: DataStreamWriter | None,
+        location: CheckpointLocation | None,
+        path: str | None,
+        operators: Mapping[str, Operator],
+    ) -> NewQuery:
+        """By its writer.
+
+        Args:
+            path: the option of that name.
+        """
+        if writer is None:
+            return cls(operators)
+        sink = sink_of(writer, path)
+        log = None if location is None else sink_log(writer, location, sink)
+        return cls(operators, sources_in(writer), log, sink.format)
 
 
 def has_begun(source: str | Savepoint, job: Job, location: CheckpointLocation | None) -> bool:
@@ -63,8 +114,7 @@ def begin_with(
     job: Job,
     location: CheckpointLocation | None,
     check: Callable[[list[Manifest]], Any],
-    sink: SinkLog | None = None,
-    sources: int | None = None,
+    query: NewQuery | None = None,
 ) -> None:
     """Give a new job a savepoint's state, and a new checkpoint location where its sources stood.
 
@@ -73,14 +123,16 @@ def begin_with(
 
     Args:
         source: the savepoint, or its URI.
-        check: refuses what the query cannot take over, before anything is written. sink: its log.
-        sources: how many the query has, where that is known.
+        check: refuses what the query cannot take over, before anything is written.
+        query: what is known of it.
 
     Raises:
-        CheckpointLocationError: job, location or sink have begun with something else.
+        CheckpointLocationError: job, location or sink have begun with something else, or the sink
+            would write a batch twice.
         NotRestorableError, CorruptionError, UnsupportedFormatError: of the savepoint.
         SettingError: it is a continuous job's, and how many sources there are is not known.
     """
+    query = query or NewQuery()
     saved, log = open_savepoint(source, job), job.log()
     savepoint = saved.savepoint
     begun = standing(log, job.name, savepoint)
@@ -94,21 +146,27 @@ def begin_with(
             return  # whether it is that query's is decided as for every start
         if went_on(log, begun):
             raise _gone_on(job, savepoint, location)
-    files = location_files(savepoint, sources)
+    files = location_files(savepoint, query.sources, saved.store)
     _refuse_used(location, progress, files, saved.store)
-    if sink is not None:
-        sink.check(savepoint.epoch)
+    _refuse_repeated(savepoint, files, query.sink_format)
+    if query.sink is not None:
+        query.sink.check(savepoint.epoch)
     query_id = begun.query_id
     if begun.standing is not Standing.BEGUN:
-        state = _taken_over(saved)
+        state = _taken_over(saved, query.operators)
         query_id = job.system.new_uuid()
         saved.begin(state, log, begun, query_id=query_id, check=check)
-    _fill(location, saved, query_id, sink, files)
+    _fill(location, saved, query_id, query.sink, files)
     saved.log_begun(query_id)
 
 
-def _taken_over(saved: OpenSavepoint) -> StateAt:
+def _taken_over(saved: OpenSavepoint, operators: Mapping[str, Operator]) -> StateAt:
     state = saved.state()
+    if (next_ms := saved.savepoint.next_watermark_ms) is not None:
+        delays = {uid: one.time.delay_ms for uid, one in operators.items()}
+        keys = {uid: one.key_schema.json() for uid, one in operators.items()}
+        renamed = state_with_keys(state, lambda uid, key: key_renamed(key, keys.get(uid, key)))
+        return state_with_watermark(renamed, next_ms, delays)
     if not saved.savepoint.continuous:
         return state
     _log.warning(
@@ -118,6 +176,23 @@ def _taken_over(saved: OpenSavepoint) -> StateAt:
         ", ".join(sorted(lists_in(state))),
     )
     return state_for_query(state)
+
+
+def _refuse_repeated(savepoint: Savepoint, files: Collection[str], sink_format: str) -> None:
+    """Refuse a batch that is run again, where the sink would not know it.
+
+    Spark's own query may have written it, and was cut before it was committed.
+    """
+    batch = savepoint.epoch + 1
+    knows_by_query = any(one in sink_format.lower() for one in _KNOW_BY_QUERY)
+    if knows_by_query and f"offsets/{batch}" in files:
+        raise CheckpointLocationError(
+            f"Spark has planned batch {batch} and not committed it, so it is run again here. The "
+            f"sink {sink_format} knows a batch that it has by the query's id, and this query has a "
+            f"new one: rows of that batch could be written twice.",
+            todo="Start the old query in Spark once more, stop it when a batch is done, and bring "
+            "its state over anew.",
+        )
 
 
 def _no_location() -> SettingError:
@@ -148,10 +223,11 @@ def _fill(
     if sink is not None:
         sink.begin(saved.savepoint.epoch)
     for name, file in files.items():
-        pieces = (
-            iter([file.body]) if file.body is not None else _checked(saved.store, name, file.digest)
+        there = file.copied or name
+        copied = file.body is None
+        location.write(
+            name, _checked(saved.store, there, file.digest) if copied else iter([file.body or b""])
         )
-        location.write(name, pieces)
     location.write("metadata", iter([json.dumps({"id": query_id}).encode()]))
 
 

@@ -355,22 +355,13 @@ def refuse_other_place(prepared: CheckpointLocation, place: CheckpointLocation) 
         CheckpointLocationError: naming both.
     """
     wanted, found = prepared.qualified(), place.qualified()
-    if _same(wanted, found):
+    if _is_one_place(wanted, found):
         return
     raise CheckpointLocationError(
         f"Spark started the query at the checkpoint location {found}, but {wanted} was prepared "
         f"for it.",
         todo="Give the writer the option checkpointLocation, and starting() the same path.",
     )
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two qualified paths are one, of which one may leave the port of its host out."""
-    parts = _PARTS.fullmatch(one), _PARTS.fullmatch(other)
-    if parts[0] is None or parts[1] is None:
-        return one == other
-    hosts = {part["host"] for part in parts if part and part["host"]}
-    return parts[0]["path"] == parts[1]["path"] and len(hosts) < 2
 
 
 def _folder_of(identity: QueryIdentity, location: CheckpointLocation) -> str:
@@ -416,11 +407,16 @@ def _inside(path: str) -> str | None:
 
 
 def _is_one_place(one: str, other: str) -> bool:
-    """Whether two qualified paths mean one folder, by whichever of Hadoop's names for a store."""
+    """Whether two qualified paths mean one folder, by whichever of Hadoop's names for a store.
+
+    One of them may leave the port of its host out, or be a link on this host.
+    """
     schemes = [_STORES.get(path.partition(":")[0], path.partition(":")[0]) for path in (one, other)]
-    if schemes[0] != schemes[1]:
-        return False
-    if _same(one, other):
+    parts = _PARTS.fullmatch(one), _PARTS.fullmatch(other)
+    if parts[0] is None or parts[1] is None or schemes[0] != schemes[1]:
+        return one == other
+    hosts = {part["host"] for part in parts if part and part["host"]}
+    if parts[0]["path"] == parts[1]["path"] and len(hosts) < 2:
         return True
-    paths = [urlsplit(path).path for path in (one, other)]  # a link, on this host
+    paths = [urlsplit(path).path for path in (one, other)]
     return schemes[0] == "file" and os.path.realpath(paths[0]) == os.path.realpath(paths[1])

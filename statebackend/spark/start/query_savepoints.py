@@ -17,6 +17,7 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import deadline_of, making_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.system import System
+from statebackend.work_done import Progress
 
 if TYPE_CHECKING:
     from statebackend.spark.start.launch import Launch
@@ -59,11 +60,12 @@ def take(
     launch: Launch | None,
     to: str | None,
     timeout_s: float,
+    progress: Progress | None = None,
 ) -> Savepoint:
     """A savepoint of the query that a launch started, whether it runs or has stopped.
 
     Args:
-        open_location: a checkpoint location by its path.
+        open_location: a checkpoint location by its path. progress: see `Making`.
 
     Raises:
         SettingError: nothing was started. Else as `create_savepoint`.
@@ -77,7 +79,8 @@ def take(
         )
     deadline = deadline_of(job, timeout_s)
     location = open_location(launch.location_path)
-    making = making_of(job, deadline, to, location=SparkLocation(location, deadline))
+    place = SparkLocation(location, deadline)
+    making = making_of(job, deadline, to, location=place, progress=progress)
     with deadline.telling():
         return _taken(making, launch, deadline, job.system)
 

@@ -12,12 +12,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
 from statebackend.errors import DuplicateUidError, SettingError, UnsupportedQueryError
+from statebackend.monitoring.observed_job import ObservedJob
+from statebackend.monitoring.observers import observe, prepare_observers
 from statebackend.runtime.driver.attempt_timeouts import watch_attempts
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.runtime.driver.services import Services
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
+from statebackend.spark.query_standing import standing_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.stream_writer import functions_in
@@ -79,7 +83,8 @@ class QueryStart:
         frames: Sequence[StatefulFrame],
         options: StartOptions,
     ) -> None:
-        self.job, self._spark = job, spark
+        self.job, self._spark, self._settings = job, spark, settings
+        prepare_observers(settings)  # before anything is claimed
         self._sessions = _distinct([spark, *(one.session for one in frames)])
         self.launch = Launch(
             spark,
@@ -110,16 +115,11 @@ class QueryStart:
         Raises:
             as `Launch.bind`; the query is stopped then.
         """
-        query = None
         with self.launch.given_up_on_error():
-            try:
-                with self.launch.armed(token):
-                    query = start()
-                self.launch.bind(query)
-            except BaseException:
-                if query is not None:
-                    query.stop()
-                raise
+            with self.launch.armed(token):
+                query = self.launch.query = start()
+            self.observe()
+            self.launch.bind(query)
         self.look_after(query)
         return query
 
@@ -128,6 +128,26 @@ class QueryStart:
         """The checkpoint location of the query that was started."""
         assert self.launch.location_path is not None
         return CheckpointLocation(self._spark, self.launch.location_path)
+
+    def observe(self) -> None:
+        """Have the query observed, from before its first epoch."""
+        session, uri = self.launch.session, self.job.store.uri
+
+        def is_active() -> bool:
+            known = Services.running.get(uri)
+            return known is not None and known.session is session and known.active() is not None
+
+        observe(
+            ObservedJob(
+                job=self.job,
+                settings=self._settings,
+                progress=session.progress,
+                session=lambda: session,
+                is_active=is_active,
+                standing=lambda: standing_of(self.launch.query),
+                committed=lambda: self.place.progress().last_commit,
+            )
+        )
 
     def look_after(self, query: StreamingQuery) -> None:
         """Watch a query's executors and attempts, as long as it runs."""

@@ -17,17 +17,19 @@ have been put together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from pyspark.errors import PySparkException
 
 from statebackend.errors import CheckpointLocationError
-from statebackend.spark.start.stream_writer import format_of
+from statebackend.spark.start.stream_writer import format_of, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from statebackend.spark.start.checkpoint_location import CheckpointLocation
 
-__all__ = ["SinkLog", "batches_before", "sink_log"]
+__all__ = ["Sink", "SinkLog", "batches_before", "sink_log", "sink_of"]
 
 _INTERVAL_KEY: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 _FILE_SINKS: Final = ("parquet", "json", "csv", "text", "orc", "avro", "xml")
@@ -53,20 +55,41 @@ def batches_before(epoch: int, interval: int) -> list[str]:
     return names + [str(n) for n in range(together + 1, epoch + 1)]
 
 
-def sink_log(
-    writer: DataStreamWriter | None, location: CheckpointLocation | None, path: str | None
-) -> SinkLog | None:
-    """The log of a writer's sink; None where it keeps none, or it is not known where.
+class Sink(NamedTuple):
+    """Where a query writes: a format of Spark's, and its folder where that is known."""
+
+    format: str
+    path: str | None
+
+
+def sink_of(writer: DataStreamWriter, path: str | None) -> Sink:
+    """A writer's sink: a table's own, where it is started with ``toTable()`` of one that is there.
 
     Args:
-        location: by which the sink's folder is reached. path: that folder.
+        path: the writer's option of that name.
     """
-    if writer is None or location is None or path is None:
-        return None
-    if format_of(writer).lower() not in _FILE_SINKS:
+    table = table_of(writer)
+    if not table:
+        return Sink(format_of(writer), path)
+    session: Any = writer._df.sparkSession
+    try:
+        rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    except PySparkException:  # it is made at the start
+        return Sink(format_of(writer), path)
+    said = {str(row[0]): row[1] for row in rows}
+    return Sink(said.get("Provider") or format_of(writer), said.get("Location") or path)
+
+
+def sink_log(writer: DataStreamWriter, location: CheckpointLocation, sink: Sink) -> SinkLog | None:
+    """The log that a sink keeps; None where it keeps none, or it is not known where.
+
+    Args:
+        location: by which the sink's folder is reached.
+    """
+    if sink.path is None or sink.format.lower() not in _FILE_SINKS:
         return None
     interval = writer._df.sparkSession.conf.get(_INTERVAL_KEY, "10")
-    return SinkLog(location.at(path), int(interval or "10"))
+    return SinkLog(location.at(sink.path), int(interval or "10"))
 
 
 class SinkLog:

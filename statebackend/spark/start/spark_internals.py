@@ -105,6 +105,11 @@ _PROBES: Final[tuple[tuple[str, str, Callable[[_Try], object]], ...]] = (
         "the keys of groupBy()",
         lambda t: grouped_input(t.stream.groupBy("value"), None),
     ),
+    (
+        "RelationalGroupedDataset.groupingExprs, ExpressionUtils.column",
+        "expressions in groupBy()",
+        lambda t: grouped_input(t.stream.groupBy(t.stream.value + 1), None),
+    ),
     ("SessionState.conf", "the size of pandas frames", lambda t: frame_limits(t.spark)),
     ("StreamingQueryWrapper.streamingQuery", "the run of a query", _streaming_query),
     (

@@ -41,7 +41,6 @@ def refuse_sparks_own(location: CheckpointLocation) -> None:
         raise CheckpointLocationError(
             f"The checkpoint location {location.path} holds the state of Spark's own operator "
             f"({', '.join(theirs)}), which this library cannot go on with.",
-            todo="Begin at a new checkpoint location, with initial_state= read from the old one "
-            'by spark.read.format("statestore"), and with the sources where the old query '
-            "stopped: see docs/howto/move-a-spark-job.md.",
+            todo="Bring it over by `statebackend import-spark`, and begin with that savepoint at a "
+            "new checkpoint location: see docs/howto/move-a-spark-job.md.",
         )

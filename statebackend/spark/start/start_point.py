@@ -22,9 +22,9 @@ from recovery.decide.rewind import (
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
+from snapshot.log.listings import has_grown
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.refusals import planned_anew
-from snapshot.protocol.tenure import has_grown
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from recovery.savepoints.savepoint import Savepoint, SavepointInfo
-from snapshot.log.progress import CheckpointProgress, ProgressBook
+from snapshot.log.checkpoint_progress import CheckpointProgress
+from snapshot.log.progress import ProgressBook
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import RestoreReport
-from statebackend.errors import SettingError, StateBackendError, StoreUnreachableError
+from statebackend.errors import (
+    JobRunningError,
+    SettingError,
+    StateBackendError,
+    StoreUnreachableError,
+)
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.job_savepoints import deadline_of
 from statebackend.runtime.driver.job_savepoints import listed as listed_savepoints
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.query_savepoints import SparkLocation
 from statebackend.spark.start.query_savepoints import take as take_savepoint
 from statebackend.spark.start.query_start import QueryStart
+from statebackend.tables.erase_keys import EraseReport, erase_in_job
+from statebackend.tables.lookup import LookedUp, StateLookup
+from statebackend.work_done import Progress
 
 __all__ = ["StartedQuery"]
+
+_ERASE_S: Final = 600.0
 
 
 class StartedQuery:
@@ -27,6 +41,7 @@ class StartedQuery:
     _spark: SparkSession
     _job: Job | None
     _newest: QueryStart | None
+    _lookups: StateLookup | None = None
     _flow: Any  # of a continuous job; None: it is none
 
     @property
@@ -87,7 +102,9 @@ class StartedQuery:
         if self._newest is not None:
             self._newest.rebalancer.by_hand(self._newest.launch.session.progress, self.epoch)
 
-    def savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+    def savepoint(
+        self, to: str | None = None, *, timeout_s: float = 600.0, progress: Progress | None = None
+    ) -> Savepoint:
         """Copy the newest epoch, with where the sources stood after it, into a folder of its own.
 
         Beside a running query, which goes on meanwhile, or after it has stopped. Of a continuous
@@ -97,6 +114,7 @@ class StartedQuery:
             to: the savepoint's folder, which must be empty; also in another store. Default: one of
                 its own under ``<uri>/.savepoints/<job>/``.
             timeout_s: after so long it is given up, and what was copied goes.
+            progress: told the bytes of objects that were copied, and of all that are.
 
         Raises:
             SettingError: no query was started, or something lies in ``to`` already.
@@ -105,14 +123,95 @@ class StartedQuery:
             StoreUnreachableError: it took too long, or a store cannot be reached.
         """
         if self._flow is not None and self._flow.query is not None:
-            made: Savepoint = self._flow.query.savepoint(to, timeout_s=timeout_s)
+            query = self._flow.query
+            made: Savepoint = query.savepoint(to, timeout_s=timeout_s, progress=progress)
             return made
 
         def open_location(path: str) -> CheckpointLocation:
             return CheckpointLocation(self._spark, path)
 
         launch = self._newest.launch if self._newest is not None else None
-        return take_savepoint(open_location, self._known_job(), launch, to, timeout_s)
+        return take_savepoint(open_location, self._known_job(), launch, to, timeout_s, progress)
+
+    def lookup(self, uid: str, state: str, key: Any) -> Any:
+        """The newest confirmed value of a key: never of an epoch that may be rolled back.
+
+        It comes from the worker that has the key's store open, by way of the driver. Where none
+        has, it is read from the durable copy, and the subtask's state is fetched for that.
+
+        Args:
+            uid: of the operator. state: of keys, by its name.
+            key: a value; a tuple, where there are several key columns; or a dict by their names.
+
+        Returns:
+            a Row; of a list state a list of rows; of a map state a dict of rows. None: the key has
+            no such state, or it has expired.
+
+        Raises:
+            SettingError: there is no such operator or state, or it belongs to no key.
+            UsageError: the key is not of the key columns' types.
+            NotRestorableError: no epoch of the job is confirmed yet.
+            StoreUnreachableError, CorruptionError: from the store.
+        """
+        return self.lookup_all(uid, state, [key])[0]
+
+    def lookup_all(self, uid: str, state: str, keys: Iterable[Any]) -> list[Any]:
+        """As :meth:`lookup`, of many keys at once: their values, in the order of the keys."""
+        query = self._flow.query if self._flow is not None else None
+        if query is not None:
+            session, committed = query.session, None
+        else:
+            launch = self._newest.launch if self._newest is not None else None
+            # Of one that has ended, or was fenced, somebody else may have gone on.
+            runs = launch is not None and launch.is_active() and self.failure is None
+            session, committed = self._session if runs else None, None
+            if launch is not None and launch.location_path is not None:
+                location = CheckpointLocation(self._spark, launch.location_path)
+                committed = lambda: location.progress().last_commit  # noqa: E731
+        job = self._known_job()
+        if self._lookups is None or self._lookups.job is not job:
+            self._lookups = StateLookup(job)
+        return self._lookups.values(LookedUp(session, committed), uid, state, list(keys))
+
+    def erase(self, uid: str, keys: Any, *, rewrite_savepoints: bool = False) -> EraseReport:
+        """Erase keys of an operator everywhere, once the query that was started last has stopped.
+
+        See :func:`statebackend.erase_keys`, which does it without Spark.
+
+        Args:
+            uid: of the operator. keys: a list of values, or tuples of several key columns.
+            rewrite_savepoints: the job's savepoints too; else the report lists them.
+
+        Raises:
+            JobRunningError: the query runs: stop it, erase, and start it again.
+            SettingError, UsageError, StateBackendError: as `statebackend.erase_keys`.
+        """
+        query = self._flow.query if self._flow is not None else None
+        launch = self._newest.launch if self._newest is not None else None
+        job = self._known_job()
+        if query.is_active if query is not None else launch is not None and launch.is_active():
+            raise JobRunningError(
+                f"Keys of job {job.name!r} cannot be erased while its query runs.",
+                todo="Stop the query, erase the keys, and start it again.",
+            )
+        location = None
+        if query is None and launch is not None and launch.location_path is not None:
+            launch.session.drain(_ERASE_S)  # its last record may be on its way
+            place = CheckpointLocation(self._spark, launch.location_path)
+            location = SparkLocation(place, deadline_of(job, _ERASE_S))
+        report = erase_in_job(
+            job.uri,
+            job.name,
+            job.store,
+            location,
+            uid,
+            keys,
+            rewrite_savepoints=rewrite_savepoints,
+            options=job.options,
+            system=job.system,
+        )
+        self._lookups = None  # what it has fetched holds the keys yet
+        return report
 
     def savepoints(self) -> list[SavepointInfo]:
         """The job's savepoints under ``<uri>/.savepoints/``, the newest last."""

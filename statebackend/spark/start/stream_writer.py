@@ -23,9 +23,13 @@ __all__ = [
     "is_operator",
     "items",
     "location_path",
+    "nodes_of",
     "only_our_python",
     "options_of",
     "output_mode",
+    "table_of",
+    "uid_in",
+    "with_table",
 ]
 
 _log = logging.getLogger("statebackend.spark")
@@ -33,6 +37,7 @@ FUNCTION_PREFIX: Final = "statebackend:"
 """Of the names that the functions of our operators have in Spark's plans."""
 _OURS: Final = "MapInArrow"
 _PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
+_TABLE: Final = "_statebackend_table"  # an attribute of a writer
 _MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 # Spark passes no watermark on through these: one may be defined behind them.
@@ -93,6 +98,16 @@ def format_of(writer: DataStreamWriter) -> str:
     return str(field.get(jwriter))
 
 
+def with_table(writer: DataStreamWriter, table: str) -> None:
+    """Have a writer say that it is started with ``toTable(table)``."""
+    setattr(writer, _TABLE, table)
+
+
+def table_of(writer: DataStreamWriter) -> str:
+    """The table that a writer is started with; empty: ``start()``."""
+    return str(getattr(writer, _TABLE, ""))
+
+
 def batch_writer(writer: DataStreamWriter) -> Any:
     """The function of ``foreachBatch``, as the JVM has it; None: there is none."""
     field = writer._jwrite.getClass().getDeclaredField("foreachBatchWriter")
@@ -109,7 +124,7 @@ def functions_in(writer: DataStreamWriter) -> list[str]:
     """The names of the functions of our operators in a writer's plan, of any backend."""
     frame: Any = writer._df
     found: dict[str, None] = {}  # a frame that is used twice counts once
-    for node in _nodes(frame._jdf.queryExecution().analyzed()):
+    for node in nodes_of(frame._jdf.queryExecution().analyzed()):
         if is_operator(node):
             found[str(node.functionExpr().name())] = None
     return list(found)
@@ -120,6 +135,11 @@ def is_operator(node: Any) -> bool:
     if str(node.getClass().getSimpleName()) != _OURS:
         return False
     return str(node.functionExpr().name()).startswith(FUNCTION_PREFIX)
+
+
+def uid_in(node: Any) -> str:
+    """The uid of an operator's node."""
+    return str(node.functionExpr().name()).removeprefix(FUNCTION_PREFIX).rpartition(":")[0]
 
 
 def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
@@ -135,7 +155,7 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
         patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         function = patterns.PYTHON_UDF()
         found = 0
-        for node in _nodes(frame._jdf.queryExecution().analyzed()):
+        for node in nodes_of(frame._jdf.queryExecution().analyzed()):
             name = str(node.getClass().getSimpleName())
             if name == _OURS:
                 found += 1
@@ -149,7 +169,7 @@ def only_our_python(writer: DataStreamWriter, ours: int) -> bool:
     return found == ours
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
+def nodes_of(plan: Any) -> Iterator[Any]:
     """A logical plan's, parents before children."""
     nodes = [plan]
     while nodes:

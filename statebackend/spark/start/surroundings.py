@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from snapshot.protocol.stamps import Stamps
 from statebackend.rpc.service import Server
+from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
@@ -59,7 +60,7 @@ class Surroundings:
         """Refuse a sink that asynchronous commits do not go with; whether batches need a check."""
         return check_sink(query, checked=checked)
 
-    def check_output(self, query: StreamingQuery) -> None:
+    def check_output(self, query: StreamingQuery, operators: Iterable[Operator]) -> None:
         """Refuse a query that cuts its output short, or asks for it in a wrong mode."""
         stream: Any = query._jsq.streamingQuery()
-        check_output(stream.analyzedPlan(), str(stream.outputMode()))
+        check_output(stream.analyzedPlan(), str(stream.outputMode()), operators)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from statebackend.errors import UnsupportedQueryError
-from statebackend.spark.start.stream_writer import is_operator, items
+from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.spark.start.stream_writer import is_operator, items, nodes_of, uid_in
 
 __all__ = ["check_output"]
 
@@ -14,8 +16,8 @@ _LIMITS: Final = ("GlobalLimit", "LocalLimit")
 _WHOLE: Final = ("Sort", "Aggregate", "RepartitionByExpression")
 
 
-def check_output(plan: Any, mode: str) -> None:
-    """Refuse a limit that cuts an operator's output short, and a complete output that is none.
+def check_output(plan: Any, mode: str, operators: Iterable[Operator]) -> None:
+    """Refuse a limit that cuts an operator's output short, and output modes that mean nothing.
 
     Args:
         plan: the query's analysed plan, in Spark's JVM. mode: its output mode.
@@ -45,3 +47,41 @@ def check_output(plan: Any, mode: str) -> None:
             "the rows of each batch, and Spark keeps no earlier ones.",
             todo='Use outputMode("append") or outputMode("update").',
         )
+    _check_functions(plan, mode.lower(), {one.uid: one.output_mode for one in operators})
+
+
+def _check_functions(plan: Any, mode: str, modes: dict[str, str]) -> None:
+    """Refuse for functions of ``applyInPandasWithState`` what Spark refuses for its own.
+
+    Args:
+        modes: that they were asked for with, by uid.
+    """
+    if not any(modes.values()):
+        return
+    aggregated = any(map(_is_aggregate, nodes_of(plan)))
+    for node in nodes_of(plan):
+        uid = uid_in(node) if is_operator(node) else ""
+        wanted = modes.get(uid, "")
+        if wanted and not aggregated and wanted != mode:
+            raise UnsupportedQueryError(
+                f"Operator {uid!r} is an applyInPandasWithState in {wanted} mode, and the query's "
+                f"output mode is {mode}.",
+                todo=f'Use outputMode("{wanted}"), or give applyInPandasWithState "{mode}".'
+                if mode in ("append", "update")
+                else f'Use outputMode("{wanted}").',
+            )
+        if wanted == "update" and aggregated:
+            raise UnsupportedQueryError(
+                f"Operator {uid!r} is an applyInPandasWithState in update mode, in a query with an "
+                f"aggregation.",
+                todo='Give applyInPandasWithState "append", or leave the aggregation out.',
+            )
+        if wanted and any(map(_is_aggregate, nodes_of(node))):
+            raise UnsupportedQueryError(
+                f"Operator {uid!r} is an applyInPandasWithState behind an aggregation.",
+                todo="As in Spark, put the aggregation behind it.",
+            )
+
+
+def _is_aggregate(node: Any) -> bool:
+    return str(node.getClass().getSimpleName()) == "Aggregate" and bool(node.isStreaming())

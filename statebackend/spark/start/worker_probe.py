@@ -1,54 +1,80 @@
-"""Finds out by one small job whether Spark's Python workers have this package."""
+"""Finds out before a start whether Spark's workers have this package and a local directory."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import os
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Iterable, Iterator
-from typing import ClassVar, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from statebackend.errors import EnvironmentMissingError
+from recovery.local.folders import try_folder
+from statebackend.errors import EnvironmentMissingError, LocalDirError
 from statebackend.operators.errors import lost_jvm as jvm
+from statebackend.system import SYSTEM, expanded
+from statebackend.threads import Future
 
 __all__ = ["check_workers"]
 
+_log = logging.getLogger("statebackend.spark")
 _MISSING: Final = re.compile(r"No module named '(statebackend|snapshot|recovery)\b")
+_TASKS_MAX: Final = 16
+_ANSWER_S: Final = 10.0
+_BUSY_S: Final = 50.0  # more, for a worker that has begun and is slow
 
 
 class _Probed:
-    applications: ClassVar[set[str]] = set()
+    done: ClassVar[set[tuple[str, str]]] = set()  # applications, each with a local directory
 
 
-def _interpreter(_: Iterable[int]) -> Iterator[str]:
-    """Runs in a worker, which must import this module to find it."""
-    yield sys.executable
+def _look(local_dir: str, _: Iterable[int]) -> Iterator[tuple[str, str]]:
+    """Runs in workers, which must import this module to find it; what is wrong, and what to do."""
+    try:
+        try_folder(expanded(local_dir))
+    except LocalDirError as error:
+        yield f"{error.what} So says a worker on host {socket.gethostname()}.", error.todo
 
 
-def check_workers(spark: SparkSession) -> None:
-    """Refuse a start whose tasks would find no such package; asked once in an application.
+def check_workers(spark: SparkSession, local_dir: str) -> None:
+    """Refuse a start whose tasks would find no such package, or could not write their copies.
 
-    Only where Spark runs in local mode, with another interpreter than the driver's. In a cluster a
-    job may have to wait for executors, and ``start()`` does not.
+    Asked once in an application. In local mode the driver tries the directory itself, and a job is
+    run only where the workers have another interpreter than the driver. In a cluster a job of a few
+    tasks asks the executors that are there; without any, nothing is asked, since ``start()`` does
+    not wait for them. Where other jobs have all cores, it waits ten seconds and asks nothing; the
+    next start asks again.
+
+    Args:
+        local_dir: as it was set; may name environment variables of the executors.
 
     Raises:
-        EnvironmentMissingError: naming the interpreter.
+        EnvironmentMissingError: naming the interpreter. LocalDirError: naming the directory.
         SparkLostError: Spark's JVM is gone.
     """
     context = spark.sparkContext
     with jvm.calls():
-        application = str(context.applicationId)
+        probe = str(context.applicationId), local_dir
         local = bool(context._jsc.sc().isLocal())
-    if application in _Probed.applications or not local or _is_this(context.pythonExec):
+        # The driver is one of those.
+        executors = 1 if local else context._jsc.sc().getExecutorMemoryStatus().size() - 1
+    if probe in _Probed.done or not executors:
         return
+    if local:
+        try_folder(expanded(local_dir))
+        if _is_this(context.pythonExec):
+            return
+    tasks = min(int(executors), _TASKS_MAX)
     try:
-        with jvm.calls():
-            context.parallelize([0], 1).mapPartitions(_interpreter).collect()
+        found = _asked(context, functools.partial(_look, local_dir), tasks)
     except (PySparkException, Py4JJavaError) as error:
         if _MISSING.search(str(error)) is None:
             return  # the query itself says what it is
@@ -58,7 +84,50 @@ def check_workers(spark: SparkSession) -> None:
             todo="Install the package for that interpreter on every executor, or set "
             "PYSPARK_PYTHON to one that has it before the session is made.",
         ) from None
-    _Probed.applications.add(application)
+    if found is None:
+        return
+    for what, todo in found:
+        raise LocalDirError(what, todo=todo)
+    _Probed.done.add(probe)
+
+
+def _asked(context: Any, look: Callable[[Iterable[int]], Any], tasks: int) -> list[Any] | None:
+    """What a job of so many tasks found; None: it had no answer in time, and is cancelled."""
+    group = f"statebackend-{SYSTEM.new_id()}"
+    answer: Future[list[Any]] = SYSTEM.threads.future()
+
+    def ask() -> None:
+        try:
+            with jvm.calls():
+                context.setJobGroup(group, "statebackend asks the workers", interruptOnCancel=True)
+                answer.set_result(
+                    context.parallelize(range(tasks), tasks).mapPartitions(look).collect()
+                )
+        except BaseException as error:
+            answer.set_exception(error)
+
+    SYSTEM.threads.start(ask, "statebackend-probe")
+    if SYSTEM.threads.wait([answer], _ANSWER_S) or (
+        _has_begun(context, group) and SYSTEM.threads.wait([answer], _BUSY_S)
+    ):
+        return answer.result()
+    _log.warning(
+        "Spark's workers did not answer in time whether they have the package and a local "
+        "directory: perhaps other jobs have all cores; the query starts unasked"
+    )
+    with contextlib.suppress(Exception):  # the query says it, if Spark is gone
+        context.cancelJobGroup(group)
+    return None
+
+
+def _has_begun(context: Any, group: str) -> bool:
+    """Whether a task of a group of jobs runs: it has a core, and will answer."""
+    with contextlib.suppress(Exception):
+        tracker = context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return any(stage.numActiveTasks > 0 for stage in stages if stage)
+    return False
 
 
 def _is_this(command: str) -> bool:

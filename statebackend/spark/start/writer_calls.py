@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.spark.start.checked_batches import CheckedBatches
+from statebackend.spark.start.stream_writer import with_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,11 +80,12 @@ class WriterCalls:
     ) -> StreamingQuery:
         """Spark's ``toTable()``."""
         with_options(writer, *given, **named)
+        with_table(writer, tableName)
         return self._begin(writer, lambda: self.spark_to_table(writer, tableName))
 
     def foreach_batch(self, writer: DataStreamWriter, func: Callable[..., None]) -> Any:
         """Spark's ``foreachBatch()``; a function that reads a part of its frame is found out."""
-        checked = CheckedBatches(func)
+        checked = func if isinstance(func, CheckedBatches) else CheckedBatches(func)
         setattr(writer, _CHECKED, [checked])
         return self.spark_foreach_batch(writer, checked)
 

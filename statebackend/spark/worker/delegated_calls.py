@@ -18,15 +18,17 @@ from typing import Final
 import pyarrow as pa
 
 from recovery.local.local_sockets import connect
-from statebackend.errors import ProtocolError
+from statebackend import system
+from statebackend.errors import PeerLostError, ProtocolError
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
 
-__all__ = ["ConnectionClosed", "Failed", "Frames"]
+__all__ = ["ConnectionClosed", "Failed", "Frames", "pass_on"]
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
 _ALIVE: Final = b"A"
 _TEXT_BYTES: Final = 1 << 20
+_TURN_S: Final = 0.0001
 
 
 class ConnectionClosed(Exception):
@@ -209,3 +211,32 @@ class Frames:
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
         return data
+
+
+def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
+    """A caller's part: its input to the callee, the callee's output to Spark.
+
+    Raises:
+        PeerLostError: the callee ended, or is frozen.
+        StateBackendError: what the epoch raised there; the traceback is a note of it.
+    """
+    # A delegated epoch that computes holds this process's interpreter, which is taken here some ten
+    # times for a batch: at 1 ms each that was 50 ms for an epoch's input.
+    with frames, system.quick_turns(_TURN_S):
+        try:
+            with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
+                for batch in batches:
+                    frames.send_batch(batch)
+                frames.end()
+            while (batch := frames.batch()) is not None:
+                yield batch
+                frames.send_flag(True)
+        except ConnectionClosed as error:
+            raise PeerLostError(
+                "This task ran in another worker, which has the store open. That worker has "
+                f"ended, or was silent for {frames.timeout_s} s ({error}).",
+                todo="Spark tries the task again, without that worker. Find out why it ended, or "
+                "froze.",
+            ) from error
+        except Failed as failed:
+            raise failed.error() from None

@@ -43,13 +43,16 @@ from recovery.local.local_sockets import Listener
 from recovery.local.store_pool import StorePool
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.errors import ProtocolError
 from statebackend.rpc.envelope import Decoder, encode
 from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import ConnectionClosed, Failed, Frames
+from statebackend.spark.worker.delegated_calls import (
+    ConnectionClosed,
+    Frames,
+)
 
-__all__ = ["DelegatedEpochs", "Request", "pass_on"]
+__all__ = ["DelegatedEpochs", "Request"]
 
 _log = logging.getLogger("statebackend.task")
 
@@ -66,7 +69,6 @@ _LEAVE_S: Final = 5.0
 # for so long.
 _ALIVE_S: Final = 5.0
 _SILENCE_S: Final = 60.0
-_TURN_S: Final = 0.0001
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,35 +319,6 @@ def _call(address_of_pool: str, request: Request) -> Frames | None:
         pass
     frames.hang_up()
     return None
-
-
-def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
-    """A caller's part: its input to the callee, the callee's output to Spark.
-
-    Raises:
-        PeerLostError: the callee ended, or is frozen.
-        StateBackendError: what the epoch raised there; the traceback is a note of it.
-    """
-    # A delegated epoch that computes holds this process's interpreter, which is taken here some ten
-    # times for a batch: at 1 ms each that was 50 ms for an epoch's input.
-    with frames, system.quick_turns(_TURN_S):
-        try:
-            with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
-                for batch in batches:
-                    frames.send_batch(batch)
-                frames.end()
-            while (batch := frames.batch()) is not None:
-                yield batch
-                frames.send_flag(True)
-        except ConnectionClosed as error:
-            raise PeerLostError(
-                "This task ran in another worker, which has the store open. That worker has "
-                f"ended, or was silent for {_SILENCE_S:g} s ({error}).",
-                todo="Spark tries the task again, without that worker. Find out why it ended, or "
-                "froze.",
-            ) from error
-        except Failed as failed:
-            raise failed.error() from None
 
 
 def _accompany(run: Run, request: Request, frames: Frames) -> None:

@@ -42,7 +42,7 @@ _CHECKED_ROWS = 32
 
 
 class ColumnEncoder(Protocol):
-    """A key codec (see ``statebackend.schema.keys``)."""
+    """A key codec (see ``statebackend.schema.keys.key_codec``)."""
 
     def encode_arrow(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Encoded keys of key columns."""

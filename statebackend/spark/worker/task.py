@@ -46,7 +46,8 @@ from statebackend.runtime.worker.worker_store import (
     store_pool_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext, job_place
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, pass_on
+from statebackend.spark.worker.delegated_calls import pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request
 from statebackend.spark.worker.initial_rows import read_initial
 from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
@@ -243,10 +244,7 @@ class SubtaskEpoch:
             raise
         stores.give_back()
         timings.mark("close")
-        request = msgspec.structs.replace(
-            request, timings_ms=timings.marks_ms, requests=participant.new_requests()
-        )
-        participant.member.handler.ack(request)
+        participant.member.handler.ack(participant.with_requests(request, timings.marks_ms))
 
     def _process(self, table: StateTable, reply: BeginReply) -> Iterator[pa.RecordBatch]:
         spec, taken = self._spec, self._taken
@@ -347,8 +345,11 @@ class SubtaskEpoch:
             "rows": taken.stage.rows,
             "spilled_bytes": taken.staged_bytes,
             **stores.figures(),
+            **table.figures(),
             **self._counted,
         }
+        if delta.deletions:
+            figures["removed_rows"] = delta.deletions
         times = AckTimes(taken.max_event_ms, taken.second_event_ms, self._next_timer_ms)
         attempt = self._context.attempt
         ack = participant.ack(self._at, saved, attempt, times, figures, opened.report)

@@ -40,16 +40,6 @@ def numbers(elements: list[Element]) -> list[int]:
     return [n for e in elements if isinstance(e, pa.RecordBatch) for n in e.column(1).to_pylist()]
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for what another thread is about to do."""
-    pause = threading.Event()
-    for _ in range(int(timeout_s / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come to that")
-
-
 def drain(inbox: Inbox, ends: int, timeout_s: float = 20.0) -> dict[int, list[Element]]:
     """Everything by channel, until so many channels have ended."""
     found: dict[int, list[Element]] = {}

@@ -9,7 +9,8 @@ from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Idle, Waterma
 from statebackend.continuous.exchange.channel import ChannelSender
 from statebackend.continuous.exchange.elements import Element
 from statebackend.errors import PeerLostError, UsageError
-from tests.continuous.exchange.peers import drain, numbers, rows, until, wired
+from tests.continuous.exchange.peers import drain, numbers, rows, wired
+from tests.support.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "remote"])
 

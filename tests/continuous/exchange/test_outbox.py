@@ -12,7 +12,8 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import by_key_group, forward, rebalance
 from statebackend.errors import PeerLostError, SchemaError, SettingError
-from tests.continuous.exchange.peers import numbers, rows, until
+from tests.continuous.exchange.peers import numbers, rows
+from tests.support.waiting import until
 
 BARRIER = Barrier(checkpoint=1, stamp_ms=0)
 

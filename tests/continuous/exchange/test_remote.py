@@ -48,12 +48,12 @@ from tests.continuous.exchange.peers import (
     numbers,
     process,
     rows,
-    until,
     wired,
 )
+from tests.support.waiting import until
 from tests.support.wiretap import tapped
 
-pytestmark = pytest.mark.full  # waits for peers that are silent
+pytestmark = [pytest.mark.full, pytest.mark.by_turns]  # waits for peers that are silent
 
 
 @pytest.fixture

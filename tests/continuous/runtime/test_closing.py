@@ -170,7 +170,7 @@ def test_a_job_that_is_stopped_does_not_fail_by_it(
     query, _ = started(world, Unclosed(), rows=None)
     soon(lambda: (query.epoch or 0) >= 1)
     assert query.stop()
-    assert query.exception is None
+    assert query.exception() is None
     assert "the connection is gone" in caplog.text
 
 

@@ -176,7 +176,7 @@ def test_a_checkpoint_is_asked_for_again_after_a_restart(world: World) -> None:
     count(world, Numbers(None, rows_per_s=1000))
     query = world.start(2, checkpoint_interval_s=None, restart=FixedDelay(3, 0.0))
     soon(lambda: query.is_running)
-    lost = query._run
+    lost = query.run
     assert lost is not None
     lost.request = lambda kind: break_slot(world)  # type: ignore[method-assign]
     assert query.checkpoint(60.0) == 0

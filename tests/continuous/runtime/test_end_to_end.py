@@ -66,6 +66,31 @@ def test_a_source_may_go_straight_to_a_sink(world: World) -> None:
     assert sorted(row["value"] for row in sink.rows()) == list(range(3000))
 
 
+def test_the_query_has_the_names_of_sparks_streaming_query(world: World) -> None:
+    counting(world, Numbers(3000, rows_per_s=2000, clock=world.held(0.5)))
+    query = world.start(2)
+    assert query.isActive
+    assert query.awaitTermination(0.01) is False
+    with pytest.raises(SettingError):
+        query.awaitTermination(0)
+    complete(query, 1)
+    assert query.status["message"] == "Processing rows"
+    assert query.status["isTriggerActive"]
+    world.go_on()
+    assert query.awaitTermination() is None
+    assert not query.isActive
+    assert query.exception() is None
+    assert query.status == {
+        "message": "Stopped",
+        "isDataAvailable": False,
+        "isTriggerActive": False,
+    }
+    assert query.lastProgress == query.recentProgress[-1]
+    assert query.lastProgress.epoch == query.epoch
+    assert query.name == query.job
+    assert query.id.endswith(f"/{query.job}")
+
+
 def test_a_job_that_has_ended_gives_nothing_more_when_it_is_started_again(world: World) -> None:
     rows = []
     for _ in range(2):
@@ -122,7 +147,8 @@ def test_the_users_own_error_ends_a_job_that_is_not_to_be_restarted(
     with pytest.raises(ProcessorError, match="the row that fails"):
         query.await_termination(60.0)
     assert not query.is_active
-    assert query.exception is not None
+    assert query.exception() is not None
+    assert query.status["message"].startswith("Terminated with exception: [SB1014]")
 
 
 def test_a_job_that_was_stopped_goes_on_at_another_parallelism(world: World) -> None:

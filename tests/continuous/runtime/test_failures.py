@@ -193,7 +193,7 @@ def test_a_stopped_query_says_so_at_once(world: World) -> None:
     assert query.stop()
     assert system.monotonic_s() - began_s < 10.0
     assert not query.is_active
-    assert query.exception is None
+    assert query.exception() is None
     assert query.await_termination()
 
 

@@ -92,7 +92,7 @@ def test_a_job_stops_with_a_savepoint_and_another_goes_on_exactly(
     some_epochs(query)
     made = query.stop_with_savepoint()
     assert not query.is_active
-    assert query.exception is None
+    assert query.exception() is None
     assert made.epoch == query.epoch
     assert made.continuous
     assert not made.uncommitted

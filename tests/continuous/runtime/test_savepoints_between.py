@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ from statebackend.runtime.driver.job_savepoints import (
     saved_lineages,
 )
 from statebackend.schema.codec import codec_for
+from statebackend.spark.frames.replayable import Source
+from statebackend.spark.start.query_from_savepoint import NewQuery
 from statebackend.spark.start.query_from_savepoint import begin_with as begin_query_with
 from statebackend.state.operator_state import StoredList, decode_lists, encode_lists, redistribute
 from tests.continuous.runtime.jobs import Numbers, Windows, windows_truth
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
 
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 SIZE_MS = 300
+
+TEXT = Source("text", "text")
 
 
 def windows(world: World, rows: int | None, per_s: float | None) -> CollectSink:
@@ -157,13 +162,15 @@ def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
 ) -> None:
     job = Job(world.flow.setup.job.uri, "query")
 
-    def begin(location: Files, sources: int | None = 2) -> None:
+    def begin(
+        location: Files, sources: Sequence[Source] | None = (TEXT, replace(TEXT, number=1))
+    ) -> None:
         begin_query_with(
             saved.uri,
             job,
             location,  # type: ignore[arg-type]
             lambda manifests: checked.append({m.operator for m in manifests}),
-            sources=sources,
+            NewQuery(sources=sources),
         )
 
     checked: list[set[str]] = []
@@ -202,15 +209,13 @@ def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
 
 def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
     """The same state as a streaming query leaves it: made into a job's, and saved from there."""
-    from dataclasses import replace
-
     from recovery.savepoints.create import create_savepoint
     from recovery.savepoints.location_part import StoreLocation
     from snapshot.storage.memory_store import MemoryStore
     from statebackend import system
 
     location, files = MemoryStore(system.new_id()), Files()
-    begin_query_with(savepoint, job, files, lambda _: None, sources=1)  # type: ignore[arg-type]
+    begin_query_with(savepoint, job, files, lambda _: None, NewQuery(sources=[TEXT]))  # type: ignore[arg-type]
     for name, data in files.data.items():
         location.put(name, [data])
     uri = f"file://{folder}"

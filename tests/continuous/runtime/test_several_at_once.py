@@ -168,7 +168,7 @@ def test_savepoints_are_made_in_between_and_the_job_stops_with_one(
     soon(lambda: watch.now > 1)
     made.append(query.stop_with_savepoint())
     assert not query.is_active
-    assert query.exception is None
+    assert query.exception() is None
     assert check_savepoint(world.flow.setup.job.open_at(made[-1].uri)).ok
     assert [one.epoch for one in made] == sorted({one.epoch for one in made})
     stopped = first.rows()

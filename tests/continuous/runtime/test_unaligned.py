@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from statebackend.continuous.driver.query import ContinuousCheckpoint, ContinuousQuery
+    from snapshot.log.progress_events import ContinuousCheckpoint
+    from statebackend.continuous.driver.query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 pytestmark = pytest.mark.full  # whole jobs, whatever fails
@@ -116,7 +117,7 @@ def unaligned(query: ContinuousQuery) -> Callable[[], bool]:
     """Whether the newest checkpoint holds rows in flight."""
 
     def found() -> bool:
-        assert query.exception is None
+        assert query.exception() is None
         assert query.is_active
         return in_flight_bytes(query) > 0
 

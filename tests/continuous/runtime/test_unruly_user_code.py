@@ -101,7 +101,7 @@ def test_a_start_that_hangs_in_a_source_can_be_stopped(world: World, never: Neve
     query = world.start(2)
     assert never.hangs.wait(30.0)
     assert query.stop(30.0)
-    assert query.exception is None
+    assert query.exception() is None
 
 
 @pytest.mark.parametrize("after", [False, True])

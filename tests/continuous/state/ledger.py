@@ -9,7 +9,7 @@ from typing import Any
 from statebackend.api.processors import KeyedProcessor
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 
 OUTPUT = "k bigint, what string, a bigint, b bigint, c bigint, d bigint"
 TTL_MS = 1000

@@ -24,7 +24,7 @@ from statebackend.operators.streaming_operator import StreamOperator, StreamTime
 from statebackend.schema.ddl import parse_ddl
 from statebackend.state.column_table import ColumnTable
 from statebackend.state.table import MemoryBase, StateTable
-from statebackend.state.ttl import TTL
+from statebackend.state.ttl_cells import TTL
 from tests.continuous.state.streamjob import GROUPS, batch_of, plan_of, taken
 
 Record = Callable[..., Any]

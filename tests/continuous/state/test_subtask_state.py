@@ -6,6 +6,7 @@ import random
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -240,6 +241,17 @@ def test_an_aborted_attempt_is_in_the_next_one(tmp_path: Path) -> None:
     assert sorted(job.process(rows)) == sorted(model.process(rows))
 
 
+def test_the_rows_of_an_aborted_attempt_count_in_the_next_one(tmp_path: Path) -> None:
+    job = ledger_job(tmp_path)
+    job.start()
+    job.process([(1, 5, 0), (2, 6, 0)])
+    job.freeze()
+    job.abort()
+    job.process([(3, 7, 0)])
+    keyed, _ = job.freeze()
+    assert sum(one.figures["rows"] for one in keyed) == 3
+
+
 def test_nothing_of_an_incomplete_attempt_is_in_the_log(tmp_path: Path) -> None:
     job = ledger_job(tmp_path)
     job.start()
@@ -379,6 +391,7 @@ def work_files(job: StreamJob) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+@mock.patch("snapshot.retention.history_keeping.EPOCHS_AN_OBJECT", 1)
 def test_sources_keep_the_log_short(tmp_path: Path) -> None:
     store = MemoryStore()
     job = ledger_job(tmp_path, store=store, base_every_epochs=4, clean_every_epochs=1)

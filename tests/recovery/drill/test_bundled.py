@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.jobs.bundled import BUNDLED, ROWS
+from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.jobs.feeding import ROWS
 
 
 def content(folder: Path) -> dict[str, bytes]:

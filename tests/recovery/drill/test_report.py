@@ -21,8 +21,9 @@ from recovery.drill.report.outcome import (
 )
 from recovery.drill.report.report import as_json, as_text, write_html
 from recovery.drill.report.timeline import timeline
-from recovery.drill.report.wording import seconds, verdict_line
+from recovery.drill.report.wording import verdict_line
 from statebackend.errors import EnvironmentMissingError
+from statebackend.texts import seconds
 from tests.recovery.drill.reports import LOSSES, full_report, recovery
 
 NEVER_RAN = full_report(

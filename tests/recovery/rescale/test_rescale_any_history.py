@@ -53,7 +53,10 @@ def damage(world: World, rng: random.Random) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["small", "files"])
+@pytest.mark.parametrize(
+    "large",
+    [pytest.param(False, id="small", marks=pytest.mark.full), pytest.param(True, id="files")],
+)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

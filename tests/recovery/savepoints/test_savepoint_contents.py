@@ -213,6 +213,22 @@ def test_a_file_sources_log_with_a_gap_is_refused() -> None:
         stand.save()
 
 
+def test_a_source_that_is_read_in_two_places_does_not_move_the_next_ones_log() -> None:
+    """Spark's plan has its offset twice, and there is one folder of it."""
+    stand = Stand().run(2)
+    head = json.dumps({"batchWatermarkMs": 0})
+    first, second = '{"logOffset":1}', '{"logOffset":3}'
+    stand.location.put("offsets/1", f"v1\n{head}\n{first}\n{first}\n{second}")
+    for number in range(4):
+        stand.location.put(f"sources/1/{number}", "v1\n" + FILE_ENTRY % (number, number))
+    savepoint, _ = stand.save()
+    logs = [file.name for file in savepoint.spark if file.name.startswith("sources/")]
+    assert logs == ["sources/0/0", "sources/0/1", *(f"sources/1/{n}" for n in range(4))]
+    stand.location.store.delete(["sources/1/2"])
+    with pytest.raises(NotRestorableError, match="sources/1 has no entry 2"):
+        stand.save()
+
+
 def test_what_other_sources_keep_goes_along_whole() -> None:
     stand = Stand().run(1)
     head = json.dumps({"batchWatermarkMs": 0})

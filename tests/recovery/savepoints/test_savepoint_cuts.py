@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -162,6 +163,7 @@ def test_a_damaged_savepoint_gives_no_job(folder: str) -> None:
     )
 
 
+@mock.patch("snapshot.retention.history_keeping.EPOCHS_AN_OBJECT", 1)
 def test_the_driver_cleans_nothing_while_a_savepoint_is_made() -> None:
     store, location = MemoryStore(new_id()), Location()
     started = driver.Started(store, {"op": 1}, base_every_epochs=2, clean_every_epochs=1)

@@ -16,6 +16,7 @@ from statebackend.keygroups import key_group_range
 from statebackend.state.table import StateTable
 from tests.sim.checkers.ledger import Checker
 from tests.sim.disk import files_state
+from tests.sim.erasing import erased_in, without
 from tests.sim.location import GROUPS, Committed, State, clipped, difference
 from tests.sim.seams import decoded
 from tests.sim.task import Attempt
@@ -61,6 +62,9 @@ class ExactlyOnce(Checker):
             return
         epoch, parallelism = manifest.epoch, manifest.parallelism
         self.world.sched.note("record", f"{sequence}: epoch {epoch} by {manifest.writer}")
+        if not any(entry.kind == "delta" for entry in manifest.slices):
+            self._anew(sequence, record)
+            return
         before = self.durable.get(epoch - 1)
         if before is None:
             if epoch != manifest.first_epoch:
@@ -85,6 +89,31 @@ class ExactlyOnce(Checker):
                 self._check_base(sequence, record, entry)
         if len(self.durable) > _EPOCHS_KEPT:
             del self.durable[min(self.durable)]
+
+    def _anew(self, sequence: int, record: Record) -> None:
+        """An epoch whose keys were erased: a base for each subtask, and no more."""
+        manifest = record.manifest
+        epoch, state = manifest.epoch, State()
+        for entry in manifest.slices:
+            self._owner(entry, manifest.parallelism)
+            if entry.kind == "base":
+                state |= self.laid({}, record, entry)
+        known = self.durable.get(epoch)
+        erased = self.world.erased if self.uid == "op" else frozenset()
+        if known is None or not self.world.erased:
+            self.violated(f"record {sequence} of epoch {epoch} is written anew, of nothing")
+        elif state != without(known, erased):
+            self.violated(
+                f"record {sequence} is not epoch {epoch} without the keys that are erased: "
+                f"{difference(state, without(known, erased))}"
+            )
+        for later in [e for e in self.durable if e > epoch]:
+            del self.durable[later]
+        self.durable[epoch] = state
+        self._parallelisms[epoch] = manifest.parallelism
+        if self.uid == "op":
+            self.world.sched.note("record without erased keys", str(sequence))
+            erased_in(self.world, epoch)
 
     def _owner(self, entry: SliceEntry, parallelism: int) -> None:
         """Each subtask has the key groups that are its own at this parallelism."""

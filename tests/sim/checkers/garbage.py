@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from recovery.decide.restore_plan import plan_restore
+from snapshot.formats.history_object import HISTORY_PREFIX
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.record import Manifest, Record, parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import SubtaskLineage, resolve
 from snapshot.protocol.messages import LocalCopy
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
+from snapshot.retention.history_keeping import KnownHistory
 from statebackend.errors import StateBackendError
 from tests.sim.bucket import SimStore
 from tests.sim.checkers.exactly_once import ExactlyOnce
@@ -52,7 +54,12 @@ class Garbage(Checker):
             log = CommitLog(store, job=world.job, writer="janitor", new_id=new_id, threads=threads)
             log.claim()
             for _ in range(2):
-                clean(store, lambda: outside_view(store, log), prefixes=ALL_PREFIXES)
+                clean(
+                    store,
+                    lambda: outside_view(store, log),
+                    prefixes=ALL_PREFIXES,
+                    history=KnownHistory(outside=True),
+                )
             found.append(log.manifests())
 
         world.do_outside(settle)
@@ -76,7 +83,7 @@ class Garbage(Checker):
         references = self.world.references
         named = frozenset().union(*references.named.values())
         for name in self.world.bucket.objects:
-            if name.startswith((SAVEPOINTS, CLONES)):
+            if name.startswith((SAVEPOINTS, CLONES, HISTORY_PREFIX)):
                 continue
             sequence = parse_record_name(name)
             if sequence is None:

@@ -79,8 +79,8 @@ def _stop_query(world: World, random: Random) -> None:
         if query is not None and query.is_active:
             world.sched.note(Fault.QUERY_STOPPED)
             query._stop.set()
-            if query._run is not None:
-                query._run.stop()
+            if query.run is not None:
+                query.run.stop()
 
 
 def _ask_for_checkpoint(world: World, random: Random) -> None:

@@ -175,7 +175,7 @@ class Driver:
         except StateBackendError as error:
             return error
         self.query._done.wait()
-        return self.query.exception
+        return self.query.exception()
 
     def _options(self) -> RunOptions:
         config = self.world.config

@@ -13,6 +13,7 @@ from statebackend.errors import OutputLostError, StateBackendError
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from tests.planted.bug import PlantedBug, adjust, planted
+from tests.sim.checkers.kept_history import KeptHistory
 from tests.sim.checkers.ledger import Checker, Ledger
 from tests.sim.checkers.references import References
 from tests.sim.cluster import Host
@@ -106,7 +107,7 @@ class World:
         self.references = References(self)
         self.garbage = Leftovers(self)
         self.freezer = Freezer(self)  # type: ignore[arg-type]
-        checkers: list[Checker] = [self.references, self.garbage, self.output]
+        checkers: list[Checker] = [self.references, self.garbage, self.output, KeptHistory(self)]
         self.ledger = Ledger(self.bucket, checkers)
         self.bucket.watchers.append(self.ledger)
 

@@ -134,12 +134,12 @@ class Trial:
         """The living ones of this test."""
         return self.cluster.processes
 
-    def start(self, name: str, **told: Any) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *, program: Path = _JOB, **told: Any) -> subprocess.Popen[bytes]:
         """Start a driver."""
         told = {"name": name, "root": str(self.root), "master": self.cluster.master, **told}
         with (self.root / f"driver-{name}.log").open("wb") as log:
             driver = subprocess.Popen(
-                [sys.executable, str(_JOB), json.dumps(told)],
+                [sys.executable, str(program), json.dumps(told)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

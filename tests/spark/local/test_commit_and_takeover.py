@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from snapshot.log.commit_log import CommitLog
-from statebackend.errors import FencedError
+from statebackend.errors import FencedError, StateBackendError
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.services import Services
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
@@ -246,11 +246,23 @@ def test_an_endpoint_shows_no_token() -> None:
 def test_a_first_batch_that_was_cut_in_its_plan_does_not_spoil_the_location(world: World) -> None:
     """Spark 4.3 refuses a location for good in which it has left a file under way."""
     draft = f".0.{uuid.uuid4()}.tmp"
-    for folder in ("offsets", "commits"):
-        (world.location / folder).mkdir(parents=True)
-        for name in (draft, f".{draft}.crc"):
-            (world.location / folder / name).touch()
+
+    def drafts() -> int:
+        return len(list(world.location.glob(f"*/*{draft}*")))
+
+    def cut() -> None:
+        for folder in ("offsets", "commits"):
+            (world.location / folder).mkdir(parents=True)
+            for name in (draft, f".{draft}.crc"):
+                (world.location / folder / name).touch()
+
+    cut()
     world.input.add_batches(2)
     backend = world.run_ledger()
     world.check(backend)
-    assert not list(world.location.glob(f"*/*{draft}*"))
+    assert not drafts()
+    world.location = world.root / "another"
+    cut()
+    with pytest.raises(StateBackendError):
+        world.run_ledger()  # the job has another location
+    assert drafts() == 4, "a start that is refused changes nothing"

@@ -6,9 +6,13 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.local.processors import ParsingLedger, StuckLedger
-from tests.spark.local.world import failure, until, user_line
+import statebackend
+from statebackend.spark.start.stateful_query import QueryFailedError
+from tests.spark.local.processors import LEDGER_OUTPUT, ParsingLedger, StuckLedger
+from tests.spark.local.world import until, user_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,25 +23,77 @@ MISTAKE = "[SB1014] The processor of operator 'ledger' raised JSONDecodeError"
 
 
 @pytest.mark.promise
-def test_the_code_and_the_sentence_come_first_and_the_details_after(world: World) -> None:
+def test_a_failed_query_is_told_in_one_sentence_with_sparks_text_behind_it(world: World) -> None:
     world.input.add_keys("a")
     backend = world.backend()
     frame = world.ledger(backend, processor=ParsingLedger())
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(world.location))
-    text = failure(backend.start(writer.trigger(availableNow=True)))
-    assert text.index(MISTAKE) < 300
+    query = backend.start(writer.trigger(availableNow=True))
+    error = failed(query)
+    text = str(error)
+    assert text.startswith(MISTAKE)
+    assert text.endswith(
+        ". Mend the processor; nothing of this epoch was kept, the query goes on "
+        "from the last checkpoint."
+    )
     assert user_line("the user's call").removesuffix(" in handleInputRows") in text
-    caused_by = text.index("caused by json.decoder.JSONDecodeError")
-    assert text.index(MISTAKE) < caused_by < text.index("=== Streaming Query ===")
+    assert len(text.splitlines()) == 1
+    assert str(query.exception()) == text
+    assert traceback.format_exception(error)[-1].count("SB1014") == 1
+    assert error.error.code == "SB1014"
+    assert error.getCondition() == "STREAM_FAILED"
+    caused_by = error.whole.index("caused by json.decoder.JSONDecodeError")
+    assert error.whole.index(MISTAKE) < 300
+    assert caused_by < error.whole.index("=== Streaming Query ===")
 
 
-def test_in_foreach_batch_nothing_of_this_library_comes_before_it(world: World) -> None:
+def test_in_foreach_batch_it_is_the_same_and_with_install_too(world: World) -> None:
+    world.input.add_keys("a")
+    with statebackend.install(world.spark, local_dir=str(world.local)):
+        keyed = world.input.stream(world.spark).groupBy("k")
+        frame = keyed.transformWithState(ParsingLedger(), LEDGER_OUTPUT, "Append", "None")
+        world.spark.streams.resetTerminated()  # it knows of those that other tests ran
+        query = world.writer(frame).start()
+        with pytest.raises(QueryFailedError) as awaited:
+            world.spark.streams.awaitAnyTermination()
+        world.spark.streams.resetTerminated()
+    error = failed(query)
+    assert str(error).startswith("[SB1014] The processor of operator 'ParsingLedger' raised")
+    assert str(awaited.value) == str(error)
+    before = error.whole[: error.whole.index("[SB1014]")]
+    assert "statebackend/spark/worker/task.py" not in before
+    assert "caused by json.decoder.JSONDecodeError" in error.whole
+
+
+def test_a_query_of_starting_is_told_shortly_too_and_other_queries_are_sparks(world: World) -> None:
     world.input.add_keys("a")
     backend = world.backend()
-    text = world.fail(backend, world.ledger(backend, processor=ParsingLedger()))
-    before = text[: text.index(MISTAKE)]
-    assert "statebackend/spark/worker/task.py" not in before
-    assert "caused by json.decoder.JSONDecodeError" in text
+    writer = world.ledger(backend, processor=ParsingLedger()).writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(world.location))
+    with backend.starting(checkpoint_location=str(world.location)):
+        query = writer.start()
+    assert str(failed(query)).startswith(MISTAKE)
+    other = world.spark.readStream.format("rate").load().writeStream.format("noop").start()
+    other.stop()
+    assert type(other) is StreamingQuery
+
+
+def test_a_failure_that_is_none_of_ours_is_sparks(world: World) -> None:
+    world.input.add_keys("a")
+    backend = world.backend()
+
+    def fails(frame: DataFrame, batch: int) -> None:
+        raise ValueError("the user's own")
+
+    error = failed(world.start(backend, world.ledger(backend), fails))
+    assert not isinstance(error, QueryFailedError)
+    assert "the user's own" in str(error)
+
+
+def failed(query: StreamingQuery) -> Any:
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(120)
+    return raised.value
 
 
 def test_a_query_that_is_stopped_within_a_checked_function_is_known_to_be_stopped(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
+pytestmark = pytest.mark.by_turns  # many tests alike
+
 PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
     "take": lambda frame: frame.take(1),
     "limit": lambda frame: frame.limit(2).collect(),
@@ -141,7 +143,6 @@ def test_a_look_after_the_write_leaves_the_state_of_what_was_written(
     _check_follows(world, again)
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize("last", ["an action", "an action on its RDD"])
 def test_of_two_whole_evaluations_the_state_is_of_the_second(world: World, last: str) -> None:
     def twice(frame: DataFrame, batch: int) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
@@ -379,7 +378,7 @@ def test_what_cannot_run_is_refused_where_it_is_made(world: World) -> None:
     refused(by_key, SettingError, "grouped already", keys="k")
     refused(frame, SettingError, "without keys=")
     refused("k", SettingError, "given a str")
-    refused(frame.groupBy(F.length("k")), SchemaError, "withColumn")
+    refused(frame.cube("k"), SchemaError, r"not grouped by groupBy\(\)")
     refused(frame.groupBy(), SchemaError, "grouped by nothing")
     refused(world.spark.range(3).groupBy("id"), UnsupportedQueryError, "batch query")
     assert backend.apply_in_pandas_with_state(by_key, **good).isStreaming

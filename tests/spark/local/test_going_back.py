@@ -58,7 +58,6 @@ def test_a_start_that_cannot_go_back_since_spark_kept_one_batch_changes_nothing(
     assert checkpoints(backend) == log
 
 
-@pytest.mark.promise
 def test_two_batches_kept_are_enough_to_go_back_by_one(world: World) -> None:
     def forgets(frame: DataFrame, batch: int) -> None:
         if batch != 4:

@@ -185,14 +185,6 @@ def test_a_query_without_install_says_what_to_write(world: World) -> None:
         writer(world, world.ledger(backend)).format("noop").start()
 
 
-def test_an_expression_to_group_by_needs_a_name(world: World, installed: StateBackend) -> None:
-    from pyspark.sql import functions as F
-
-    grouped = world.input.stream(world.spark).groupBy(F.col("id") + 1)
-    with pytest.raises(SchemaError, match=r"grouped by .*id.*withColumn"):
-        grouped.transformWithState(Ledger(), LEDGER_OUTPUT, "Append", "None")
-
-
 # --- the explicit way ----------------------------------------------------------------------------
 
 

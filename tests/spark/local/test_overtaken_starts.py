@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
+pytestmark = pytest.mark.by_turns  # many tests alike
+
 CHANGES = ("delete", "rename")
 
 

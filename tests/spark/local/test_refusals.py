@@ -14,6 +14,7 @@ from statebackend import StateBackend
 from statebackend.errors import (
     CorruptionError,
     JobRunningError,
+    LocalDirError,
     RewindError,
     SettingError,
     SparkConnectError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 from tests.spark.local.refused import *  # noqa: F403
 from tests.spark.local.refused import _frame
+
+pytestmark = pytest.mark.by_turns  # many tests alike
 
 # --- how a query is started ----------------------------------------------------------------------
 
@@ -210,9 +213,16 @@ def test_a_local_dir_that_cannot_be_used_is_named(world: World) -> None:
     (world.root / "file").write_text("in the way")
     world.input.add_batches(1)
     backend = world.backend(local_dir=str(world.root / "file" / "below"))
-    text = world.fail(backend, world.ledger(backend))
-    assert "SB6001" in text
-    assert str(world.root / "file" / "below") in text
+    frame = world.ledger(backend)
+    writer = world.writer(frame)
+    for _ in range(2):
+        with pytest.raises(LocalDirError, match=str(world.root / "file" / "below")):
+            backend.start(writer)
+    with (
+        pytest.raises(LocalDirError),
+        backend.starting(checkpoint_location=str(world.location)),
+    ):
+        raise AssertionError("the block is not entered")
     backend = world.run_ledger()
     world.check(backend)
 

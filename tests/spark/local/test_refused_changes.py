@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 from tests.spark.local.refused import *  # noqa: F403
 from tests.spark.local.refused import _frame
 
+pytestmark = pytest.mark.by_turns  # many tests alike
+
 # --- what belongs together -----------------------------------------------------------------------
 
 
@@ -75,6 +77,13 @@ def test_a_missing_uid_is_refused_unless_its_state_may_go(world: World) -> None:
         world.run(backend, world.ledger(backend, _two_sources(world)))
         world.check(backend)
         world.input.add_batches(1)
+
+
+def test_an_operator_that_was_renamed_is_told_how_to_keep_its_state(old: World) -> None:
+    backend = old.backend()
+    rename = r"it has 'renamed', .*uid='ledger'.*rename_operators=\{'ledger': 'renamed'\}"
+    with pytest.raises(MissingUidError, match=rename):
+        old.start(backend, old.ledger(backend, uid="renamed"))
 
 
 def test_a_state_that_was_dropped_once_need_not_be_dropped_again(world: World) -> None:
@@ -164,7 +173,7 @@ def test_the_location_of_sparks_own_operator_is_named_with_the_way_over(world: W
         backend = world.backend(**given)
         with pytest.raises(
             CheckpointLocationError,
-            match=r"state of Spark's own operator \(transformWithState.*initial_state=",
+            match=r"state of Spark's own operator \(transformWithState.*statebackend import-spark",
         ):
             world.start(backend, world.ledger(backend))
     assert checkpoints(world.backend()) == []

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from statebackend import ProcessorContext, StateBackend
     from tests.spark.local.world import World
 
+pytestmark = pytest.mark.by_turns  # many tests alike
+
 register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 
 FILES = ("parquet", "json", "csv", "orc", "text")

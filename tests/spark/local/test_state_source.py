@@ -109,6 +109,12 @@ def test_without_an_operator_there_is_a_row_for_each_state(done: World) -> None:
     assert rows[0].value_schema == "n bigint, total bigint"
 
 
+def test_the_epochs_that_may_be_read_are_a_frame(done: World) -> None:
+    rows = read(done, metadata="epochs").where("readable").collect()
+    assert {row.operator for row in rows} == {"ledger"}
+    assert [row.epoch for row in rows][-1] == 2
+
+
 def test_an_epoch_that_was_cleaned_or_evaluated_again_meanwhile_is_said(done: World) -> None:
     options = {"path": done.store.as_uri(), "job": "default"}
     given = {**options, "operator": "ledger", "stateVarName": "acc"}

@@ -30,7 +30,7 @@ from statebackend import StateBackend
 from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import RocksStore
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.versions import codec_of_versions
 from tests.spark.local import processors
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
@@ -438,10 +438,9 @@ def _decoded(entries: dict[bytes, bytes], newest: Manifest) -> dict[str, dict[An
 
 
 def _check_group(raw: bytes, key: Any, schema: StructType, max_parallelism: int) -> None:
-    from pyspark.sql.pandas.types import to_arrow_type
+    from statebackend.operators.rows.rowconv import arrow_schema
 
     columns = [
-        pa.array([part], to_arrow_type(field.dataType, timezone="UTC"))
-        for part, field in zip(key, schema, strict=True)
+        pa.array([part], field.type) for part, field in zip(key, arrow_schema(schema), strict=True)
     ]
     assert key_groups(columns, max_parallelism).tolist() == [int.from_bytes(raw[:2], "big")]

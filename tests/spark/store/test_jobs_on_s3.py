@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -127,6 +128,7 @@ def test_state_of_middling_size_is_uploaded_as_one_object(on_s3: StoreWorld) -> 
     on_s3.check(again)
 
 
+@mock.patch("snapshot.retention.history_keeping.EPOCHS_AN_OBJECT", 1)
 def test_what_nobody_needs_any_more_is_deleted_and_the_job_restarts_exactly(
     on_s3: StoreWorld, ministack: Any
 ) -> None:

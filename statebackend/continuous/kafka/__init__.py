@@ -1,0 +1,1 @@
+"""What the source and the sink of Kafka share: the connection, and the forms of values."""

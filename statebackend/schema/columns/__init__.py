@@ -1,0 +1,1 @@
+"""Many stored rows to Arrow columns at once."""

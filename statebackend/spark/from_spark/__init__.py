@@ -1,0 +1,1 @@
+"""Brings the state of Spark's own operators here."""

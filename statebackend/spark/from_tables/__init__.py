@@ -1,0 +1,1 @@
+"""Savepoints made of tables, by Spark's tasks where they are large."""

@@ -1,0 +1,71 @@
+"""How a query with micro-batches stands, as Spark tells it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statebackend.runtime.driver.job_standing import Standing
+from statebackend.spark.start.stateful_query import told_in
+
+__all__ = ["standing_of"]
+
+_BATCHES: Final = 3  # in a row that are slower than their input
+_FASTER: Final = 1.1
+_LINE_LIMIT: Final = 500
+
+
+def standing_of(query: StreamingQuery | None) -> Standing:
+    """What Spark says of a query; nothing, where Spark does not answer, or it is not started."""
+    if query is None:
+        return Standing()
+    try:
+        if not query.isActive:
+            return Standing(failure=_failure(query))
+        status = query.status
+        available = bool(status["isDataAvailable"] or status["isTriggerActive"])
+        return Standing(input=available, behind=_behind(_newest(query)))
+    except (Py4JError, PySparkException, OSError):
+        return Standing()
+
+
+def _failure(query: StreamingQuery) -> str:
+    error = query.exception()
+    if error is None:
+        return ""
+    told = told_in(str(error))
+    if told is not None:
+        return f"[{told.code}] {told.what}"
+    return str(error).strip().partition("\n")[0][:_LINE_LIMIT]
+
+
+def _newest(query: StreamingQuery) -> list[dict[str, Any]]:
+    """The progress of the newest batches: of all that Spark keeps, PySpark would make objects."""
+    kept: Any = query._jsq.recentProgress()
+    newest = [kept[place] for place in range(max(0, len(kept) - _BATCHES), len(kept))]
+    return [json.loads(one.json()) for one in newest]
+
+
+def _behind(batches: list[dict[str, Any]]) -> str:
+    """Whether rows came faster than they were processed, batch after batch."""
+    rates = [
+        (_rate(one, "inputRowsPerSecond"), _rate(one, "processedRowsPerSecond")) for one in batches
+    ]
+    if len(rates) < _BATCHES or not all(came > _FASTER * done > 0 for came, done in rates):
+        return ""
+    came, done = rates[-1]
+    took_s = batches[-1].get("batchDuration", 0) / 1000
+    return (
+        f"{came:,.0f} rows come in a second and {done:,.0f} are processed; the newest batch took "
+        f"{took_s:.1f} s"
+    )
+
+
+def _rate(batch: dict[str, Any], name: str) -> float:
+    value = batch.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

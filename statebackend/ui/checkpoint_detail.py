@@ -1,0 +1,296 @@
+"""What the page of one checkpoint shows: per operator a line on skew, a strip, and some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from recovery.inspect.history import CheckpointFigures, OperatorFigures, SubtaskFigures
+from statebackend.texts import count, seconds, size
+from statebackend.ui.page_charts import Heat, Segment, heat, quantile, segments
+
+__all__ = ["ROWS", "OperatorSection", "facts_of", "milliseconds", "place_text", "section"]
+
+ROWS: Final = 25
+_SKEWED: Final = 2.0  # times the median
+_SKEWED_MS: Final = 50.0
+# In their order. The field's words for the phases that workers measure.
+_PHASES: Final = {
+    "start_delay": ("start", "start delay"),
+    "read": ("read", "read input"),
+    "restore": ("restore", "open or restore"),
+    "process": ("process", "process"),
+    "alignment": ("alignment", "alignment"),
+    "snapshot": ("freeze", "freeze"),
+    "sync": ("freeze", "freeze"),
+    "async": ("persist", "persist"),
+    "base": ("persist", "base"),
+    "close": ("other", "close"),
+}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of the table: what it is called, what it shows, how it is sorted."""
+
+    name: str
+    head: str
+    value: Callable[[SubtaskFigures], Any]
+    text: Callable[[Any], str]
+    number: bool = True
+
+
+@dataclass
+class OperatorSection:
+    """One operator on the page of a checkpoint."""
+
+    uid: str
+    subtasks: int
+    facts: list[tuple[str, str]]
+    skew: str = ""
+    skewed: bool = False
+    missing: int = 0
+    heat: Heat | None = None
+    values: str = ""
+    rows: list[_Row] = field(default_factory=list)
+    columns: list[tuple[str, str, bool]] = field(default_factory=list)
+    kinds: list[tuple[str, str]] = field(default_factory=list)
+    query: str = ""
+    previous: int | None = None
+    next: int | None = None
+    range: str = ""
+
+
+@dataclass(frozen=True)
+class _Row:
+    subtask: int
+    cells: list[tuple[str, bool]]
+    segments: list[Segment]
+    slow: bool
+    missing: bool
+
+
+def milliseconds(value: float | None) -> str:
+    """A span for people; empty where it is not known."""
+    if value is None:
+        return ""
+    return f"{value:.1f} ms" if 0 < value < 9.95 else seconds(value / 1000)
+
+
+def facts_of(one: CheckpointFigures) -> list[tuple[str, str]]:
+    """The figures of a whole checkpoint."""
+    phases = {
+        _PHASES.get(name, ("", name))[1]: milliseconds(took) for name, took in one.phases_ms.items()
+    }
+    until, commit = phases.pop("acks", ""), phases.pop("commit", "")
+    return [
+        ("end to end", milliseconds(one.total_ms)),
+        ("until all have saved", until),
+        ("commit", commit),
+        *((f"longest {name}", text) for name, text in phases.items()),
+        ("rows in", _amount(one.rows)),
+        ("changes", _amount(one.delta_rows)),
+        ("changed bytes", size(one.delta_bytes)),
+        ("bases", str(one.bases or "")),
+        ("late rows", _amount(one.late_rows or None)),
+        ("restored subtasks", str(one.restores or "")),
+        ("driver generation", str(one.generation)),
+    ]
+
+
+def section(
+    one: OperatorFigures, sort: str, begin: int, expected: int | None = None
+) -> OperatorSection:
+    """An operator, with so many rows from ``begin`` on, sorted by a column, the most first.
+
+    Args:
+        expected: how many subtasks there are, where some have not acked yet.
+    """
+    made = OperatorSection(one.uid, one.subtasks, _operator_facts(one))
+    slow_ms = _judge(made, one)
+    if not one.by_subtask:
+        return made
+    subtasks = _with_missing(one.by_subtask, expected or one.subtasks)
+    times = [_took_ms(part) for part in subtasks]
+    made.missing = sum(time is None for time in times)
+    made.heat = heat(times)
+    made.values = " ".join(milliseconds(time).replace(" ", "_") or "-" for time in times)
+    columns = _columns(subtasks)
+    made.columns = [(column.name, column.head, column.number) for column in columns]
+    ordered = _sorted(subtasks, columns, sort)
+    begin = max(0, min(begin, len(ordered) - 1))
+    shown = ordered[begin : begin + ROWS]
+    whole = max((_length(part) for part in subtasks), default=0.0) or 1.0
+    made.rows = [_row(part, columns, whole, slow_ms) for part in shown]
+    drawn = {name for part in shown for name, took in _phases(part).items() if took}
+    made.kinds = list(dict.fromkeys(_PHASES[name] for name in _PHASES if name in drawn))
+    if begin > 0:
+        made.previous = max(0, begin - ROWS)
+    if begin + ROWS < len(ordered):
+        made.next = begin + ROWS
+    made.range = f"{begin + 1} to {begin + len(shown)} of {len(ordered)}"
+    return made
+
+
+def _operator_facts(one: OperatorFigures) -> list[tuple[str, str]]:
+    return [
+        ("subtasks", str(one.subtasks)),
+        ("median end to end", milliseconds(one.ack_median_ms)),
+        ("95 %", milliseconds(one.ack_p95_ms)),
+        ("maximum", milliseconds(one.acks_ms)),
+        ("commit", milliseconds(one.commit_ms)),
+        ("changes", _amount(one.delta_rows)),
+        ("changed bytes", size(one.delta_bytes)),
+        ("state", size(one.state_bytes) if one.state_bytes is not None else ""),
+        ("bases", f"{one.bases}, {size(one.base_bytes)}" if one.bases else ""),
+    ]
+
+
+def _judge(made: OperatorSection, one: OperatorFigures) -> float:
+    """Say which subtask is slow, if one is; from where on a subtask is called slow."""
+    times = sorted(time for p in one.by_subtask if (time := _took_ms(p)) is not None)
+    median = one.ack_median_ms if one.ack_median_ms is not None else 0.0
+    most, slowest, where = one.acks_ms, one.slowest, one.slowest_on
+    if times:
+        median, most = quantile(times, 0.5), times[-1]
+        found = max(one.by_subtask, key=lambda part: _took_ms(part) or -1.0)
+        slowest, where = found.subtask, _place(found)
+    slow_ms = max(_SKEWED * median, median + _SKEWED_MS)
+    if most is None or slowest is None or one.subtasks < 2:
+        return slow_ms
+    against = f"{most / median:.1f} times the median" if median else "the median is 0"
+    on = f" ({place_text(where)})" if where else ""
+    made.skewed = most >= slow_ms
+    how = "Skewed: subtask" if made.skewed else "Even: the slowest subtask is"
+    text = f"{how} {slowest}{on}{' took' if made.skewed else ', with'} {milliseconds(most)}"
+    made.skew = f"{text}, {against} ({milliseconds(median)})."
+    if made.skewed:
+        number = sum(time >= slow_ms for time in times)
+        if number > 1:
+            made.skew += f" {count(number, 'subtask')} took twice the median or more."
+        made.skew += _because(one.by_subtask, slowest)
+    return slow_ms
+
+
+def _because(parts: Sequence[SubtaskFigures], slowest: int) -> str:
+    """The phase in which the slowest subtask lost most against the median."""
+    own = next((part for part in parts if part.subtask == slowest), None)
+    if own is None:
+        return ""
+    lost = []
+    for name, took in _phases(own).items():
+        if name == "start_delay":
+            continue
+        others = sorted(_phases(part).get(name, 0.0) for part in parts)
+        lost.append((took - quantile(others, 0.5), name))
+    if not lost or max(lost)[0] <= 0:
+        return ""
+    more_ms, phase = max(lost)
+    rows = sorted(part.rows or 0 for part in parts)
+    said = f" It lost {milliseconds(more_ms)} in {_PHASES.get(phase, ('', phase))[1]}"
+    if own.rows and own.rows > 2 * max(1, quantile(rows, 0.5)):
+        times = own.rows / max(1, quantile(rows, 0.5))
+        return f"{said}, and got {times:.1f} times as many rows as the median."
+    return f"{said}."
+
+
+def _with_missing(parts: Sequence[SubtaskFigures], expected: int) -> list[SubtaskFigures]:
+    by_number = {part.subtask: part for part in parts}
+    return [by_number.get(number) or SubtaskFigures(subtask=number) for number in range(expected)]
+
+
+def _phases(part: SubtaskFigures) -> dict[str, float]:
+    """In the order in which they come."""
+    found = {"start_delay": part.start_delay_ms or 0.0}
+    found.update((name, part.timings_ms[name]) for name in _PHASES if name in part.timings_ms)
+    if len(found) == 1:
+        named = (
+            ("alignment", part.alignment_ms),
+            ("sync", part.freeze_ms),
+            ("async", part.persist_ms),
+        )
+        found.update((name, took) for name, took in named if took is not None)
+    return found
+
+
+def _took_ms(part: SubtaskFigures) -> float | None:
+    """A subtask's own time: of a micro-batch without what its task waited for a core.
+
+    A barrier that comes late to a subtask of a continuous job was held up by another.
+    """
+    if part.end_to_end_ms is None:
+        return None
+    return max(0.0, part.end_to_end_ms - (part.start_delay_ms or 0.0))
+
+
+def _length(part: SubtaskFigures) -> float:
+    return max(sum(_phases(part).values()), part.end_to_end_ms or 0.0)
+
+
+def _place(part: SubtaskFigures) -> str:
+    """The executor and host it ran on."""
+    return place_text(" on ".join(filter(None, (part.executor, part.host))))
+
+
+def place_text(place: str) -> str:
+    """Of an executor and its host, as figures name them: Spark's numbers say what they are."""
+    return f"executor {place}" if place[:1].isdigit() and " on " in place else place
+
+
+def _amount(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _phase_column(name: str) -> _Column:
+    return _Column(name, _PHASES[name][1], lambda part: _phases(part).get(name), milliseconds)
+
+
+def _columns(parts: Sequence[SubtaskFigures]) -> list[_Column]:
+    """Those that any subtask has a value in."""
+    columns = [
+        _Column("subtask", "subtask", lambda part: part.subtask, str),
+        _Column("took", "took", _took_ms, milliseconds),
+        _Column("end", "end to end", lambda part: part.end_to_end_ms, milliseconds),
+        *(_phase_column(name) for name in _PHASES),
+        _Column("rows", "rows in", lambda part: part.rows, _amount),
+        _Column("changes", "changes", lambda part: part.delta_rows, _amount),
+        _Column("bytes", "changed", lambda part: part.delta_bytes, size),
+        _Column("base", "base", lambda part: part.base_bytes or None, _size),
+        _Column("on", "ran on", _place, str, number=False),
+    ]
+    return [
+        column
+        for column in columns
+        if column.name in ("subtask", "took", "end") or any(column.value(part) for part in parts)
+    ]
+
+
+def _size(value: int | None) -> str:
+    return "" if value is None else size(value)
+
+
+def _sorted(
+    parts: Sequence[SubtaskFigures], columns: Sequence[_Column], sort: str
+) -> list[SubtaskFigures]:
+    column = next((one for one in columns if one.name == sort), None)
+    if column is None or column.name == "subtask":
+        return list(parts)
+    if column.name in ("took", "end"):  # who has not acked is the slowest of all
+        return sorted(parts, key=lambda p: (p.end_to_end_ms is not None, -(column.value(p) or 0)))
+    if not column.number:
+        return sorted(parts, key=column.value)
+    return sorted(parts, key=lambda part: -(column.value(part) or 0))
+
+
+def _row(part: SubtaskFigures, columns: Sequence[_Column], whole: float, slow_ms: float) -> _Row:
+    phases = [
+        (_PHASES[name][0], took, f"{_PHASES[name][1]}: {milliseconds(took)}")
+        for name, took in _phases(part).items()
+    ]
+    missing = part.end_to_end_ms is None
+    cells = [(column.text(column.value(part)), column.number) for column in columns]
+    if missing:
+        cells[1] = ("not yet", True)
+    slow = (_took_ms(part) or 0.0) >= slow_ms
+    return _Row(part.subtask, cells, segments(phases, whole), slow, missing)

@@ -1,0 +1,246 @@
+"""A job as its store shows it: read without a claim, whether it runs, or where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from recovery.inspect.describe import JobDescription, OperatorInfo, describe, read_one
+from recovery.inspect.history import CheckpointFigures, History
+from recovery.inspect.history_reader import HistoryReader
+from recovery.inspect.jobs import job_folder, split_jobs, summarise
+from recovery.savepoints.savepoint import (
+    SavepointInfo,
+    below,
+    list_savepoints,
+    savepoints_folder,
+)
+from snapshot.formats.record import LOG_PREFIX, parse_record_name
+from snapshot.storage.object_store import ObjectInfo, ObjectStore
+from snapshot.storage.open import S3_SCHEMES, open_store
+from snapshot.storage.store_options import StoreOptions
+from statebackend.errors import FormatError
+from statebackend.system import SYSTEM, System
+from statebackend.tables.read import read_state, states
+from statebackend.ui.job_figures import (
+    JobLine,
+    LookedUpValue,
+    OperatorState,
+    RunFacts,
+    SettingLine,
+    StateLine,
+    StoredFacts,
+    Takeover,
+)
+
+__all__ = ["StoredJobView", "StoredJobs", "as_text"]
+
+_TEXT_LIMIT: Final = 20_000
+_ROWS: Final = 500  # of a list or a map
+_TAKEOVERS: Final = 50
+_READERS: Final = 8
+_VIEWS: Final = 32
+
+
+class StoredJobView:
+    """One job under a URI; thread-safe.
+
+    Args:
+        place: the folder of all jobs. options: how S3 is reached.
+    """
+
+    is_running: Final = False  # not here
+
+    def __init__(
+        self, place: str, job: str, options: StoreOptions, system: System = SYSTEM
+    ) -> None:
+        self.place, self.job, self.options = place, job, options
+        self.uri: Final = job_folder(place, job)
+        self._system = system
+        self.store: Final = self._at(self.uri)
+        self._lock = system.threads.lock()
+        self._log: tuple[list[ObjectInfo], JobDescription] | None = None
+        self._reader = HistoryReader(self.store, job, read_all=self._read_all)
+
+    def _read_all(self, read: Callable[..., Any], *wanted: Iterable[Any]) -> list[Any]:
+        """As ``map``, several at a time: an object is a round trip."""
+        with self._system.threads.pool(_READERS, "statebackend-page-reads") as pool:
+            return list(pool.map(read, *wanted))
+
+    def _at(self, uri: str) -> ObjectStore:
+        options = self.options if uri.partition(":")[0] in S3_SCHEMES else None
+        return open_store(uri, new_id=self._system.new_id, options=options)
+
+    def _described(self) -> JobDescription:
+        """What the log says; read again when the listing of its records is another one."""
+        listing = list(self.store.list(LOG_PREFIX))
+        with self._lock:
+            known = self._log
+        if known is None or known[0] != listing:
+            known = listing, describe(self.store, self.job)
+            with self._lock:
+                self._log = known
+        return known[1]
+
+    def facts(self) -> RunFacts | StoredFacts:
+        """As the newest record says: no lineage is followed for it."""
+        history = self.history(None, 1)
+        listed = (parse_record_name(info.name) for info in self.store.list(LOG_PREFIX))
+        newest = max((one for one in listed if one is not None), default=0)
+        try:
+            tip = read_one(self.store, newest, self.job)
+        except FormatError as error:
+            problems = [error.what, *history.problems]
+            return StoredFacts(
+                durable_epoch=history.newest_epoch,
+                written_ms=None,
+                writer="a record that does not read",
+                generation=history.generation,
+                problems=list(dict.fromkeys(problems)),
+            )
+        return StoredFacts(
+            durable_epoch=history.newest_epoch,
+            written_ms=tip.stamp_ms if tip.stamp_ms >= 0 else None,
+            writer=tip.writer,
+            generation=tip.generation,
+            problems=history.problems,
+        )
+
+    def history(self, before_epoch: int | None, limit: int) -> History:
+        """See `JobView`."""
+        with self._lock:
+            return self._reader.read(limit=limit, before_epoch=before_epoch)
+
+    def checkpoint(self, epoch: int) -> CheckpointFigures | None:
+        """See `JobView`."""
+        with self._lock:
+            return self._reader.checkpoint(epoch)
+
+    def takeovers(self) -> list[Takeover]:
+        """See `JobView`."""
+        claims = self._described().claims[-_TAKEOVERS:]
+        return [
+            Takeover(
+                generation=one.generation,
+                writer=one.writer,
+                at_ms=one.stamp_ms if one.stamp_ms >= 0 else None,
+            )
+            for one in reversed(claims)
+        ]
+
+    def savepoints(self) -> list[SavepointInfo]:
+        """See `JobView`."""
+        folder = savepoints_folder(self.place)
+        store = self._at(folder)
+        found = list_savepoints(store, lambda name: self._at(below(folder, name)), job=self.job)
+        return found[::-1]
+
+    def operators(self) -> list[OperatorState]:
+        """See `JobView`."""
+        return [_operator(one) for one in self._described().operators]
+
+    def states(self) -> list[StateLine]:
+        """See `JobView`."""
+        found = states(self.place, self.job, options=self.options).to_pylist()
+        return [
+            StateLine(
+                operator=row["operator"],
+                state=row["state"],
+                kind=row["kind"],
+                key_schema=row["key_schema"] or "",
+                map_key_schema=row["map_key_schema"] or "",
+                value_schema=row["value_schema"] or "",
+                ttl_ms=row["ttl_ms"],
+                looked_up=row["key_schema"] is not None,
+            )
+            for row in found
+        ]
+
+    def lookup(self, operator: str, state: str, key: Any) -> LookedUpValue:
+        """A value as the newest durable checkpoint has it."""
+        read = read_state(self.place, self.job, operator, state, keys=[key], options=self.options)
+        rows: list[dict[str, Any]] = []
+        for batch in read:
+            rows += batch.to_pylist()
+            if len(rows) >= _ROWS:
+                break
+        where = "As the newest durable checkpoint has it."
+        if not rows:
+            return LookedUpValue(found=False, text="The key has no such state.", where=where)
+        where = f"{where} Key group {rows[0]['key_group']}."
+        shown = [
+            {name: value for name, value in row.items() if name not in ("key_group", "key")}
+            for row in rows[:_ROWS]
+        ]
+        return LookedUpValue(found=True, text=as_text(shown), where=where)
+
+    def settings(self) -> list[SettingLine] | None:
+        """Nobody knows them here."""
+        return None
+
+
+class StoredJobs:
+    """All jobs under a URI."""
+
+    def __init__(self, where: str, options: StoreOptions) -> None:
+        self.where: Final = where
+        self._options = options
+        self._views: dict[str, StoredJobView] = {}  # what they have read is not read again
+
+    def lines(self) -> list[JobLine]:
+        """All of them; one listing, and a few records of each."""
+        store = open_store(self.where, new_id=SYSTEM.new_id, options=self._options)
+        lines = []
+        for name, inside in split_jobs(self.where, store.list("")).items():
+            one = summarise(self._view(name).store, name, inside)
+            lines.append(
+                JobLine(
+                    job=name,
+                    epoch=one.epoch,
+                    size_bytes=one.size_bytes,
+                    written_ms=one.modified_ms,
+                    running=False,
+                    problem=one.problem,
+                )
+            )
+        return lines
+
+    def view(self, job: str) -> StoredJobView | None:
+        """One of them; None: there is none."""
+        view = self._view(job)
+        if not view.store.list(LOG_PREFIX):
+            return None
+        self._views = {**dict(list(self._views.items())[-_VIEWS:]), job: view}
+        return view
+
+    def _view(self, job: str) -> StoredJobView:
+        return self._views.get(job) or StoredJobView(self.where, job, self._options)
+
+
+def as_text(value: Any) -> str:
+    """A value for people, as JSON where it can be; cut where it is long."""
+    rows = value if isinstance(value, list) else [value]
+    text = "\n".join(json.dumps(row, default=_plain, ensure_ascii=False) for row in rows)
+    return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}\n... (cut)"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _operator(one: OperatorInfo) -> OperatorState:
+    by_subtask = {base.subtask: base.size_bytes + base.delta_bytes for base in one.bases}
+    sizes = [by_subtask.get(number, 0) for number in range(one.parallelism)]
+    return OperatorState(
+        uid=one.uid,
+        parallelism=one.parallelism,
+        max_parallelism=one.max_parallelism,
+        first_epoch=one.first_epoch,
+        state_bytes=sum(sizes),
+        dropped=one.dropped,
+        key_groups=one.key_groups,
+        subtask_bytes=sizes,
+    )

@@ -1,0 +1,114 @@
+"""The line that says how a job fares, and whether it may be stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from statebackend.ui.job_figures import RunFacts, StoredFacts, Waiting
+from statebackend.ui.job_health import health_of
+
+
+def running(**facts: Any) -> RunFacts:
+    return RunFacts(**{"active": True, "durable_epoch": 41, "durable_s": 3.0, **facts})
+
+
+def waits(*subtasks: int, of: int = 4) -> list[Waiting]:
+    return [Waiting(operator="count", subtasks=list(subtasks), parallelism=of)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "line", "safe"),
+    [
+        ({}, "good", "Running. Checkpoint 41 was complete 3.0 s ago.", True),
+        ({"input": False}, "good", "Running, and there is no input.", True),
+        ({"durable_epoch": None}, "good", "No checkpoint is complete yet.", True),
+        (
+            {"epoch": 42, "running_s": 2.0, "waiting": waits(0, 1)},
+            "good",
+            "Running: checkpoint 42 for 2.0 s, 2 of 4 subtasks have saved their state.",
+            True,
+        ),
+        (
+            {"epoch": 42, "running_s": 30.0, "waiting": waits(3)},
+            "slow",
+            "Slow: checkpoint 42 waits for 30.0 s for subtask count/3 to save its state. "
+            "The other 3 have.",
+            True,
+        ),
+        (
+            {"epoch": 42, "running_s": 75.0, "waiting": waits(1, 3)},
+            "bad",
+            "Stuck: checkpoint 42 waits for 1 min 15 s for subtasks count/1, count/3 to save "
+            "their state. The other 2 have.",
+            True,
+        ),
+        (
+            {"epoch": 42, "running_s": 75.0, "waiting": waits(0, 1, 2, 3)},
+            "bad",
+            "for all subtasks to save their state.",
+            True,
+        ),
+        (
+            {"store_out_s": 43.0, "epoch": 42, "writing": True},
+            "bad",
+            "Stuck: the object store has not answered for 43.0 s. Nothing is committed until it "
+            "does.",
+            False,
+        ),
+        (
+            {"epoch": 42, "writing": True, "writing_s": 20.0},
+            "slow",
+            "Slow: the record of checkpoint 42 is being written for 20.0 s.",
+            False,
+        ),
+        (
+            {"epoch": 42, "writing": True, "asynchronous": True},
+            "good",
+            "the record of checkpoint 42 is being written.",
+            False,
+        ),
+        ({"failure": "[SB3004] fenced"}, "bad", "Nothing is committed any more: [SB3004]", True),
+        ({"behind": "9 rows come"}, "slow", "Lagging: 9 rows come. Checkpoint 41", True),
+        (
+            {"continuous": True, "interval_s": 10.0, "durable_s": 45.0},
+            "slow",
+            "Lagging: no checkpoint is complete for 45.0 s, and one is due every 10.0 s.",
+            True,
+        ),
+    ],
+)
+def test_a_running_job(facts: dict[str, Any], level: str, line: str, safe: bool) -> None:
+    found = health_of(running(**facts))
+    assert (found.level, found.safe) == (level, safe)
+    assert line in found.line
+
+
+def test_long_batches_are_no_trouble_where_they_are_usual() -> None:
+    facts = running(epoch=42, running_s=75.0, waiting=waits(3))
+    assert health_of(facts, usual_ms=60_000.0).level == "good"
+
+
+def test_a_stop_of_a_continuous_job_says_what_is_read_again() -> None:
+    found = health_of(running(continuous=True))
+    assert "checkpoint 41 (3.0 s ago)" in found.safe_line
+
+
+def test_many_subtasks_are_counted() -> None:
+    found = health_of(running(epoch=1, running_s=99.0, waiting=waits(*range(40), of=100)))
+    assert "for 40 subtasks (40 of count)" in found.line
+
+
+def test_a_job_that_has_ended() -> None:
+    assert health_of(running(active=False)).line.startswith("Stopped after checkpoint 41.")
+    failed = health_of(running(active=False, failure="[SB2001] the store is down"))
+    assert (failed.level, failed.safe) == ("bad", None)
+    assert "[SB2001]" in failed.line
+
+
+def test_a_stored_job_says_when_it_was_written_last() -> None:
+    facts = StoredFacts(durable_epoch=7, written_ms=0, writer="host:1", generation=2)
+    assert "Checkpoint 7 is the newest, written 1970-01-01 00:00:00Z by host:1" in (
+        health_of(facts).line
+    )

@@ -1,0 +1,65 @@
+"""What the page shows of settings, and who gets a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from statebackend.errors import SettingError
+from statebackend.settings import Settings
+from statebackend.ui import driver_page as pages
+from statebackend.ui.driver_page import driver_page
+from statebackend.ui.running_job_view import setting_lines
+
+TOKEN = "a secret of 16 or more"
+
+
+def settings(**given: Any) -> Settings:
+    return Settings.resolve(given, {"spark.statebackend.openStores": "5"}.get)
+
+
+def test_a_secret_setting_is_not_shown_anywhere() -> None:
+    found = settings(ui_token=TOKEN)
+    lines = setting_lines(found)
+    assert TOKEN not in repr(lines)
+    assert TOKEN not in repr(found)
+    assert next(line.value for line in lines if line.name == "ui_token") == "(not shown)"
+    assert next(line.value for line in setting_lines(settings()) if line.name == "ui_token") == ""
+
+
+def test_a_wrong_secret_is_not_in_the_error() -> None:
+    with pytest.raises(SettingError) as caught:
+        settings(ui_token="too short")
+    assert "too short" not in str(caught.value)
+
+
+def test_each_setting_says_where_it_came_from() -> None:
+    origins = {line.name: line.origin for line in setting_lines(settings(tls=0))}
+    assert origins["tls"] == "argument"
+    assert origins["open_stores"] == "session key"
+    assert origins["uri"] == "default"
+    assert list(origins)[:2] == ["tls", "open_stores"]  # those that were given come first
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_pages", {})
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_jobs_of_one_driver_share_a_page_and_its_token() -> None:
+    made: list[tuple[str, int, str]] = []
+
+    class Page:
+        def __init__(self, host: str, port: int, token: str) -> None:
+            made.append((host, port, token))
+            self.token = token
+
+    def asked(token: str) -> Any:
+        return driver_page(settings(ui_port=8080, ui_token=token), Page)  # type: ignore[arg-type]
+
+    assert asked(TOKEN) is asked(TOKEN)
+    assert made == [("127.0.0.1", 8080, TOKEN)]
+    with pytest.raises(SettingError, match="another token"):
+        asked("another of 16 or more")
