@@ -23,7 +23,7 @@ from statebackend.hashing import key_groups
 from statebackend.operators import keyed_operator as rows_module
 from statebackend.operators.input.staging import InputStage
 from statebackend.schema.codec import codec_for
-from statebackend.schema.keys import KeyCodec
+from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
@@ -181,14 +181,18 @@ def test_two_epochs_over_their_budgets_give_the_rows_and_deltas_of_epochs_within
 
 @pytest.mark.usefixtures("small_chunks")
 def test_the_rows_of_a_hot_key_are_made_as_they_are_read(tmp_path: Path) -> None:
+    def rows_alive() -> int:
+        gc.collect()
+        return sum(type(o).__mro__[1:2] == (T.Row,) for o in gc.get_objects())
+
     one, alive = Epochs(tmp_path, 2000, None), []
+    of_other_tests = rows_alive()
 
     def call(key: tuple[Any, ...], rows: Iterator[Any]) -> None:
         for at, row in enumerate(rows):
             assert row.n == at
             if at % 150 == 0:
-                gc.collect()
-                alive.append(sum(type(o).__mro__[1:2] == (T.Row,) for o in gc.get_objects()))
+                alive.append(rows_alive() - of_other_tests)
 
     one.epoch(["hot"] * 600, call)
     assert len(alive) == 4
