@@ -13,7 +13,12 @@ KINDS = [Kind(files, asynchronous) for files in (False, True) for asynchronous i
 PARTS = 5  # of all cuts, `python -m tests.crash` has the rest
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    # Cuts between the writes of files are many: tox -e full has them.
+    [pytest.param(kind, marks=[pytest.mark.full] if kind.files else []) for kind in KINDS],
+    ids=str,
+)
 def test_wherever_a_job_s_writes_are_cut_the_state_comes_back_and_nothing_is_left_over(
     tmp_path: Path, kind: Kind
 ) -> None:

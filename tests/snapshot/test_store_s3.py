@@ -35,10 +35,12 @@ class TestMinistackOverTls(S3Suite):
     tls = True
 
 
+@pytest.mark.full  # a second server, beside ministack
 class TestMoto(S3Suite):
     kind = "moto"
 
 
+@pytest.mark.full  # a second server, beside ministack
 class TestMotoOverTls(S3Suite):
     kind = "moto"
     tls = True

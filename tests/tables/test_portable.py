@@ -226,7 +226,7 @@ def test_what_was_written_in_vain_is_removed(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

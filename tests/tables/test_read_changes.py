@@ -61,7 +61,7 @@ def changes(folder: Path, state: str, **given: Any) -> pa.Table:
     return statebackend.read_changes(f"file://{folder}", JOB, "op", state, **given).read_all()
 
 
-@pytest.mark.parametrize("parallelism", [(1,), (2, 3)])
+@pytest.mark.parametrize("parallelism", [(1,), pytest.param((2, 3), marks=pytest.mark.full)])
 @pytest.mark.parametrize("state", STATES)
 def test_changes_are_the_difference_of_what_is_read_at_each_epoch(
     tmp_path: Path, state: str, parallelism: tuple[int, ...]

@@ -123,7 +123,7 @@ def test_files_on_another_file_system_are_read_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(
     count=st.integers(0, 60),
     split_bytes=st.integers(1, 400),

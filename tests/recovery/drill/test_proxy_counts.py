@@ -27,6 +27,8 @@ from tests.recovery.drill.proxied import (
 )
 from tests.support.servers import Certificates
 
+pytestmark = pytest.mark.full  # each request over HTTP and over TLS
+
 # --- without faults ------------------------------------------------------------------------------
 
 

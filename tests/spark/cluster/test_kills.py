@@ -17,25 +17,18 @@ def sources(result: dict, epoch: int | None = None) -> set[str]:
     return {r["source"] for r in result["restores"] if epoch is None or r["epoch"] == epoch}
 
 
+# Over a minute: it starts two drivers, each with executors, and one executor anew.
 @pytest.mark.promise
-def test_a_killed_python_worker_and_a_killed_executor_lose_and_repeat_nothing(local_cluster: Trial):
-    local_cluster.write_input()
-    driver = local_cluster.start("a")
-    local_cluster.wait_for_batch(1)
-    local_cluster.processes.kill(until(local_cluster.processes.python_workers, "a Python worker"))
-    local_cluster.wait_for_batch(4)
-    local_cluster.processes.kill(local_cluster.processes.executors()[:1])
-    local_cluster.finish(driver, "a")
-    local_cluster.check()
-
-
-@pytest.mark.promise
-def test_a_killed_driver_comes_back_from_local_copies_without_reading_the_store(
+def test_a_killed_worker_executor_and_driver_lose_nothing_and_local_copies_suffice(
     local_cluster: Trial,
 ):
     local_cluster.write_input()
     driver = local_cluster.start("a")
+    local_cluster.wait_for_batch(1)
+    local_cluster.processes.kill(until(local_cluster.processes.python_workers, "a Python worker"))
     local_cluster.wait_for_batch(3)
+    local_cluster.processes.kill(local_cluster.processes.executors()[:1])
+    local_cluster.wait_for_batch(5)
     driver.kill()
     driver.wait()
     until(lambda: not local_cluster.processes.executors(), "the executors' end")

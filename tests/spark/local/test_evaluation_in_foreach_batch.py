@@ -56,7 +56,6 @@ def _flood(world: World) -> Flood:
 # --- more than once ------------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 def test_a_frame_that_is_counted_and_written_is_one_epoch(world: World) -> None:
     counted: list[int] = []
 

@@ -53,7 +53,6 @@ def test_a_processor_that_raises_once_costs_a_restart_and_nothing_else(world: Wo
     assert set(sources(backend).values()) == {"local"}
 
 
-@pytest.mark.promise
 def test_a_worker_that_is_killed_costs_a_restart_and_nothing_else(world: World) -> None:
     world.input.add_keys("a", "b", "c", "d")
     world.input.add_keys("a", "b", "bad", "c", "d")

@@ -125,7 +125,7 @@ def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("mode", ["Update", "append"])
+@pytest.mark.parametrize("mode", ["Update", pytest.param("append", marks=pytest.mark.full)])
 def test_a_count_goes_on_after_a_restart_and_with_other_subtasks(
     both: BothFunctions, mode: str
 ) -> None:
