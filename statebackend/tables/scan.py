@@ -284,12 +284,12 @@ def in_batches(pieces: Iterator[Entries]) -> Iterator[Entries]:
 def _cut(piece: Entries) -> Iterator[tuple[list[bytes], list[bytes], int]]:
     """A piece in parts that are a batch at most, or one entry, with how many bytes each has."""
     keys, values = piece
-    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-    sizes += np.fromiter(map(len, values), np.int64, len(values))
-    total = int(sizes.sum())
+    total = sum(map(len, keys)) + sum(map(len, values))
     if total <= BATCH_BYTES:
         yield keys, values, total
         return
+    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+    sizes += np.fromiter(map(len, values), np.int64, len(values))
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
     start = 0
     for end in [*ends.tolist(), len(keys)]:
