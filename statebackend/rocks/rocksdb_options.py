@@ -50,6 +50,7 @@ class RocksSettings:
     ``workers`` and ``cache_max_bytes``. ``for_maps``: entries are mostly read one by one, in key
     order, and those of a key lie together. ``whole_filters``: as long as they are small, see
     :mod:`statebackend.rocks.filter_placement`; for who opens a store anew that has outgrown them.
+    ``read_once``: it is read to its end and thrown away, so that RocksDB need not merge its files.
     """
 
     block_cache_bytes: int = CACHE_MIN_BYTES
@@ -58,6 +59,7 @@ class RocksSettings:
     whole_filters: bool = False
     workers: int = 1
     cache_max_bytes: int = CACHE_MAX_BYTES
+    read_once: bool = False
 
     @property
     def cache_bytes(self) -> int:

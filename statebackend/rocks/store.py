@@ -138,7 +138,8 @@ class RocksStore(RocksReads):
         whole_filters = settings.whole_filters and not are_in_parts(path)
         options = store_options(settings, whole_filters=whole_filters)
         options.create_if_missing(make)
-        options.set_disable_auto_compactions(not compacting or is_clipped(path))
+        compacting = compacting and not settings.read_once and not is_clipped(path)
+        options.set_disable_auto_compactions(not compacting)
         try:
             store = cls(Rdict(path, options, column_families={"default": options}), path)
         except Exception as error:

@@ -309,7 +309,7 @@ class _Edited:
         """Write what its subtasks hold of keys."""
         of = self.record.parallelism, self.record.max_parallelism
         if self.rekeyed:
-            with closing(open_local(str(folder / "db"), READ_SETTINGS)) as store:
+            with closing(open_local(str(folder / "db"))) as store:
                 for number in range(self.operator.lineage.parallelism):
                     self._move(number, folder / "from", store)
                     work.add()

@@ -19,7 +19,8 @@ from statebackend.tables.stored_job import StoredJob, StoredOperator
 
 __all__ = ["READ_SETTINGS", "fetch_subtask"]
 
-READ_SETTINGS: Final = RocksSettings()
+READ_SETTINGS: Final = RocksSettings(read_once=True)
+_RESTORE_SETTINGS: Final = RocksSettings()  # with merges: many files of level 0 hold up writes
 
 
 def fetch_subtask(
@@ -75,7 +76,7 @@ def fetch_subtask(
         store=job.store,
         now_s=system.monotonic_s,
         lease_timeout_s=0.0,
-        settings=READ_SETTINGS,
+        settings=_RESTORE_SETTINGS,
         threads=system.threads,
     ).open()
     opened.directory.release()

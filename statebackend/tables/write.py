@@ -38,7 +38,6 @@ from statebackend.tables.savepoint_writer import (
     SavepointWriter,
 )
 from statebackend.tables.scan import scratch_folder
-from statebackend.tables.temporary_copy import READ_SETTINGS
 
 __all__ = [
     "KeyedSlices",
@@ -179,7 +178,7 @@ def in_one_process(
     """Write what an operator holds of keys from here; a RocksDB in the folder sorts it."""
     of = given.parallelism, given.max_parallelism
     lists = list_heads(given)
-    store = open_local(str(folder / "db"), READ_SETTINGS)
+    store = open_local(str(folder / "db"))
     try:
         for state, batches in given.states:
             _fill(store, _entries_of(state, batches, given.max_parallelism))

@@ -162,3 +162,17 @@ def test_rows_are_written_where_rocksdb_takes_no_option(
     assert "no space left" in caplog.text
     assert dict(store.scan()) == BULK | SMALL
     assert store.marker() == marker(1)
+
+
+def test_a_store_that_is_read_once_is_read_as_it_lies(tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    written = RocksStore.open(path, TINY, compacting=False)
+    for epoch in range(10):
+        apply(written, SMALL, marker(epoch))
+        written.flush()
+    written.close()
+    for settings, merges in ((replace(TINY, read_once=True), False), (TINY, True)):
+        store = RocksStore.open(path, settings)
+        assert dict(store.scan()) == SMALL
+        assert merged(store, 30.0 if merges else 0.3) == merges
+        store.close()
