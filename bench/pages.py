@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -48,6 +49,12 @@ def runs(folder: Path = RESULTS) -> list[Run]:
 def newest(benchmark: str, good: Callable[[Run], bool] = lambda run: run.quiet) -> Run:
     """The newest run of a benchmark that is good enough."""
     return [run for run in runs() if benchmark in run.data and good(run)][-1]
+
+
+def best(benchmark: str) -> Run:
+    """The newest quiet run; if there is none, the newest."""
+    found = [run for run in runs() if benchmark in run.data]
+    return ([run for run in found if run.quiet] or found)[-1]
 
 
 def source(command: str, used: Iterable[Run]) -> str:
@@ -260,8 +267,87 @@ def large() -> str:
     return size + table("what | measured", rows) + "\n\n" + source("tox -e bench -- large", [run])
 
 
+def functions() -> str:
+    """`applyInPandasWithState`, unmodified, through Spark's operator and through this."""
+    rows, used = [], []
+    for keys, per_key in ((100_000, 1), (10_000, 10), (100, 1000)):
+        work = f"function-{per_key}"
+        run = newest("throughput", lambda run, work=work: work in run.data["throughput"]["works"])
+        used.append(run)
+        one = run.data["throughput"]["works"][work]["configurations"][0]["rounds"][-1]
+        spark, ours = one["spark"]["rows_per_s"], one["ours"]["rows_per_s"]
+        row = (f"{keys:,}", f"{per_key:,}", f"{spark:,.0f}", f"{ours:,.0f}", f"{ours / spark:.1f}")
+        rows.append(row)
+    head = "keys in a batch | rows a key | Spark's operator, rows/s | this, rows/s | times"
+    works = "function-1 function-10 function-1000"
+    command = f"tox -e bench -- throughput --work {works} --rows 100000 --partitions 2"
+    return table(head, rows) + "\n\n" + source(command, used)
+
+
+def starts() -> str:
+    """From a process's start to the first output, and the same after `kill -9`."""
+    run = best("starts")
+    found = run.data["starts"]
+    rows = [
+        (
+            {"spark": "Spark's operator", "ours": "this"}[side],
+            kind,
+            f"{one['jvm_s']:.1f} s",
+            f"{one['spark_s']:.1f} s",
+            f"{one['ours_s']:.2f} s" if side == "ours" else "",
+            f"{one['process_to_first_output_s']:.1f} s",
+        )
+        for kind in ("first", "after kill -9")
+        for side, one in ((side, found["median"][side][kind]) for side in ("spark", "ours"))
+    ]
+    size = f"A counter of {found['keys']:,} keys; medians.\n\n"
+    text = size + table("operator | start | the JVM | Spark | ours | first output", rows)
+    return text + "\n\n" + source("tox -e bench -- starts", [run])
+
+
+def state_read() -> str:
+    """Reading all of a state, in one process and in Spark."""
+    run = best("state-read")
+    found = run.data["state-read"]
+    spark = found["in_spark"]
+    rows = [
+        ("`read_state`, files fetched and all decoded", f"{found['entries_per_s']:,}"),
+        ("the same, by the second of a core", f"{found['entries_per_cpu_s']:,}"),
+        ("scanned and decoded alone, by the second of a core", f"{found['decoded_per_cpu_s']:,}"),
+        (
+            '`spark.read.format("statebackend")`, one core',
+            f"{spark['statebackend']['entries_per_s']:,}",
+        ),
+        (
+            'Spark\'s own `format("statestore")` of its own state, in the JVM, one core',
+            f"{spark['statestore']['entries_per_s']:,}",
+        ),
+    ]
+    grown = found["memory_growth_bytes"] / 2**20
+    size = f"{found['keys']:,} entries; the process grew by {grown:.0f} MiB meanwhile.\n\n"
+    text = size + table("entries per second | ", rows)
+    return text + "\n\n" + source("tox -e bench -- state-read", [run])
+
+
+def monitoring() -> str:
+    """What metrics, traces and a listener cost."""
+    run = best("monitoring")
+    found = run.data["monitoring"]
+    names = (("batch_ms", "a batch"), ("driver_cpu_ms", "processor time of the driver, a batch"))
+    rows = []
+    for name, what in names:
+        plain, watched = (
+            statistics.median(one[side][name] for one in found["rounds"])
+            for side in ("plain", "watched")
+        )
+        more = f"{found[f'{name}_more_percent']:+.1f} %"
+        rows.append((what, f"{plain:.1f} ms", f"{watched:.1f} ms", more))
+    text = table("median | without | with | more, median of pairs", rows)
+    return text + "\n\n" + source("tox -e bench -- monitoring", [run])
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
-    make.__name__: make
+    make.__name__.replace("_", "-"): make
     for make in (
         throughput,
         aggregate,
@@ -273,6 +359,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
         requests,
         commits,
         large,
+        functions,
+        starts,
+        state_read,
+        monitoring,
     )
 }
 
