@@ -24,9 +24,9 @@ import recovery.local.store_directory
 import recovery.restore.rescale
 import recovery.restore.restorer
 import recovery.restore.step_reader
-import recovery.restore.upload
 import recovery.savepoints.state_copy
 import statebackend.runtime.worker.ack_slices
+import statebackend.runtime.worker.background_upload
 import statebackend.spark.start.launch
 import statebackend.spark.worker.task
 import statebackend.tables.erase
@@ -136,7 +136,7 @@ def _replacements(
         recovery.local.local_copies,
         recovery.restore.rescale,
         recovery.restore.restorer,
-        recovery.restore.upload,
+        statebackend.runtime.worker.background_upload,
     ):
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
@@ -156,7 +156,7 @@ def _replacements(
     if not arrow:
         yield statebackend.spark.worker.task, "encode_frozen", _encoded_frozen
         yield statebackend.runtime.worker.ack_slices, "encode_delta", _encoded
-        yield recovery.restore.upload, "encode_delta", _encoded
+        yield statebackend.runtime.worker.background_upload, "encode_delta", _encoded
         yield recovery.restore.step_reader, "iter_delta", _iterated
         yield statebackend.tables.erase, "encode_stream", _encoded_stream
 

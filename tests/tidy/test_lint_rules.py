@@ -44,6 +44,7 @@ PROTOCOL = (
     *_modules(
         "statebackend/runtime/driver", without={"attempt_timeouts", "environment", "services"}
     ),
+    "statebackend/runtime/worker/background_upload.py",
     *_modules("statebackend/spark/start", without={"checkpoint_location"}),
     *_modules("statebackend/continuous/driver"),
     *_modules("statebackend/continuous/worker"),
