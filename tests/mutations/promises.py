@@ -62,7 +62,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "small state costs one object for each operator and epoch",
-        "statebackend/runtime/worker/ack_slices.py",
+        "statebackend/runtime/worker/slice_parts.py",
         "    elif delta.size_bytes > budget_bytes:\n",
         "    elif delta.size_bytes > 0:\n",
         (_COMMITS, "tests/spark/store"),

@@ -25,8 +25,8 @@ import recovery.restore.rescale
 import recovery.restore.restorer
 import recovery.restore.step_reader
 import recovery.savepoints.state_copy
-import statebackend.runtime.worker.ack_slices
 import statebackend.runtime.worker.background_upload
+import statebackend.runtime.worker.slice_parts
 import statebackend.spark.start.launch
 import statebackend.spark.worker.task
 import statebackend.tables.erase
@@ -155,7 +155,7 @@ def _replacements(
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:
         yield statebackend.spark.worker.task, "encode_frozen", _encoded_frozen
-        yield statebackend.runtime.worker.ack_slices, "encode_delta", _encoded
+        yield statebackend.runtime.worker.slice_parts, "encode_delta", _encoded
         yield statebackend.runtime.worker.background_upload, "encode_delta", _encoded
         yield recovery.restore.step_reader, "iter_delta", _iterated
         yield statebackend.tables.erase, "encode_stream", _encoded_stream
