@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.rowconv import RowWriter, collected_rows
+from statebackend.operators.rows.row_conversion import RowWriter, collected_rows
 from statebackend.testing.harness import UID
 
 __all__ = ["OutputCheck"]

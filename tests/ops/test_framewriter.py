@@ -24,7 +24,7 @@ from statebackend.operators.frames.framewriter import (
     inner_copy,
     public_copy,
 )
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.rows.rowshapes import MisfitError
 
 ZONE = "America/New_York"

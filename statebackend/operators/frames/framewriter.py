@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.rows.rowshapes import (
     MisfitError,
     how_to_name,

@@ -18,7 +18,7 @@ from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.operators.declared_states import Declarations, parse_schema
 from statebackend.operators.input.packing import PACKED_SCHEMA, RowPacker
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.rpc.service import Credentials
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.initial_frame import InitialState
