@@ -24,8 +24,8 @@ from statebackend.operators.frames.framewriter import (
     inner_copy,
     public_copy,
 )
+from statebackend.operators.rows.field_checks import MisfitError
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.operators.rows.rowshapes import MisfitError
 
 ZONE = "America/New_York"
 K_N = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])

@@ -31,7 +31,7 @@ from statebackend.operators.frames.group_state import (
     with_timeouts,
 )
 from statebackend.operators.frames.quickframes import quick_frames
-from statebackend.operators.rows.rowshapes import MisfitError
+from statebackend.operators.rows.field_checks import MisfitError
 from statebackend.operators.vector.column_states import ArrowValueState
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.cells import is_flat
