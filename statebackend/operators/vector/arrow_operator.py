@@ -17,7 +17,7 @@ from statebackend.operators.vector.column_timers import ArrowTimers, Fired
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
 from statebackend.operators.vector.values import arrow_fields, columns_of, record
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.keys.keycolumns import decode_key_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.state.binary_columns import take
 from statebackend.state.column_table import ColumnTable
 
