@@ -29,7 +29,7 @@ import statebackend.runtime.worker.background_upload
 import statebackend.runtime.worker.slice_parts
 import statebackend.spark.start.launch
 import statebackend.spark.worker.task
-import statebackend.tables.erase
+import statebackend.tables.erase_from_log
 import statebackend.tables.temporary_copy
 from recovery.local.local_copies import LocalSubtask
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
@@ -142,9 +142,9 @@ def _replacements(
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
     yield statebackend.spark.start.launch, "write_initial", initial.write
-    yield statebackend.tables.erase, "shutil", disk.shutil
+    yield statebackend.tables.erase_from_log, "shutil", disk.shutil
     yield (
-        statebackend.tables.erase,
+        statebackend.tables.erase_from_log,
         "open_store",
         lambda path, settings: parted.open_store(path, settings, opener=opener),
     )
@@ -158,7 +158,7 @@ def _replacements(
         yield statebackend.runtime.worker.slice_parts, "encode_delta", _encoded
         yield statebackend.runtime.worker.background_upload, "encode_delta", _encoded
         yield recovery.restore.step_reader, "iter_delta", _iterated
-        yield statebackend.tables.erase, "encode_stream", _encoded_stream
+        yield statebackend.tables.erase_from_log, "encode_stream", _encoded_stream
 
 
 @contextlib.contextmanager
