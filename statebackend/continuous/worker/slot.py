@@ -39,7 +39,7 @@ from statebackend.continuous.job.slot_messages import (
 )
 from statebackend.continuous.sinks.sink import SinkContext, run_name
 from statebackend.continuous.worker.driver_link import RETRY_S, SLOT, DriverLink
-from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import Place
 from statebackend.continuous.worker.source_subtask import SourceSubtask

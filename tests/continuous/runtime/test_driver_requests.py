@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_checkpoint_of_a_job_that_has_ended(world: World) -> 
 def test_a_checkpoint_that_expires_names_those_it_waited_for(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+    from statebackend.continuous.worker.keyed_state import SubtaskState
 
     persist = SubtaskState.persist
 

@@ -12,7 +12,7 @@ from recovery.local.store_pool import Clock, StorePoolSettings
 from snapshot.protocol.messages import BaseDone, BaseRenewal, BeginRequest
 from statebackend.continuous.exchange.channel_messages import Identity
 from statebackend.continuous.job.slot_messages import Copy, Deploy
-from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.slot import Run, Slot
 from statebackend.errors import CoordinatorUnreachableError, ProcessorError, StateBackendError
 from statebackend.keygroups import key_group_range
