@@ -1,4 +1,4 @@
-"""Keys back to columns: the inverse of `keyparts`, without a loop per row.
+"""Keys back to columns: the inverse of `key_column_encoding`, without a loop per row.
 
 The layout is described in `key_codec`. Each row has a place up to which it was
 read; a piece of fixed width is gathered there for all rows at once.
