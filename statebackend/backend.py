@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
-from statebackend.continuous.job.dataflow import ContinuousStream, continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
+from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sources.source import Source
 from statebackend.errors import (
     SettingError,
