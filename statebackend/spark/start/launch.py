@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.barriers.job_watermark import NextDue, next_due
 from snapshot.formats.record import Manifest
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.operators import (
     check_initial,
     lacks_initial,
