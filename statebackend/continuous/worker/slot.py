@@ -51,7 +51,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.operators.streaming_operator import StreamOperator
-from statebackend.rpc.service import Client, Credentials, Endpoint, client_for
+from statebackend.rpc.driver_service import Client, Credentials, Endpoint, client_for
 from statebackend.rpc.tls import Tls, self_signed
 from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from snapshot.protocol.stamps import Stamps
-from statebackend.rpc.service import Server
+from statebackend.rpc.driver_service import Server
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.runtime.driver.session import RunSession

@@ -44,8 +44,8 @@ from recovery.local.store_pool import StorePool
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import ProtocolError
+from statebackend.rpc.driver_service import Credentials, Endpoint
 from statebackend.rpc.envelope import Decoder, encode
-from statebackend.rpc.service import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import (
     ConnectionClosed,

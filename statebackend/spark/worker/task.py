@@ -29,7 +29,7 @@ from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_lists_maps import OperatorSnapshot
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.rpc.service import Credentials, client_for
+from statebackend.rpc.driver_service import Credentials, client_for
 from statebackend.runtime.worker.participant import (
     AckTimes,
     EpochStamp,
