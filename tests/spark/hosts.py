@@ -18,8 +18,8 @@ from statebackend import system
 from statebackend.rpc.driver_service import Endpoint
 from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import pass_on
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, Run
+from statebackend.spark.worker.delegated_calls import Request, pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Run
 from tests.recovery.local.open_stores import REAL, subtask
 from tests.recovery.local.small_copies import SMALL
 

@@ -46,8 +46,8 @@ from statebackend.runtime.worker.worker_store import (
     store_pool_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext, job_place
-from statebackend.spark.worker.delegated_calls import pass_on
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request
+from statebackend.spark.worker.delegated_calls import Request, pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs
 from statebackend.spark.worker.initial_rows import read_initial
 from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
