@@ -24,11 +24,11 @@ from statebackend.spark.from_spark.spark_checkpoint import SparkCheckpoint, open
 from statebackend.spark.from_spark.spark_operators import (
     TIMERS,
     SparkOperator,
-    StateReader,
     spark_operators,
     time_mode_of,
     unread,
 )
+from statebackend.spark.from_spark.spark_state_reader import StateReader
 from statebackend.state.ttl_cells import TTL
 from statebackend.tables.given_operators import MAX_PARALLELISM, OperatorState
 from statebackend.tables.write_given import write_saved_query
