@@ -231,7 +231,7 @@ def _reader(
     shown: int | None = None,
 ) -> InputReader:
     if plan.flavour == "pandas":
-        from statebackend.operators.frames.frame_reader import (
+        from statebackend.operators.pandas_frames.frame_reader import (
             FrameReader,  # imports pandas: a second in a new worker
         )
 
@@ -255,7 +255,7 @@ def _writer(plan: OperatorPlan, processor: Any) -> OutputWriter:
         return described(plan.uid, processor)
 
     if plan.flavour == "pandas":
-        from statebackend.operators.frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.framewriter import FrameWriter
 
         return FrameWriter(plan.output_schema, who, timezone=plan.timezone)
     return RowWriter(plan.output_schema, who)

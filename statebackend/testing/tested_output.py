@@ -57,8 +57,10 @@ class OutputCheck:
         return collected_rows(pa.Table.from_batches(batches), self._schema)
 
     def _frames(self, output: list[Any]) -> list[Any]:
-        from statebackend.operators.frames.frame_reader import FrameReader  # they import pandas
-        from statebackend.operators.frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.frame_reader import (
+            FrameReader,  # they import pandas
+        )
+        from statebackend.operators.pandas_frames.framewriter import FrameWriter
 
         assert self._schema is not None
         batches = _written(FrameWriter(self._schema, _who, timezone="UTC"), output)

@@ -17,8 +17,8 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import PandasToArrowConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.frames import framewriter
-from statebackend.operators.frames.framewriter import (
+from statebackend.operators.pandas_frames import framewriter
+from statebackend.operators.pandas_frames.framewriter import (
     FrameWriter,
     choose_copier,
     inner_copy,

@@ -104,7 +104,9 @@ class SlotTask:
         with contextlib.ExitStack() as stack:
             stack.enter_context(quick_turns())
             if any(spec.quick_frames for spec in self.run.specs.values()):
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             Slot(self.run, slot, self.credentials.value, host=host).serve()

@@ -169,7 +169,9 @@ class StaticTask:
             spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
             stack.callback(spill.close)
             if spec.quick_frames:
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             inputs = [

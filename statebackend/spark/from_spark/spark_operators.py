@@ -17,7 +17,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.types import StructType
 
 from statebackend.errors import NotRestorableError
-from statebackend.operators.frames.group_state import STATE
+from statebackend.operators.pandas_frames.group_state import STATE
 from statebackend.spark.from_spark.reached_location import ReachedLocation
 
 __all__ = [

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from statebackend.operators.frames.group_state import NO_TIME_MS, STATE, TIMEOUT
+from statebackend.operators.pandas_frames.group_state import NO_TIME_MS, STATE, TIMEOUT
 from statebackend.spark.from_spark.reached_location import ReachedLocation
 from statebackend.spark.from_spark.spark_checkpoint import SparkCheckpoint
 from statebackend.spark.from_spark.spark_operators import TIMERS, SparkOperator, SparkState, unread

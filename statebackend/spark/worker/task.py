@@ -269,7 +269,9 @@ class SubtaskEpoch:
         parts = taken.groups(spec.plan.key_codec, late)
         with contextlib.ExitStack() as stack:
             if spec.quick_frames:
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             initial = self._initial(reply, stack)
