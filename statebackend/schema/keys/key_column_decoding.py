@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
-from statebackend.schema.keys.key_column_encoding import boolean_array, bytes_between
+from statebackend.schema.arrow_buffers import boolean_array, bytes_between
 from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type
 
