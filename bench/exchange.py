@@ -32,7 +32,7 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import by_key_group, rebalance
 from statebackend.continuous.exchange.server import ExchangeServer
-from statebackend.rpc.service import Call, Client, Server
+from statebackend.rpc.driver_service import Call, Client, Server
 from statebackend.rpc.tls import self_signed
 
 __all__ = ["exchange", "exchange_text"]

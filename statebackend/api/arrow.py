@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.api.context import NoTimers, Schema, check_mode
-from statebackend.api.states import OperatorRows
+from statebackend.api.state_protocols import OperatorRows
 from statebackend.errors import UsageError
 from statebackend.operators.declared_states import Times
 from statebackend.operators.vector.arrow_operator import Output

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 
 from pyspark.sql.types import StructType
 
-from statebackend.api.states import (
+from statebackend.api.state_protocols import (
     AggregatingState,
     BroadcastMap,
     ListState,

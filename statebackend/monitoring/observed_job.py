@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_standing import Standing
 from statebackend.runtime.driver.session import RunSession

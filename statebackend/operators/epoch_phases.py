@@ -19,8 +19,8 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.keyed_operator import InputReader, KeyOperator, OutputWriter
 from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
 from statebackend.operators.operator_plan import BatchCalls, Calls, EpochFigures, OperatorPlan
+from statebackend.operators.rows.row_conversion import RowWriter, row_type, shown_keys
 from statebackend.operators.rows.row_processor import RowReader
-from statebackend.operators.rows.rowconv import RowWriter, row_type, shown_keys
 from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable, state_prefix
@@ -231,7 +231,7 @@ def _reader(
     shown: int | None = None,
 ) -> InputReader:
     if plan.flavour == "pandas":
-        from statebackend.operators.frames.frame_reader import (
+        from statebackend.operators.pandas_frames.frame_reader import (
             FrameReader,  # imports pandas: a second in a new worker
         )
 
@@ -255,7 +255,7 @@ def _writer(plan: OperatorPlan, processor: Any) -> OutputWriter:
         return described(plan.uid, processor)
 
     if plan.flavour == "pandas":
-        from statebackend.operators.frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.framewriter import FrameWriter
 
         return FrameWriter(plan.output_schema, who, timezone=plan.timezone)
     return RowWriter(plan.output_schema, who)

@@ -21,7 +21,7 @@ from statebackend.operators.declared_states import Declarations, EpochState
 from statebackend.operators.errors.user_errors import call_once
 from statebackend.operators.operator_plan import Calls, OperatorPlan
 from statebackend.operators.processor_contexts import RecordingContext, WorkerContext
-from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
+from statebackend.operators.rows.row_conversion import columns_to_python, make_rows, row_type
 
 __all__ = [
     "SideReader",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from statebackend.api.context import ProcessorContext
-from statebackend.api.states import Timers
+from statebackend.api.state_protocols import Timers
 from statebackend.errors import SettingError, UsageError
 from statebackend.operators.declared_states import (
     OPERATOR_KINDS,

@@ -32,7 +32,7 @@ from statebackend.operators.declared_states import (
 )
 from statebackend.operators.errors.spark_errors import TimersRefusedError
 from statebackend.operators.errors.user_errors import call_once
-from statebackend.operators.rows.rowconv import row_type
+from statebackend.operators.rows.row_conversion import row_type
 from statebackend.schema.types import schema_from_json
 from statebackend.state.cells import ListCell, MapCell, ValueCell
 from statebackend.state.timers import TimerIndex

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from snapshot.log.progress import tell
+from snapshot.log.progress_book import tell
 from snapshot.log.progress_events import RescaleProgress
 from statebackend import system
 from statebackend.backend import StateBackend

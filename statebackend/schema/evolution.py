@@ -22,19 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from statebackend.errors import ValueMismatchError
 from statebackend.schema.defaults import wire_default
 from statebackend.schema.meanings import elsewhere, moved, other_meaning
 from statebackend.schema.msgpack_types import arrow_from_wire, from_wire
 from statebackend.schema.scalars import Convert
 from statebackend.schema.shapes import row_maker
 from statebackend.schema.types import arrow_type
-from statebackend.schema.widening import may_become, widener
+from statebackend.schema.widening import ArrowConvert, column_widener, may_become, widener
 
 __all__ = ["Evolution", "Incompatible", "Problem", "resolve"]
 
 Row = tuple[Any, ...]
-ArrowConvert = Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True)
@@ -282,20 +280,7 @@ def _resolve(old: T.DataType, new: T.DataType, path: str, found: _Found) -> _Ste
             "new type to a field of another name.",
         )
     found.widened.append(path)
-    return _Step(True, convert, _cast(arrow_type(new)))
-
-
-def _cast(wanted: pa.DataType) -> ArrowConvert:
-    def cast(array: pa.Array) -> pa.Array:
-        try:
-            return array.cast(wanted)
-        except pa.ArrowInvalid as error:
-            raise ValueMismatchError(
-                f"A stored {array.type} cannot become {wanted}: {error}.",
-                todo="Restart with the field's old type, and change such values first.",
-            ) from error
-
-    return cast
+    return _Step(True, convert, column_widener(arrow_type(new)))
 
 
 def _struct(old: T.StructType, new: T.StructType, path: str, found: _Found) -> _Step:

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
+from statebackend.schema.arrow_buffers import fixed_array, valid_mask, values_of
 from statebackend.schema.conform import conform_all
-from statebackend.schema.keys.keyparts import fixed_array, valid_mask, values_of
 from statebackend.schema.scalars import Convert, Scalar
 from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose
 from statebackend.schema.type_table import simple

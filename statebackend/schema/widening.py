@@ -23,15 +23,20 @@ A decimal for an integer needs 3, 5, 10 or 19 digits before its point (Delta wan
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
+from statebackend.errors import ValueMismatchError
 from statebackend.schema.scalars import Convert
 from statebackend.schema.type_table import simple, simple_type
 
-__all__ = ["may_become", "widener"]
+__all__ = ["ArrowConvert", "column_widener", "may_become", "widener"]
+
+ArrowConvert = Callable[[pa.Array], pa.Array]
 
 
 def widener(old: T.DataType, new: T.DataType) -> tuple[bool, Convert | None]:
@@ -60,6 +65,24 @@ def widener(old: T.DataType, new: T.DataType) -> tuple[bool, Convert | None]:
     if isinstance(new, T.TimestampNTZType):
         return True, _midnight
     return True, float if isinstance(new, T.DoubleType) else None
+
+
+def column_widener(wanted: pa.DataType) -> ArrowConvert:
+    """What is to be done to a column of stored values, whose type may become this one.
+
+    The function raises ValueMismatchError for a value that cannot.
+    """
+
+    def cast(array: pa.Array) -> pa.Array:
+        try:
+            return array.cast(wanted)
+        except pa.ArrowInvalid as error:
+            raise ValueMismatchError(
+                f"A stored {array.type} cannot become {wanted}: {error}.",
+                todo="Restart with the field's old type, and change such values first.",
+            ) from error
+
+    return cast
 
 
 def may_become(old: T.DataType) -> str:

@@ -32,7 +32,7 @@ from statebackend.state.operator_state import (
 )
 from statebackend.system import SYSTEM, System
 from statebackend.tables.given_sources import Stood, stood_at
-from statebackend.tables.operator_rows import keyless_bytes
+from statebackend.tables.keyless_rows import keyless_bytes
 from statebackend.tables.savepoint_writer import (
     Columns,
     OperatorRecord,

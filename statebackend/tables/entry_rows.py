@@ -13,7 +13,7 @@ from pyspark.sql.types import Row, StructField, StructType
 from statebackend.errors import CorruptionError
 from statebackend.operators.vector.values import arrow_fields
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.keys.keycolumns import decode_key_columns, decode_leading_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns, decode_leading_columns
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.binary_columns import tail

@@ -25,7 +25,7 @@ from statebackend.errors import (
 )
 from statebackend.rocks.parted import open_store
 from statebackend.tables.entry_rows import EntryRows, StateRows, TimerRows
-from statebackend.tables.operator_rows import operator_batches, operator_schema
+from statebackend.tables.keyless_rows import operator_batches, operator_schema
 from statebackend.tables.stored_job import StoredJob, StoredOperator, StoredState, find_job
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.tables.wanted_keys import encoded_keys

@@ -22,7 +22,7 @@ from statebackend.operators.input.group_by_key import Groups, group_part
 from statebackend.operators.input.lateness import LateRows
 from statebackend.operators.input.staging import Part
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.schema.conform import conform_all
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import take

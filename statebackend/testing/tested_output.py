@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.rowconv import RowWriter, collected_rows
+from statebackend.operators.rows.row_conversion import RowWriter, collected_rows
 from statebackend.testing.harness import UID
 
 __all__ = ["OutputCheck"]
@@ -57,8 +57,10 @@ class OutputCheck:
         return collected_rows(pa.Table.from_batches(batches), self._schema)
 
     def _frames(self, output: list[Any]) -> list[Any]:
-        from statebackend.operators.frames.frame_reader import FrameReader  # they import pandas
-        from statebackend.operators.frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.frame_reader import (
+            FrameReader,  # they import pandas
+        )
+        from statebackend.operators.pandas_frames.framewriter import FrameWriter
 
         assert self._schema is not None
         batches = _written(FrameWriter(self._schema, _who, timezone="UTC"), output)

@@ -16,7 +16,7 @@ from recovery.inspect.history import (
 )
 from recovery.savepoints.savepoint import SavepointInfo
 from snapshot.log.figures_book import EpochSeen
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import EpochProgress, ProgressEvent, SubtaskProgress
 from snapshot.protocol.running_job import RunningJob
 from snapshot.storage.store_options import StoreOptions

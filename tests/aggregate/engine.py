@@ -24,7 +24,7 @@ from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.input.packing import RowPacker, unpacked
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.redeclared_states import redeclared, versions_of
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.schema.types import arrow_type
 from statebackend.state.table import MemoryBase, StateTable
 

@@ -25,9 +25,9 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend import threads
 from statebackend.api.processors import KeyedProcessor
 from statebackend.continuous.driver.query import ContinuousQuery, start
-from statebackend.continuous.job.dataflow import continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.job.streams import continuous
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.runtime.driver.job import Job

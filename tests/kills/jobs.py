@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from statebackend.backend import StateBackend
-    from statebackend.continuous.job.dataflow import ContinuousStream
+    from statebackend.continuous.job.streams import ContinuousStream
 
 _ROWS = "k bigint, seq bigint, v bigint, file int"
 _RULES = "file int, factor bigint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import EpochProgress, SubtaskProgress
 from snapshot.protocol.messages import RestoreReport
 from statebackend.monitoring.observed_job import ObservedJob

@@ -62,7 +62,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "small state costs one object for each operator and epoch",
-        "statebackend/runtime/worker/ack_slices.py",
+        "statebackend/runtime/worker/slice_parts.py",
         "    elif delta.size_bytes > budget_bytes:\n",
         "    elif delta.size_bytes > 0:\n",
         (_COMMITS, "tests/spark/store"),
@@ -180,7 +180,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "a written savepoint holds every row",
-        "statebackend/tables/write.py",
+        "statebackend/tables/write_given.py",
         "    if some:\n        yield made(some)\n",
         "    if len(some) >= _PIECE:\n        yield made(some)\n",
         ("tests/tables",),

@@ -14,11 +14,15 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowBatchTransformer
 
-from statebackend.operators.frames import frame_reader as frames
-from statebackend.operators.frames.frame_makers import choose_maker, inner_maker, public_maker
-from statebackend.operators.frames.frame_reader import FrameReader, frame_names
 from statebackend.operators.input.group_by_key import Groups, group_rows
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.pandas_frames import frame_reader as frames
+from statebackend.operators.pandas_frames.frame_makers import (
+    choose_maker,
+    inner_maker,
+    public_maker,
+)
+from statebackend.operators.pandas_frames.frame_reader import FrameReader, frame_names
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import KeyCursor
 from tests.support.keyoperators import FrameOperator

@@ -17,15 +17,15 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import PandasToArrowConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.frames import framewriter
-from statebackend.operators.frames.framewriter import (
+from statebackend.operators.pandas_frames import framewriter
+from statebackend.operators.pandas_frames.framewriter import (
     FrameWriter,
     choose_copier,
     inner_copy,
     public_copy,
 )
-from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.operators.rows.rowshapes import MisfitError
+from statebackend.operators.rows.field_checks import MisfitError
+from statebackend.operators.rows.row_conversion import arrow_schema
 
 ZONE = "America/New_York"
 K_N = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])

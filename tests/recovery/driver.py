@@ -14,7 +14,6 @@ import msgspec
 from blake3 import blake3
 
 from recovery.decide.restore_plan import RestorePlan
-from recovery.restore.upload import Uploaded
 from snapshot.barriers.job_watermark import NextDue
 from snapshot.formats.delta import chain, decode_delta, encode_delta
 from snapshot.formats.names import data_name
@@ -41,6 +40,7 @@ from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Patience
 from snapshot.storage.object_store import ObjectStore
 from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker.background_upload import Uploaded
 from statebackend.system import SYSTEM, System
 
 JOB, JOB_ID = "clicks", "job-0"

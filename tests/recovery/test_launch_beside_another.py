@@ -20,7 +20,7 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch
-from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.start.surroundings import StartOptions, Surroundings
 from tests.recovery.driver import (
     JOB,
     MAX_PARALLELISM,
@@ -95,7 +95,7 @@ def _launch(job: Job, shared: Shared, *states: str) -> Launch:
         sessions=[session],
         operators={"op": Operator("op", 1, MAX_PARALLELISM, StructType(), declared)},
         settings=Settings.resolve({}, lambda _: None),
-        allow_dropped_state=True,
+        options=StartOptions(allow_dropped_state=True),
         around=_Surroundings(_Location(shared, lambda: None)),
     )
 

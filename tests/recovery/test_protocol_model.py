@@ -23,7 +23,6 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from recovery.decide.restore_plan import plan_restore
 from recovery.decide.rewind import LocationProgress, Verdict, decide_start
-from recovery.restore.upload import Uploaded
 from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.formats.names import base_file_name
 from snapshot.formats.record import parse_record, record_name
@@ -42,6 +41,7 @@ from statebackend.errors import (
     StaleRequestError,
 )
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.worker.background_upload import Uploaded
 from tests.recovery.driver import (
     JOB,
     Started,

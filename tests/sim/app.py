@@ -23,7 +23,7 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.operator_time import TimePlan
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch, Operator
-from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.start.surroundings import StartOptions, Surroundings
 from tests.sim import second, timemodel
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock
@@ -227,9 +227,9 @@ class App:
             sessions=[SimSession(self.world.config)],  # type: ignore[list-item]
             operators=operators,
             settings=self.settings,
-            allow_dropped_state=False,
-            checked=lambda query: self.world.config.checked,
-            go_back_to=shared.go_back_to,
+            options=StartOptions(
+                go_back_to=shared.go_back_to, checked=lambda query: self.world.config.checked
+            ),
             around=self.around,
             clean=self.world.clean,
         )

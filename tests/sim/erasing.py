@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapshot.log.commit_log import CommitLog
 from statebackend.errors import CheckpointLocationError, NotRestorableError, SettingError
-from statebackend.tables.erase import Erasing, epoch_to_erase_in
+from statebackend.tables.erase_from_log import Erasing, epoch_to_erase_in
 from tests.sim.bucket import SimStore
 from tests.sim.config import Config
 from tests.sim.files import MemPath

@@ -11,9 +11,9 @@ import recovery.decide.restore_plan
 import recovery.decide.rewind
 import recovery.local.local_copies
 import recovery.restore.restorer
-import recovery.restore.upload
 import snapshot.log.commit_log
 import snapshot.retention.deletable
+import statebackend.runtime.worker.background_upload
 from recovery.decide.restore_plan import Step, StepSource
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
 from recovery.local.store_directory import StoreDirectory
@@ -287,13 +287,13 @@ def files_by_name() -> Patches:
         files = granted.files if granted is not None else []
         return {f.name: f for f in files if not f.name.startswith(("CURRENT", "MANIFEST-"))}
 
-    yield recovery.restore.upload, "reusable", reusable
-    really = recovery.restore.upload.BaseUpload._file
+    yield statebackend.runtime.worker.background_upload, "reusable", reusable
+    really = statebackend.runtime.worker.background_upload.BaseUpload._file
 
     def file(self: Any, path: Any, size_bytes: int, known: Any) -> Any:
         return known if known is not None else really(self, path, size_bytes, None)
 
-    yield recovery.restore.upload.BaseUpload, "_file", file
+    yield statebackend.runtime.worker.background_upload.BaseUpload, "_file", file
 
 
 def overtaken_goes_on() -> Patches:

@@ -24,12 +24,12 @@ import recovery.local.store_directory
 import recovery.restore.rescale
 import recovery.restore.restorer
 import recovery.restore.step_reader
-import recovery.restore.upload
 import recovery.savepoints.state_copy
-import statebackend.runtime.worker.ack_slices
+import statebackend.runtime.worker.background_upload
+import statebackend.runtime.worker.slice_parts
 import statebackend.spark.start.launch
 import statebackend.spark.worker.task
-import statebackend.tables.erase
+import statebackend.tables.erase_from_log
 import statebackend.tables.temporary_copy
 from recovery.local.local_copies import LocalSubtask
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
@@ -136,15 +136,15 @@ def _replacements(
         recovery.local.local_copies,
         recovery.restore.rescale,
         recovery.restore.restorer,
-        recovery.restore.upload,
+        statebackend.runtime.worker.background_upload,
     ):
         for name in ("os", "fcntl", "shutil"):
             if hasattr(module, name):
                 yield module, name, getattr(disk, name)
     yield statebackend.spark.start.launch, "write_initial", initial.write
-    yield statebackend.tables.erase, "shutil", disk.shutil
+    yield statebackend.tables.erase_from_log, "shutil", disk.shutil
     yield (
-        statebackend.tables.erase,
+        statebackend.tables.erase_from_log,
         "open_store",
         lambda path, settings: parted.open_store(path, settings, opener=opener),
     )
@@ -155,10 +155,10 @@ def _replacements(
     yield recovery.savepoints.state_copy, "_IN_MEMORY_BYTES", _IN_MEMORY_BYTES
     if not arrow:
         yield statebackend.spark.worker.task, "encode_frozen", _encoded_frozen
-        yield statebackend.runtime.worker.ack_slices, "encode_delta", _encoded
-        yield recovery.restore.upload, "encode_delta", _encoded
+        yield statebackend.runtime.worker.slice_parts, "encode_delta", _encoded
+        yield statebackend.runtime.worker.background_upload, "encode_delta", _encoded
         yield recovery.restore.step_reader, "iter_delta", _iterated
-        yield statebackend.tables.erase, "encode_stream", _encoded_stream
+        yield statebackend.tables.erase_from_log, "encode_stream", _encoded_stream
 
 
 @contextlib.contextmanager

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from recovery.local.local_copies import LocalSubtask
-from recovery.restore.upload import BaseUpload
 from snapshot.protocol.messages import BaseGrant, BeginReply, Use
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
 from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
+from statebackend.runtime.worker.background_upload import BaseUpload
 from statebackend.runtime.worker.participant import (
     JobSubtask,
     Membership,

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from statebackend.tables import erase
+from statebackend.tables import erase_from_log
 from tests.sim.config import draw
 from tests.sim.erasing import can_erase
 from tests.sim.world import Result, simulate
@@ -44,12 +44,12 @@ def test_a_local_copy_that_passes_for_what_was_made_without_the_keys_is_found_ou
         """A digest that leaves a lineage what it was."""
         return SimpleNamespace(hexdigest=lambda: data.decode().partition(" ")[0])
 
-    with mock.patch.object(erase, "blake3", same):
+    with mock.patch.object(erase_from_log, "blake3", same):
         results = map(run, seeds(4))
         assert any(result.violations for result in results)
 
 
 def test_keys_that_are_not_erased_are_found_out() -> None:
-    with mock.patch.object(erase.ErasedKeys, "state_of", return_value=None):
+    with mock.patch.object(erase_from_log.ErasedKeys, "state_of", return_value=None):
         results = map(run, seeds(4))
         assert any("without the keys" in str(result.violations) for result in results)

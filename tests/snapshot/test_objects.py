@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from recovery.restore.upload import Uploaded
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.protocol.bases import Grant
 from snapshot.protocol.epoch_acks import Acked
 from snapshot.protocol.messages import AckRequest, BaseDone, BeginRequest, SlicePart
 from statebackend.errors import ForeignObjectError, StaleRequestError
+from statebackend.runtime.worker.background_upload import Uploaded
 from tests.recovery.driver import Run, ack_of, done_of, part_of
 
 KINDS = ["delta", "base", "operator_state", "broadcast"]

@@ -8,7 +8,7 @@ import logging
 import pytest
 from pyspark.logger.logger import JSONFormatter
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import ProgressEvent, RebalanceProgress
 
 EVENT = RebalanceProgress(

@@ -15,11 +15,11 @@ from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.rpc.service import Endpoint
+from statebackend.rpc.driver_service import Endpoint
 from statebackend.spark.worker import delegated_epochs as hosting
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import pass_on
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request, Run
+from statebackend.spark.worker.delegated_calls import Request, pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Run
 from tests.recovery.local.open_stores import REAL, subtask
 from tests.recovery.local.small_copies import SMALL
 

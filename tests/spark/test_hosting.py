@@ -14,8 +14,7 @@ import pytest
 
 from statebackend import system
 from statebackend.spark.worker import delegated_epochs as hosting
-from statebackend.spark.worker.delegated_calls import pass_on
-from statebackend.spark.worker.delegated_epochs import Request
+from statebackend.spark.worker.delegated_calls import Request, pass_on
 from tests.recovery.local.small_copies import marker
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import (

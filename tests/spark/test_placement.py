@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JError
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from statebackend.spark.frames.rebalancing import LOOK_EVERY_S, Rebalancer
 from statebackend.spark.frames.skew_watch import PlacementWatch, surplus
 

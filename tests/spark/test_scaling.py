@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from statebackend.errors import FencedError, RescaleError, SettingError, StoreUnreachableError
 from statebackend.scaling.measuring import Meter, state_bytes_of, waiting_rows_of
 from statebackend.scaling.policy import Load, RescalePolicy, Suggestion, suggest

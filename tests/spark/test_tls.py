@@ -27,7 +27,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.rpc import tls as tls_module
-from statebackend.rpc.service import Call, Client, Credentials, Endpoint, Server, client_for
+from statebackend.rpc.driver_service import Call, Client, Credentials, Endpoint, Server, client_for
 from statebackend.rpc.tls import Tls, driver_tls, self_signed
 from statebackend.runtime.driver.services import Services, driver_server
 from statebackend.settings import Settings

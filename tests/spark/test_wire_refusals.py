@@ -11,9 +11,9 @@ import pytest
 
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import ProtocolError, StaleRequestError
-from statebackend.rpc import service as wire
+from statebackend.rpc import driver_service as wire
+from statebackend.rpc.driver_service import Call, Client, Endpoint, Server
 from statebackend.rpc.envelope import Decoder
-from statebackend.rpc.service import Call, Client, Endpoint, Server
 
 TOKEN, OTHER = "the token of this session", "the token of another session"
 

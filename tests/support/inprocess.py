@@ -34,7 +34,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor import record_states
 from statebackend.rocks.store import RocksSettings
-from statebackend.rpc.service import Endpoint
+from statebackend.rpc.driver_service import Endpoint
 from statebackend.runtime.driver.operator_specs import Operator, operator_specs
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.operator_time import TimePlan

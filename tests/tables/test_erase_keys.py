@@ -24,7 +24,7 @@ from statebackend import system
 from statebackend.cli.app import app
 from statebackend.errors import SettingError, UsageError
 from statebackend.system import SYSTEM
-from statebackend.tables.erase import Erasing
+from statebackend.tables.erase_from_log import Erasing
 from statebackend.tables.erase_keys import erase_in_job, erase_keys
 from statebackend.tables.stored_job import job_in
 from statebackend.tables.wanted_keys import encoded_keys

@@ -20,7 +20,7 @@ from statebackend.spark.from_tables.slice_tasks import EntryTask, SliceTask, Wri
 from statebackend.system import SYSTEM
 from statebackend.tables.given_operators import GivenOperator
 from statebackend.tables.savepoint_writer import SavepointWriter
-from statebackend.tables.write import KeyedSlices, list_heads, write_saved_query
+from statebackend.tables.write_given import KeyedSlices, list_heads, write_saved_query
 
 ROWS = pa.table({"user": ["ann", "bob", "ann", "cid"], "n": [1, 2, 3, 4]})
 OF = (2, 8)

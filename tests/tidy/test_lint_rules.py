@@ -44,12 +44,13 @@ PROTOCOL = (
     *_modules(
         "statebackend/runtime/driver", without={"attempt_timeouts", "environment", "services"}
     ),
+    "statebackend/runtime/worker/background_upload.py",
     *_modules("statebackend/spark/start", without={"checkpoint_location"}),
     *_modules("statebackend/continuous/driver"),
     *_modules("statebackend/continuous/worker"),
 )
 EDGES = (
-    "statebackend/rpc/service.py",
+    "statebackend/rpc/driver_service.py",
     "statebackend/continuous/exchange/x.py",
     "statebackend/rocks/x.py",
     "statebackend/system.py",

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
 
 from statebackend.errors import ProcessorError, ValueMismatchError
-from statebackend.operators.frames import state_function
-from statebackend.operators.frames.frame_reader import empty_frames
-from statebackend.operators.frames.group_state import KeyState, StateTimes, timer_ms
-from statebackend.operators.frames.state_function import FunctionPlan, StateFunction
+from statebackend.operators.pandas_frames import state_function
+from statebackend.operators.pandas_frames.frame_reader import empty_frames
+from statebackend.operators.pandas_frames.group_state import KeyState, StateTimes, timer_ms
+from statebackend.operators.pandas_frames.state_function import FunctionPlan, StateFunction
 from statebackend.schema.ddl import parse_ddl
 from statebackend.testing.tester import ProcessorTester
 

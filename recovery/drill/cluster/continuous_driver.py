@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recovery.decide.restarting import FailureRate
 from recovery.drill.cluster.driver_messages import DriverConfig, Event, Events, function_at
-from statebackend.continuous.job.dataflow import ContinuousStream
 from statebackend.continuous.job.flow import Flow
 from statebackend.continuous.job.graph import SourceVertex
+from statebackend.continuous.job.streams import ContinuousStream
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import SettingError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from statebackend.backend import StateBackend
-    from statebackend.continuous.job.dataflow import ContinuousStream
+    from statebackend.continuous.job.streams import ContinuousStream
 
 __all__ = ["BUNDLED"]
 

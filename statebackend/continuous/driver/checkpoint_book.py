@@ -11,7 +11,7 @@ from snapshot.barriers.checkpoints import Subtask
 from snapshot.barriers.trigger import Kind
 from snapshot.formats.epoch_figures import FailedCheckpoint
 from snapshot.log.figures_book import Barriers, FiguresBook, PartFigures
-from snapshot.log.progress import tell
+from snapshot.log.progress_book import tell
 from snapshot.log.progress_events import ContinuousCheckpoint
 from statebackend.continuous.driver.run_state import Settled, Write
 from statebackend.continuous.job.slot_messages import Acked

@@ -23,7 +23,7 @@ from statebackend.continuous.sources.source import (
     encode_assignment,
 )
 from statebackend.continuous.worker.checkpointed_state import Background
-from statebackend.continuous.worker.list_state_subtask import PlainState
+from statebackend.continuous.worker.list_state import PlainState
 from statebackend.continuous.worker.overtaken_rows import Place, decode, watermark
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.runtime.worker.participant import JobSubtask, Membership, Participant

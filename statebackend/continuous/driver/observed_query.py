@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from statebackend.continuous.job.flow import JobSetup
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.errors import StateBackendError

@@ -11,7 +11,7 @@ from typing import ClassVar
 from recovery.decide.restarting import Restarts, is_final
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.log.checkpoint_progress import CheckpointProgress
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import ContinuousCheckpoint
 from snapshot.protocol.messages import RestoreReport
 from snapshot.protocol.tenure import Tenure

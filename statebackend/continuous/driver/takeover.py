@@ -16,7 +16,7 @@ from recovery.savepoints.between_modes import CONTINUOUS, is_continuous
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.tenure import Tenure
 from statebackend.continuous.driver.driver_lists import sink_states, source_states

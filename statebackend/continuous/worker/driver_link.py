@@ -21,8 +21,8 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
+from statebackend.rpc.driver_service import Call, Client, Endpoint
 from statebackend.rpc.envelope import ErrorReply, encode
-from statebackend.rpc.service import Call, Client, Endpoint
 from statebackend.runtime.worker.participant import RemoteSession
 from statebackend.system import SYSTEM, System
 

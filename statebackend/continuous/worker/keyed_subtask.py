@@ -36,7 +36,7 @@ from statebackend.continuous.job.graph import Edge
 from statebackend.continuous.job.slot_messages import Aborted, Command, Completed, Trigger
 from statebackend.continuous.worker.batch_sizing import Gathering
 from statebackend.continuous.worker.checkpointed_state import Background
-from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
+from statebackend.continuous.worker.keyed_state import KeyedFrozen, SubtaskState
 from statebackend.continuous.worker.overtaken_rows import (
     FLIGHT_BYTES,
     ChannelQueue,

@@ -39,7 +39,7 @@ from statebackend.continuous.job.slot_messages import (
 )
 from statebackend.continuous.sinks.sink import SinkContext, run_name
 from statebackend.continuous.worker.driver_link import RETRY_S, SLOT, DriverLink
-from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import Place
 from statebackend.continuous.worker.source_subtask import SourceSubtask
@@ -51,7 +51,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.operators.streaming_operator import StreamOperator
-from statebackend.rpc.service import Client, Credentials, Endpoint, client_for
+from statebackend.rpc.driver_service import Client, Credentials, Endpoint, client_for
 from statebackend.rpc.tls import Tls, self_signed
 from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
@@ -104,7 +104,9 @@ class SlotTask:
         with contextlib.ExitStack() as stack:
             stack.enter_context(quick_turns())
             if any(spec.quick_frames for spec in self.run.specs.values()):
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             Slot(self.run, slot, self.credentials.value, host=host).serve()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.types import ByteType, StructField, StructType
 
 from statebackend.errors import SchemaError
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 
 __all__ = ["Side", "united"]
 

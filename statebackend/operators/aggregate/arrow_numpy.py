@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from statebackend.schema.keys.keyparts import values_of
+from statebackend.schema.arrow_buffers import values_of
 from statebackend.state.binary_columns import bools_of, indices_of, take, valid_bits
 
 __all__ = [

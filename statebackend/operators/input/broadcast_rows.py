@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from statebackend.operators.input.staging import ROW_BYTES
-from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
+from statebackend.operators.rows.row_conversion import columns_to_python, make_rows, row_type
 from statebackend.state.blocks import BlockFile, SpillFolder
 
 __all__ = ["BroadcastRows"]

@@ -23,7 +23,7 @@ from statebackend.errors import CorruptionError, ValueMismatchError
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.state.binary_columns import indices_of, take
 
 __all__ = ["GROUP", "PACKED_SCHEMA", "RowPacker", "unpacked"]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statebackend.operators.rows.rowconv import columns_to_python, make_rows, row_type
+from statebackend.operators.rows.row_conversion import columns_to_python, make_rows, row_type
 
 __all__ = ["RowReader"]
 

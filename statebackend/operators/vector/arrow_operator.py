@@ -12,12 +12,12 @@ from statebackend.errors import StateBackendError, UsageError, ValueMismatchErro
 from statebackend.operators.errors.user_errors import batch_failure
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.staging import StagedRows
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.vector.column_timers import ArrowTimers, Fired
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
 from statebackend.operators.vector.values import arrow_fields, columns_of, record
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.keys.keycolumns import decode_key_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.state.binary_columns import take
 from statebackend.state.column_table import ColumnTable
 

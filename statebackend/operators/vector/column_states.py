@@ -20,7 +20,7 @@ from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
 from statebackend.operators.vector.values import Columns, arrow_fields, columns_of, record
 from statebackend.schema.codec import RowCodec
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.keys.keycolumns import decode_key_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.state.binary_columns import (
     EMPTY,
     firsts,

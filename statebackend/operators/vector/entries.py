@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from statebackend.errors import LocalCopyError
 from statebackend.operators.vector.key_vector import strictly
-from statebackend.schema.keys.keyparts import boolean_array
+from statebackend.schema.arrow_buffers import boolean_array
 from statebackend.state.binary_columns import (
     EMPTY,
     bools_of,

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
+from statebackend.schema.arrow_buffers import boolean_array
 from statebackend.schema.conform import conform_all
-from statebackend.schema.keys.keyparts import boolean_array
 from statebackend.schema.types import arrow_type
 
 __all__ = ["Columns", "arrow_fields", "as_arrow", "columns_of", "record"]

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from statebackend.errors import SchemaError
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 
 __all__ = ["InitialState"]
 

@@ -15,7 +15,7 @@ import msgspec
 from recovery.savepoints.between_modes import CONTINUOUS
 from recovery.savepoints.claim import left_in_the_middle
 from snapshot.formats.record import Manifest
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import OperatorSpec, operators_setting

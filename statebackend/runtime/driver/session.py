@@ -13,7 +13,7 @@ import msgspec
 from recovery.decide.restore_plan import RestorePlan, plan_restore
 from snapshot.barriers.job_watermark import NextDue
 from snapshot.log.commit_log import CommitLog, Tenure
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import Acked
 from snapshot.protocol.lineage import SubtaskLineage

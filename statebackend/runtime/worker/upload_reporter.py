@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recovery.restore.upload import Uploaded
 from snapshot.protocol.messages import PROTOCOL, BaseDone, BaseGrant, BaseRenewal
 from snapshot.storage.counting import CountingStore
+from statebackend.runtime.worker.background_upload import Uploaded
 from statebackend.runtime.worker.participant import Participant
 
 __all__ = ["UploadReporter"]

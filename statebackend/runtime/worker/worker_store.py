@@ -11,7 +11,6 @@ from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool
 from recovery.local.workspace import Workspace
 from recovery.restore.restorer import OpenSubtask, Restorer
-from recovery.restore.upload import BaseUpload
 from snapshot.formats.delta_stream import EncodedDelta
 from snapshot.protocol.messages import BaseGrant, BeginReply
 from snapshot.storage.counting import CountingStore
@@ -21,6 +20,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.parted import Store
+from statebackend.runtime.worker.background_upload import BaseUpload
 from statebackend.runtime.worker.lookup_answers import OPEN_STORES, answer_lookups
 from statebackend.runtime.worker.participant import EpochStamp, Participant, RemoteSession
 from statebackend.runtime.worker.task_spec import TaskSpec

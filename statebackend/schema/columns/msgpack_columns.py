@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import types as T
 
-from statebackend.schema.keys.keyparts import boolean_array, bytes_between
+from statebackend.schema.arrow_buffers import boolean_array, bytes_between
 from statebackend.schema.type_table import simple_type
 from statebackend.schema.types import arrow_type
 

@@ -18,8 +18,8 @@ from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.operators.declared_states import Declarations, parse_schema
 from statebackend.operators.input.packing import PACKED_SCHEMA, RowPacker
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.rpc.service import Credentials
+from statebackend.operators.rows.row_conversion import arrow_schema
+from statebackend.rpc.driver_service import Credentials
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.driver.inputs import key_schema_of
@@ -44,7 +44,7 @@ from statebackend.spark.worker.task import SubtaskTask
 from statebackend.system import new_id, warn
 from statebackend.threads import THREADS
 
-__all__ = ["KEY_GROUPS", "Early", "FrameBuilder", "StatefulFrame"]
+__all__ = ["KEY_GROUPS", "Early", "FrameBuilder", "OperatorCall", "StatefulFrame"]
 
 _log = logging.getLogger("statebackend.spark")
 KEY_GROUPS: Final = 1024
@@ -59,6 +59,36 @@ class Early:
 
     run: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     schema: StructType
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator as a call asks for it: all but the rows that go in.
+
+    Attributes:
+        names: of the key columns. record: what a processor declares in a time mode.
+        time: the arguments of :func:`_timed`, or the plan. rules: for every subtask.
+        initial_names: of the initial state's key columns, where they are others.
+        sides: of a connected operator.
+        shown: how many of the input's first columns the processor sees; None: all.
+        output_mode: in which the query must be started; "": in any.
+        early: makes the operator's rows of those that go in.
+    """
+
+    uid: str
+    names: list[str]
+    processor: Any
+    record: Callable[[Any, str], Declarations]
+    output_schema: StructType | str
+    flavour: str
+    time: dict[str, Any] | TimePlan
+    initial_state: Any = None
+    initial_names: list[str] | None = None
+    sides: tuple[StructType, StructType] | None = None
+    shown: int | None = None
+    output_mode: str = ""
+    rules: DataFrame | None = None
+    early: Early | None = None
 
 
 @dataclass(frozen=True)
@@ -109,61 +139,34 @@ class FrameBuilder:
         """The frames whose functions have these names; of another backend's there are none."""
         return [self._frames[name] for name in names if name in self._frames]
 
-    def build(
-        self,
-        df: DataFrame,
-        *,
-        names: list[str],
-        processor: Any,
-        record: Callable[[Any, str], Declarations],
-        output_schema: StructType | str,
-        uid: str,
-        flavour: str,
-        time: dict[str, Any] | TimePlan,
-        initial_state: Any = None,
-        initial_names: list[str] | None = None,
-        sides: tuple[StructType, StructType] | None = None,
-        shown: int | None = None,
-        output_mode: str = "",
-        early: Early | None = None,
-        rules: DataFrame | None = None,
-    ) -> DataFrame:
-        """The frame of an operator.
-
-        Args:
-            names: of the key columns. record: what a processor declares in a time mode.
-            early: makes the operator's rows of those of ``df``. sides: of a connected operator.
-            time: the arguments of :func:`_timed`, or the plan. rules: for every subtask.
-            initial_names: of the initial state's key columns, where they are others.
-            shown: how many of the input's first columns the processor sees; None: all.
-            output_mode: in which the query must be started; "": in any.
+    def build(self, df: DataFrame, call: OperatorCall) -> DataFrame:
+        """The frame of an operator over the rows of ``df``.
 
         Raises:
             UsageError: (one of its kinds) what is wrong with the arguments or the processor.
             StorageError: the store cannot be reached or written.
         """
+        uid, names, rules, early = call.uid, call.names, call.rules, call.early
         self._check_uid(uid)
         self._check_repeatable(df, rules)
-        output = parse_schema(output_schema, f"the output of operator {uid!r}")
+        output = parse_schema(call.output_schema, f"the output of operator {uid!r}")
         arrow_schema(output)
         rows = early.schema if early else df.schema
         arrow_schema(rows)
-        df, when = _timed(df, time, output, uid)
-        initial = InitialState.given(initial_state, initial_names or names, rows, names)
+        df, when = _timed(df, call.time, output, uid)
+        initial = InitialState.given(call.initial_state, call.initial_names or names, rows, names)
         settings = self._settings
-        packed = pack(processor, uid=uid, limit_bytes=settings.constant_bytes)
-        declared = record(packed.rehearsal(), when.mode)
+        packed = pack(call.processor, uid=uid, limit_bytes=settings.constant_bytes)
+        declared = call.record(packed.rehearsal(), when.mode)
         if not df.isStreaming:
             operator = static_operator(uid, rows, names, declared, when, initial, settings)
-            plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-            plan = replace(plan, shown=shown)
+            plan = self._plan(operator, rows, output, call)
             shipped = self._shipped(packed)
             return once_through(df, operator, plan, shipped, settings, settings.local_dir)
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
-        operator = replace(operator, narrow=narrow, nodes=nodes, output_mode=output_mode)
-        plan = self._plan(operator, rows, names, output=output, flavour=flavour, sides=sides)
-        plan = replace(plan, rules_schema=rules.schema if rules else None, shown=shown)
+        operator = replace(operator, narrow=narrow, nodes=nodes, output_mode=call.output_mode)
+        plan = self._plan(operator, rows, output, call)
         df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)
         task = self._task(operator, plan, self._shipped(packed), packed=early is not None)
@@ -210,22 +213,15 @@ class FrameBuilder:
         )
 
     def _plan(
-        self,
-        operator: Operator,
-        rows: StructType,
-        names: list[str],
-        *,
-        output: StructType,
-        flavour: str,
-        sides: tuple[StructType, StructType] | None,
+        self, operator: Operator, rows: StructType, output: StructType, call: OperatorCall
     ) -> OperatorPlan:
         initial = operator.initial
         frame_rows, frame_bytes = frame_limits(self._spark)
         return OperatorPlan(
             uid=operator.uid,
-            flavour=flavour,
+            flavour=call.flavour,
             input_schema=rows,
-            key_positions=tuple(rows.names.index(name) for name in names),
+            key_positions=tuple(rows.names.index(name) for name in call.names),
             output_schema=output,
             states=operator.states,
             time_mode=operator.time.mode,
@@ -234,7 +230,9 @@ class FrameBuilder:
             frame_bytes=frame_bytes,
             initial_schema=initial.frame.schema if initial else None,
             initial_key_positions=initial.key_positions if initial else (),
-            sides=sides,
+            sides=call.sides,
+            shown=call.shown,
+            rules_schema=call.rules.schema if call.rules else None,
             withdrawn=operator.withdrawn,
         )
 

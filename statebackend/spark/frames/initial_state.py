@@ -24,7 +24,7 @@ from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.operators.errors.task_errors import code_first
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.keyhash import key_group_expression

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import RebalanceProgress
 from statebackend import system
 from statebackend.spark.frames.anchor import Anchor

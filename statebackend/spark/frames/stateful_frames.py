@@ -19,7 +19,7 @@ from statebackend.runtime.driver.inputs import grouped_input, key_names, united_
 from statebackend.settings import Settings
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
-from statebackend.spark.frames.frame_builder import FrameBuilder
+from statebackend.spark.frames.frame_builder import FrameBuilder, OperatorCall
 from statebackend.spark.frames.spark_arguments import (
     check_flavour,
     check_processor,
@@ -103,8 +103,7 @@ class FrameMaker:
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
         name, avro = uid_of(made) if uid is None else uid, df.isStreaming and keeps_avro(df)
-        return self._builder.build(
-            df,
+        call = OperatorCall(
             names=names,
             processor=made,
             record=lambda copy, mode: record_states(copy, name, time_mode=mode, nullable_only=avro),
@@ -115,6 +114,7 @@ class FrameMaker:
             time=_time(mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial,
         )
+        return self._builder.build(df, call)
 
     def transform_with_state_in_pandas(
         self,
@@ -178,8 +178,7 @@ class FrameMaker:
             watermark_delay=watermark_delay,
             quick_frames=bool(self._settings.quick_frames),
         )
-        return self._builder.build(
-            made.frame,
+        call = OperatorCall(
             names=made.names,
             processor=made.processor,
             record=lambda copy, mode: record_arrow_states(copy, name, time_mode=mode),
@@ -189,6 +188,7 @@ class FrameMaker:
             time=made.time,
             output_mode=str(outputMode).lower(),
         )
+        return self._builder.build(made.frame, call)
 
     def process(
         self,
@@ -205,8 +205,7 @@ class FrameMaker:
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """A `KeyedProcessor` on ``df``; the rest is as for `transform_with_state`."""
-        return self._builder.build(
-            df,
+        call = OperatorCall(
             names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_keyed_states(
@@ -218,6 +217,7 @@ class FrameMaker:
             time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
         )
+        return self._builder.build(df, call)
 
     def transform_arrow(
         self,
@@ -237,8 +237,7 @@ class FrameMaker:
 
         Arguments and errors are those of `transform_with_state`.
         """
-        return self._builder.build(
-            df,
+        call = OperatorCall(
             names=key_names(df, keys, static=True),
             processor=processor,
             record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
@@ -248,6 +247,7 @@ class FrameMaker:
             time=_time(time_mode, event_time, watermark_delay, eventTimeColumnName),
             initial_state=initial_state,
         )
+        return self._builder.build(df, call)
 
     def aggregate(
         self,
@@ -298,8 +298,7 @@ class FrameMaker:
             watermark_delay=watermark_delay,
             emit=emit,
         )
-        return self._builder.build(
-            made.frame,
+        call = OperatorCall(
             names=names,
             processor=made.processor,
             record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
@@ -309,6 +308,7 @@ class FrameMaker:
             time=made.time,
             early=made.early,
         )
+        return self._builder.build(made.frame, call)
 
     def connect(
         self,
@@ -343,8 +343,7 @@ class FrameMaker:
         )
         # A watermark goes by the side that is behind, where both have the column.
         measured = 0 if event_time in left.columns and event_time in right.columns else None
-        return self._builder.build(
-            both,
+        call = OperatorCall(
             names=names,
             processor=processor,
             record=lambda copy, mode: record_keyed_states(
@@ -358,6 +357,7 @@ class FrameMaker:
             initial_names=left_names,
             sides=(left.schema, right.schema),
         )
+        return self._builder.build(both, call)
 
     def connect_broadcast(
         self,
@@ -387,8 +387,7 @@ class FrameMaker:
             initial_state: with the key columns of ``data``.
         """
         check_rules(rules)
-        return self._builder.build(
-            data,
+        call = OperatorCall(
             names=key_names(data, keys),
             processor=processor,
             record=lambda copy, mode: record_keyed_states(
@@ -401,6 +400,7 @@ class FrameMaker:
             initial_state=initial_state,
             rules=rules,
         )
+        return self._builder.build(data, call)
 
 
 def _time(

@@ -31,7 +31,7 @@ from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.input.group_by_key import Groups, group_parts
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.operator_time import TimePlan
@@ -169,7 +169,9 @@ class StaticTask:
             spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
             stack.callback(spill.close)
             if spec.quick_frames:
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             inputs = [

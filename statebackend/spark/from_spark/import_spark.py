@@ -24,14 +24,14 @@ from statebackend.spark.from_spark.spark_checkpoint import SparkCheckpoint, open
 from statebackend.spark.from_spark.spark_operators import (
     TIMERS,
     SparkOperator,
-    StateReader,
     spark_operators,
     time_mode_of,
     unread,
 )
+from statebackend.spark.from_spark.spark_state_reader import StateReader
 from statebackend.state.ttl_cells import TTL
 from statebackend.tables.given_operators import MAX_PARALLELISM, OperatorState
-from statebackend.tables.write import write_saved_query
+from statebackend.tables.write_given import write_saved_query
 from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["ImportedOperator", "ImportedState", "SparkImport", "import_spark"]

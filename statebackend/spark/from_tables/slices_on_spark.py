@@ -35,7 +35,7 @@ from statebackend.spark.session_settings import default_parallelism, retried_who
 from statebackend.tables.given_operators import GivenOperator, OperatorState
 from statebackend.tables.given_rows import SparkRows
 from statebackend.tables.savepoint_writer import SavepointWriter
-from statebackend.tables.write import KeyedSlices, in_one_process, list_heads
+from statebackend.tables.write_given import KeyedSlices, in_one_process, list_heads
 
 __all__ = ["SlicesOnSpark", "slices_on_spark"]
 

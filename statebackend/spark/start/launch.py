@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.barriers.job_watermark import NextDue, next_due
 from snapshot.formats.record import Manifest
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.operators import (
     check_initial,
     lacks_initial,
@@ -71,7 +71,7 @@ from statebackend.spark.start.stream_writer import (
     options_of,
     output_mode,
 )
-from statebackend.spark.start.surroundings import Surroundings
+from statebackend.spark.start.surroundings import StartOptions, Surroundings
 from statebackend.spark.start.unread_output import check_output
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY, JOB_PROPERTY
 
@@ -85,8 +85,6 @@ class Launch:
     """One start of one job's query.
 
     Args:
-        checked: whether the query's function is wrapped in ``backend.checked()``. It is asked once
-            the query runs, since that may happen inside the block of ``backend.starting()``.
         around: what it asks of Spark and of this process; else by ``spark`` and ``settings``.
         clean: deletes what nobody needs; see `Cleaner`.
     """
@@ -99,17 +97,14 @@ class Launch:
         sessions: Sequence[SparkSession],
         operators: Mapping[str, Operator],
         settings: Settings,
-        allow_dropped_state: bool,
-        checked: Callable[[StreamingQuery], bool] = lambda query: False,
+        options: StartOptions,
         heartbeats: Sequence[HeartbeatFile] = (),
-        savepoint: str | Savepoint | None = None,
-        go_back_to: int | None = None,
         around: Surroundings | None = None,
         clean: Callable[..., CleanReport] = clean,
     ) -> None:
         self._spark, self._job = spark, job
         self._around = around or Surroundings(spark, settings)
-        self._savepoint = savepoint
+        self._savepoint = options.savepoint
         self._prepared: str | None = None  # the path of the location that was checked
         self.location_path: str | None = None  # Spark's, once a query is bound
         self.query: StreamingQuery | None = None  # that Spark started; it is stopped on an error
@@ -117,7 +112,7 @@ class Launch:
         self._sessions = sessions  # of the frames: Spark checks a query in its frame's session
         self._operators = dict(operators)
         self._settings = settings
-        self._checked = checked
+        self._checked = options.checked
         self._heartbeats = heartbeats
         self._name = job.system.new_id()
         self._start = JobStart(
@@ -126,7 +121,7 @@ class Launch:
             settings,
             run=self._name,
             progress=ProgressBook(job.name, job.system.threads, job.figures),
-            allow_dropped_state=allow_dropped_state,
+            allow_dropped_state=options.allow_dropped_state,
             heartbeat=bool(settings.heartbeat),
             attempts=Attempts(limit_s) if (limit_s := settings.attempt_timeout_s) else None,
             on_epoch_acked=self._beat if heartbeats else None,
@@ -138,7 +133,7 @@ class Launch:
             self._start.log,
             self._operators,
             run=self._name,
-            go_back_to=go_back_to,
+            go_back_to=options.go_back_to,
             check=self._check_initial,
         )
         self._file_manager: str | None = None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from recovery.savepoints.savepoint import Savepoint
 from statebackend.errors import DuplicateUidError, SettingError, UnsupportedQueryError
 from statebackend.monitoring.observed_job import ObservedJob
 from statebackend.monitoring.observers import observe, prepare_observers
@@ -25,25 +23,11 @@ from statebackend.spark.query_standing import standing_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.stream_writer import functions_in
+from statebackend.spark.start.surroundings import StartOptions
 
-__all__ = ["QueryStart", "StartOptions", "frames_of"]
+__all__ = ["QueryStart", "frames_of"]
 
 _log = logging.getLogger("statebackend.spark")
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """What a start is asked for beside its query.
-
-    Attributes:
-        savepoint: what a new job begins with.
-        checked: whether a query's function is wrapped; it is asked once the query runs.
-    """
-
-    savepoint: str | Savepoint | None = None
-    allow_dropped_state: bool = False
-    go_back_to: int | None = None
-    checked: Callable[[StreamingQuery], bool] = lambda query: False
 
 
 def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulFrame]:
@@ -93,10 +77,7 @@ class QueryStart:
             operators=_by_uid(frames),
             heartbeats=[one.heartbeat for one in frames if one.heartbeat is not None],
             settings=settings,
-            allow_dropped_state=options.allow_dropped_state,
-            checked=options.checked,
-            savepoint=options.savepoint,
-            go_back_to=options.go_back_to,
+            options=options,
         )
         anchor = frames[0].anchor
         self.rebalancer = Rebalancer(

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from recovery.savepoints.savepoint import Savepoint, SavepointInfo
 from snapshot.log.checkpoint_progress import CheckpointProgress
-from snapshot.log.progress import ProgressBook
+from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import RestoreReport
 from statebackend.errors import (

@@ -1,16 +1,18 @@
-"""What a launch asks of Spark and of the driver's process, as one thing that it is given."""
+"""What a launch is given: what is asked of it, and what it asks of Spark and of the process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from recovery.savepoints.savepoint import Savepoint
 from snapshot.protocol.stamps import Stamps
-from statebackend.rpc.service import Server
+from statebackend.rpc.driver_service import Server
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.runtime.driver.session import RunSession
@@ -19,7 +21,24 @@ from statebackend.spark.frames.replayable import check_sink
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.unread_output import check_output
 
-__all__ = ["Surroundings"]
+__all__ = ["StartOptions", "Surroundings"]
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What a start is asked for beside its query.
+
+    Attributes:
+        savepoint: what a new job begins with.
+        go_back_to: the epoch after which it goes on, if it cannot go on otherwise.
+        checked: whether the query's function is wrapped in ``backend.checked()``. It is asked once
+            the query runs, since that may happen inside the block of ``backend.starting()``.
+    """
+
+    savepoint: str | Savepoint | None = None
+    allow_dropped_state: bool = False
+    go_back_to: int | None = None
+    checked: Callable[[StreamingQuery], bool] = lambda query: False
 
 
 class Surroundings:

@@ -1,4 +1,4 @@
-"""What an asker and its host say to each other over a local socket: Arrow batches, and few words.
+"""What a caller and its callee say over a local socket: the request, Arrow batches, and few words.
 
 A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled.
 Every few seconds each side says that it is alive; one that is frozen is not waited for.
@@ -7,6 +7,7 @@ Every few seconds each side says that it is alive; one that is frozen is not wai
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -15,20 +16,80 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from recovery.local.local_sockets import connect
+from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.rpc.driver_service import Credentials, Endpoint
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
+from statebackend.spark.worker.batch_context import EpochContext
 
-__all__ = ["ConnectionClosed", "Failed", "Frames", "pass_on"]
+__all__ = ["SOCKET", "ConnectionClosed", "Failed", "Frames", "Request", "call", "pass_on"]
+
+SOCKET: Final = "guests"
+"""Beside the hand-over socket of a worker."""
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
 _ALIVE: Final = b"A"
 _TEXT_BYTES: Final = 1 << 20
 _TURN_S: Final = 0.0001
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that looks for a callee. Nothing secret is in it: the callee has its credentials.
+
+    ``endpoint``: as its local property. ``daemon``: the process that makes this executor's workers.
+    ``store_path``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
+    """
+
+    endpoint: str
+    daemon: int
+    uid: str
+    executor: str
+    store_path: str
+    at_least_bytes: int
+    epoch: int
+    query_id: str
+    attempt: int
+    use: Use = Use()
+
+    @classmethod
+    def of(cls, uid: str, store_path: Path, context: EpochContext, at_least_bytes: int) -> Request:
+        """Of an attempt in this process."""
+        return cls(
+            endpoint=context.endpoint.to_property(),
+            daemon=os.getppid(),
+            uid=uid,
+            executor=system.executor_name(),
+            store_path=str(store_path),
+            at_least_bytes=at_least_bytes,
+            epoch=context.epoch,
+            query_id=context.query_id,
+            attempt=context.attempt,
+            use=context.use,
+        )
+
+    def context(self, credentials: Credentials) -> EpochContext:
+        """The attempt's place."""
+        return EpochContext(
+            epoch=self.epoch,
+            query_id=self.query_id,
+            attempt=self.attempt,
+            use=self.use,
+            endpoint=Endpoint.from_property(self.endpoint, credentials),
+        )
+
+    @classmethod
+    def read(cls, data: bytes) -> Request:
+        """What a caller has sent. Raises ProtocolError if it is none."""
+        return _request(data)
+
+
+_request: Final = Decoder[Request](Request)
 
 
 class ConnectionClosed(Exception):
@@ -211,6 +272,27 @@ class Frames:
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
         return data
+
+
+def call(
+    address_of_pool: str, request: Request, *, answer_s: float, silence_s: float
+) -> Frames | None:
+    """Ask the process at a hand-over socket to run it; None: it does not, or is silent.
+
+    Args:
+        answer_s: what there is for the answer. silence_s: after that who took it is given up.
+    """
+    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=answer_s)
+    try:
+        frames.connect(Path(address_of_pool).with_name(SOCKET))
+        frames.send_text(encode(request))
+        if frames.receive_flag():
+            frames.timeout_s = silence_s
+            return frames
+    except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
+        pass
+    frames.hang_up()
+    return None
 
 
 def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,6 @@ import contextlib
 import contextvars
 import logging
 import os
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -36,27 +35,26 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Final
 
-import msgspec
 import pyarrow as pa
 
 from recovery.local.local_sockets import Listener
 from recovery.local.store_pool import StorePool
-from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import ProtocolError
-from statebackend.rpc.envelope import Decoder, encode
-from statebackend.rpc.service import Credentials, Endpoint
+from statebackend.rpc.driver_service import Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegated_calls import (
+    SOCKET,
     ConnectionClosed,
     Frames,
+    Request,
+    call,
 )
 
-__all__ = ["DelegatedEpochs", "Request"]
+__all__ = ["DelegatedEpochs", "Run"]
 
 _log = logging.getLogger("statebackend.task")
 
-_SOCKET: Final = "guests"  # beside the hand-over socket
 _TICK_S: Final = 0.5
 _ANSWER_S: Final = 0.5  # for the answer to a request
 # What a callee takes of that, until its own task begins, and until that has read who it is.
@@ -70,53 +68,6 @@ _LEAVE_S: Final = 5.0
 _ALIVE_S: Final = 5.0
 _SILENCE_S: Final = 60.0
 
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that looks for a callee. Nothing secret is in it: the callee has its credentials.
-
-    ``endpoint``: as its local property. ``daemon``: the process that makes this executor's workers.
-    ``store_path``: the path of the store; a smaller one than ``at_least_bytes`` is not worth it.
-    """
-
-    endpoint: str
-    daemon: int
-    uid: str
-    executor: str
-    store_path: str
-    at_least_bytes: int
-    epoch: int
-    query_id: str
-    attempt: int
-    use: Use = Use()
-
-    @classmethod
-    def of(cls, uid: str, store_path: Path, context: EpochContext, at_least_bytes: int) -> Request:
-        """Of an attempt in this process."""
-        return cls(
-            endpoint=context.endpoint.to_property(),
-            daemon=os.getppid(),
-            uid=uid,
-            executor=system.executor_name(),
-            store_path=str(store_path),
-            at_least_bytes=at_least_bytes,
-            epoch=context.epoch,
-            query_id=context.query_id,
-            attempt=context.attempt,
-            use=context.use,
-        )
-
-    def context(self, credentials: Credentials) -> EpochContext:
-        """The attempt's place."""
-        return EpochContext(
-            epoch=self.epoch,
-            query_id=self.query_id,
-            attempt=self.attempt,
-            use=self.use,
-            endpoint=Endpoint.from_property(self.endpoint, credentials),
-        )
-
-
-_request: Final = Decoder[Request](Request)
 
 Run = Callable[[Request, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Runs an epoch, from its input to its output. The input is read to its end first."""
@@ -146,7 +97,7 @@ class DelegatedEpochs:
         self._delegated: tuple[threading.Thread, Frames] | None = None
         self._callee: Frames | None = None  # of this process's task
         self._closed = threading.Event()
-        path = Path(store_pool.address).with_name(_SOCKET)
+        path = Path(store_pool.address).with_name(SOCKET)
         self._listener = Listener(path, "looked for a callee", tick_s=_TICK_S, closed=self._closed)
         self._thread = threading.Thread(
             target=self._serve, name="statebackend-hosting", daemon=True
@@ -244,7 +195,7 @@ class DelegatedEpochs:
     def _receive(self, frames: Frames) -> None:
         with frames, contextlib.suppress(ConnectionClosed, ProtocolError):
             frames.timeout_s = _TICK_S
-            request = _request(frames.text())
+            request = Request.read(frames.text())
             run = self._admitted(request, frames)
             if run is None:
                 frames.send_flag(False)
@@ -297,28 +248,14 @@ class DelegatedEpochs:
         """
         if kept is not None:
             self._goes(_Own.AWAY)
-            callee = _call(kept[1], Request.of(uid, kept[0], context, at_least_bytes))
+            request = Request.of(uid, kept[0], context, at_least_bytes)
+            callee = call(kept[1], request, answer_s=_ANSWER_S, silence_s=_SILENCE_S)
             if callee is not None:
                 self._callee = callee
                 return callee
         self._goes(_Own.HERE)
         self._wait_for_delegated()  # one was let in while this one asked
         return None
-
-
-def _call(address_of_pool: str, request: Request) -> Frames | None:
-    """Ask the process at a hand-over socket to run it; None: it does not, or is silent."""
-    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=_ANSWER_S)
-    try:
-        frames.connect(Path(address_of_pool).with_name(_SOCKET))
-        frames.send_text(encode(request))
-        if frames.receive_flag():
-            frames.timeout_s = _SILENCE_S
-            return frames
-    except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
-        pass
-    frames.hang_up()
-    return None
 
 
 def _accompany(run: Run, request: Request, frames: Frames) -> None:

@@ -28,8 +28,8 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_lists_maps import OperatorSnapshot
-from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.rpc.service import Credentials, client_for
+from statebackend.operators.rows.row_conversion import arrow_schema
+from statebackend.rpc.driver_service import Credentials, client_for
 from statebackend.runtime.worker.participant import (
     AckTimes,
     EpochStamp,
@@ -46,8 +46,8 @@ from statebackend.runtime.worker.worker_store import (
     store_pool_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext, job_place
-from statebackend.spark.worker.delegated_calls import pass_on
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Request
+from statebackend.spark.worker.delegated_calls import Request, pass_on
+from statebackend.spark.worker.delegated_epochs import DelegatedEpochs
 from statebackend.spark.worker.initial_rows import read_initial
 from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
@@ -269,7 +269,9 @@ class SubtaskEpoch:
         parts = taken.groups(spec.plan.key_codec, late)
         with contextlib.ExitStack() as stack:
             if spec.quick_frames:
-                from statebackend.operators.frames.quickframes import quick_frames  # imports pandas
+                from statebackend.operators.pandas_frames.quickframes import (
+                    quick_frames,  # imports pandas
+                )
 
                 stack.enter_context(quick_frames())
             initial = self._initial(reply, stack)

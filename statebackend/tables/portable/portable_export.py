@@ -24,7 +24,7 @@ from statebackend.errors import CorruptionError, SettingError
 from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local
 from statebackend.system import SYSTEM, System
-from statebackend.tables.operator_rows import operator_batches
+from statebackend.tables.keyless_rows import operator_batches
 from statebackend.tables.portable.portable_manifest import (
     MANIFEST_NAME,
     PortableFile,

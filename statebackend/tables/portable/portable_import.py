@@ -40,7 +40,7 @@ from statebackend.tables.portable.portable_manifest import (
 )
 from statebackend.tables.savepoint_writer import SavepointHead
 from statebackend.tables.scan import scratch_folder
-from statebackend.tables.write import write_given
+from statebackend.tables.write_given import write_given
 from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["import_savepoint"]

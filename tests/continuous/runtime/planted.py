@@ -26,7 +26,7 @@ from statebackend.continuous.sinks.sink import Prepared
 from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Assignment
 from statebackend.continuous.worker.checkpointed_state import CheckpointedState
-from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.source_subtask import SourceSubtask
 from statebackend.continuous.worker.subtask_output import Output
 from statebackend.runtime.worker import participant

@@ -15,7 +15,7 @@ from recovery.drill.jobs import continuous_output as files
 from recovery.drill.jobs.bundled import BUNDLED
 from recovery.drill.report.check import check
 from statebackend import system
-from statebackend.continuous.job.dataflow import ContinuousStream, continuous
+from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sinks.file_sink import FileSink
 from tests.continuous.runtime.world import soon
 

@@ -26,7 +26,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.rpc.service import Server
+from statebackend.rpc.driver_service import Server
 from statebackend.runtime.driver.job import Job, taken_from
 from tests.continuous.runtime.jobs import Numbers, check_counts, truth
 from tests.continuous.runtime.unruly import break_slot, count
@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_checkpoint_of_a_job_that_has_ended(world: World) -> 
 def test_a_checkpoint_that_expires_names_those_it_waited_for(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+    from statebackend.continuous.worker.keyed_state import SubtaskState
 
     persist = SubtaskState.persist
 

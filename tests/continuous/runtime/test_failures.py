@@ -94,7 +94,7 @@ def test_a_sink_that_cannot_prepare_ends_the_job_with_its_own_error(world: World
 def test_a_store_that_fails_under_a_snapshot_costs_checkpoints_and_then_the_job(
     world: World, tolerable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statebackend.continuous.worker.keyed_state_subtask import SubtaskState
+    from statebackend.continuous.worker.keyed_state import SubtaskState
 
     failing, persist = [3], SubtaskState.persist
 

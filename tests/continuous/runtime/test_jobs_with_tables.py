@@ -14,7 +14,7 @@ from recovery.drill.cluster.continuous_driver import let_end
 from recovery.drill.jobs.bundled import BUNDLED
 from recovery.drill.report.check import check
 from statebackend import system
-from statebackend.continuous.job.dataflow import continuous
+from statebackend.continuous.job.streams import continuous
 from tests.continuous.runtime.world import soon
 from tests.continuous.sinks.lake_tables import LakeTable
 

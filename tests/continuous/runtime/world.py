@@ -12,12 +12,12 @@ from typing import Any
 from statebackend import system
 from statebackend.continuous.driver.query import ContinuousQuery, start
 from statebackend.continuous.driver.slot_stage import Stage
-from statebackend.continuous.job.dataflow import ContinuousStream, continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sources.source import Source
 from statebackend.continuous.worker.slot import Run, Slot
-from statebackend.rpc.service import Credentials, Server
+from statebackend.rpc.driver_service import Credentials, Server
 from statebackend.rpc.tls import Tls
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import saved_lineages

@@ -26,8 +26,8 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.continuous.driver.pending_acks import PendingAcks
 from statebackend.continuous.worker.checkpointed_state import Frozen
-from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen, SubtaskState
-from statebackend.continuous.worker.list_state_subtask import PlainState
+from statebackend.continuous.worker.keyed_state import KeyedFrozen, SubtaskState
+from statebackend.continuous.worker.list_state import PlainState
 from statebackend.hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.declared_states import StateDeclaration

@@ -18,7 +18,7 @@ from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.stateful_processor import record_states
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.schema.ddl import parse_ddl

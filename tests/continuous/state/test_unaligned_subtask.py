@@ -19,7 +19,7 @@ from statebackend.continuous.exchange.partitioner import forward
 from statebackend.continuous.job.graph import Edge
 from statebackend.continuous.job.slot_messages import Aborted, Acked, Completed, Trigger
 from statebackend.continuous.worker.batch_sizing import Gathering
-from statebackend.continuous.worker.keyed_state_subtask import KeyedFrozen
+from statebackend.continuous.worker.keyed_state import KeyedFrozen
 from statebackend.continuous.worker.keyed_subtask import Inputs, KeyedSubtask
 from statebackend.continuous.worker.overtaken_rows import (
     ChannelQueue,

@@ -12,7 +12,6 @@ import msgspec
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock, StorePool
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from recovery.restore.upload import BaseUpload, Uploaded
 from snapshot.formats.names import data_name
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.messages import (
@@ -26,6 +25,7 @@ from snapshot.protocol.messages import (
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.keygroups import KeyGroupRange, key_group_range
+from statebackend.runtime.worker.background_upload import BaseUpload, Uploaded
 from statebackend.state.table import StateTable
 from tests.recovery.driver import (
     MAX_PARALLELISM,

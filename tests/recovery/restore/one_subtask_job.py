@@ -8,7 +8,6 @@ from typing import Any
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock, StorePool
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from recovery.restore.upload import BaseUpload, Uploaded
 from snapshot.formats.names import data_name
 from snapshot.protocol.messages import (
     AncestorCopy,
@@ -24,6 +23,7 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.parted import Opener, open_database
 from statebackend.rocks.store import RocksSettings
+from statebackend.runtime.worker.background_upload import BaseUpload, Uploaded
 from statebackend.state.table import StateTable
 from tests.recovery.driver import (
     Changes,

@@ -11,11 +11,11 @@ import pytest
 from blake3 import blake3
 
 from recovery.local.local_copies import StoreDirectory
-from recovery.restore.upload import BaseUpload
 from snapshot.formats.base import decode_index
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.rocks.store import RocksStore
+from statebackend.runtime.worker.background_upload import BaseUpload
 from tests.recovery.local.open_stores import keeping
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import SMALL

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from recovery.restore.upload import BaseUpload
 from snapshot.formats.base import decode_index
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.local_files import opened_file
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import LocalCopyError, StaleRequestError, StoreUnreachableError
+from statebackend.runtime.worker.background_upload import BaseUpload
 from tests.recovery.local.open_stores import store_of
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import ROOT, SMALL

@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 
 from recovery.local.local_copies import StoreDirectory
-from recovery.restore.upload import BaseUpload, Uploaded
 from snapshot.formats.base import FileIndex, decode_index
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CoordinatorUnreachableError, StaleRequestError
+from statebackend.runtime.worker.background_upload import BaseUpload, Uploaded
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import SMALL, marker
 

@@ -13,12 +13,12 @@ from recovery.decide.restarting import FixedDelay
 from snapshot.storage.store_options import StoreOptions
 from statebackend.continuous.driver.query import ContinuousQuery, start
 from statebackend.continuous.driver.slot_stage import Stage
-from statebackend.continuous.job.dataflow import continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions
+from statebackend.continuous.job.streams import continuous
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import FencedError, StateBackendError
-from statebackend.rpc.service import Credentials, Endpoint
+from statebackend.rpc.driver_service import Credentials, Endpoint
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.worker_memory import WorkerMemory

@@ -10,6 +10,7 @@ from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_v
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
+import statebackend
 from tests.spark.from_spark import program
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from statebackend.installation import Installed
 
 
 TOO_BUSY = ("failed to connect back", "CANNOT_OPEN_SOCKET")
@@ -72,6 +75,17 @@ def named_by_the_call(rows: DataFrame) -> DataFrame:
     """A processor whose key Spark calls `K`, as the call does, and the frame `k`."""
     mode = "Append", "EventTime"
     return rows.groupBy("K").transformWithState(program.Session(), program.OUTPUT, *mode)
+
+
+def state_kept_here(spark: SparkSession, root: Path, savepoint: str) -> Installed:
+    """A session whose next query begins with a savepoint, and keeps its state under ``root``."""
+    return statebackend.install(
+        spark,
+        uri=(root / "store").as_uri(),
+        local_dir=str(root / "local"),
+        parallelism=2,
+        savepoint=savepoint,
+    )
 
 
 def run_to_its_end(

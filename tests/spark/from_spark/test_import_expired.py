@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import statebackend
-from tests.spark.from_spark.conftest import run_to_its_end
+from tests.spark.from_spark.conftest import run_to_its_end, state_kept_here
 
 LASTS_MS = 1000
 OUTPUT = "k string, what string, said string"
@@ -146,13 +146,7 @@ def test_what_is_over_after_an_import_is_over_as_in_spark(
     for batch, keys in ((1, ["a", "new"]), (2, ["a", "b"])):
         _write(tmp_path / "in", batch, [(key, LATER) for key in keys])
         truths.append(_one_batch(spark, tmp_path, "spark", make))
-        with statebackend.install(
-            spark,
-            uri=(tmp_path / "store").as_uri(),
-            local_dir=str(tmp_path / "local"),
-            parallelism=2,
-            savepoint=to,
-        ):
+        with state_kept_here(spark, tmp_path, to):
             assert _one_batch(spark, tmp_path, "ours", make) == truths[-1]
     assert seen in truths[0]
     fired = [[row[0] for row in truth if row[1] != "rows"] for truth in truths]

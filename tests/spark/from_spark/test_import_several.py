@@ -14,7 +14,7 @@ from pyspark.sql import Row
 
 import statebackend
 from tests.spark.from_spark import program
-from tests.spark.from_spark.conftest import run_to_its_end
+from tests.spark.from_spark.conftest import run_to_its_end, state_kept_here
 from tests.spark.from_spark.program import CUT
 
 if TYPE_CHECKING:
@@ -118,12 +118,6 @@ def test_several_operators_go_on_as_if_nothing_had_happened(
     found = statebackend.import_spark(spark, location, to, uid=uids, timeout=timeouts)
     assert (found.epoch, found.unfinished, found.problems) == (CUT - 1, True, [])
     assert all(state.rows for one in found.operators for state in one.states)
-    with statebackend.install(
-        spark,
-        uri=(tmp_path / "store").as_uri(),
-        local_dir=str(tmp_path / "local"),
-        parallelism=2,
-        savepoint=to,
-    ):
+    with state_kept_here(spark, tmp_path, to):
         assert run(spark, name, tmp_path, "ours", "out") == truth
     assert len(truth) >= FILES

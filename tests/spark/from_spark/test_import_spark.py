@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import statebackend
 from statebackend.cli.app import app
 from tests.spark.from_spark import program
+from tests.spark.from_spark.conftest import state_kept_here
 from tests.spark.from_spark.program import CUT, FILES, QUERIES
 
 if TYPE_CHECKING:
@@ -114,13 +115,7 @@ def brought(spark: SparkSession, killed: Killed, name: str) -> statebackend.Spar
 
 def ours(spark: SparkSession, killed: Killed, name: str) -> Installed:
     """The line before the program, which stays as it is."""
-    return statebackend.install(
-        spark,
-        uri=(killed.root / "store").as_uri(),
-        local_dir=str(killed.root / "local"),
-        parallelism=2,
-        savepoint=killed.savepoint(name),
-    )
+    return state_kept_here(spark, killed.root, killed.savepoint(name))
 
 
 def sink(killed: Killed, name: str, folder: str = "out") -> Callable[[DataFrame, int], None]:

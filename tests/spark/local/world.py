@@ -438,7 +438,7 @@ def _decoded(entries: dict[bytes, bytes], newest: Manifest) -> dict[str, dict[An
 
 
 def _check_group(raw: bytes, key: Any, schema: StructType, max_parallelism: int) -> None:
-    from statebackend.operators.rows.rowconv import arrow_schema
+    from statebackend.operators.rows.row_conversion import arrow_schema
 
     columns = [
         pa.array([part], field.type) for part, field in zip(key, arrow_schema(schema), strict=True)

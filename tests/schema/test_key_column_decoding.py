@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, StateBackendError
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.keys.keycolumns import decode_key_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.schema.types import arrow_type
 from tests.schema.strategies import same, struct_of, tables, to_arrow, types
 

@@ -28,13 +28,13 @@ from pyspark.sql.types import (
 )
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.rowconv import arrow_schema
-from statebackend.operators.rows.rowshapes import (
+from statebackend.operators.rows.field_checks import (
     MisfitError,
     how_to_name,
     inner_names,
     unknown_field,
 )
+from statebackend.operators.rows.row_conversion import arrow_schema
 
 __all__ = ["FrameWriter"]
 

@@ -41,8 +41,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from statebackend.operators.rows.rowshapes import RowShapes
-from statebackend.operators.rows.rowvalues import column_array
+from statebackend.operators.rows.field_checks import RowShapes
+from statebackend.operators.rows.returned_values import column_array
 from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = [

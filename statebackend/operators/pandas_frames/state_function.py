@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.errors import StateBackendError, UsageError, ValueMismatchError
 from statebackend.operators.errors.user_errors import failure
-from statebackend.operators.frames.frame_reader import FrameReader, empty_frames
-from statebackend.operators.frames.framewriter import FrameWriter
-from statebackend.operators.frames.group_state import (
+from statebackend.operators.pandas_frames.frame_reader import FrameReader, empty_frames
+from statebackend.operators.pandas_frames.framewriter import FrameWriter
+from statebackend.operators.pandas_frames.group_state import (
     STATE,
     TIMEOUT,
     Changes,
@@ -30,8 +30,8 @@ from statebackend.operators.frames.group_state import (
     Timeouts,
     with_timeouts,
 )
-from statebackend.operators.frames.quickframes import quick_frames
-from statebackend.operators.rows.rowshapes import MisfitError
+from statebackend.operators.pandas_frames.quickframes import quick_frames
+from statebackend.operators.rows.field_checks import MisfitError
 from statebackend.operators.vector.column_states import ArrowValueState
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.cells import is_flat

@@ -1,4 +1,4 @@
-"""Keys back to columns: the inverse of `keyparts`, without a loop per row.
+"""Keys back to columns: the inverse of `key_column_encoding`, without a loop per row.
 
 The layout is described in `key_codec`. Each row has a place up to which it was
 read; a piece of fixed width is gathered there for all rows at once.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
-from statebackend.schema.keys.keyparts import boolean_array, bytes_between
+from statebackend.schema.arrow_buffers import boolean_array, bytes_between
 from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from statebackend.operators.rows import rowconv
-from statebackend.operators.rows.rowconv import (
+from statebackend.operators.rows import row_conversion
+from statebackend.operators.rows.row_conversion import (
     arrow_schema,
     columns_to_python,
     make_rows,
@@ -274,7 +274,7 @@ def test_a_row_type_is_made_while_the_collector_runs_at_every_step() -> None:
     try:
         for count in range(1, 40):
             names = [f"c{place}" for place in range(count)]
-            rowconv._getters.cache_clear()
+            row_conversion._getters.cache_clear()
             row = make_rows([[place] for place in range(count)], row_type(names))[0]
             assert [getattr(row, name) for name in names] == list(range(count))
     finally:

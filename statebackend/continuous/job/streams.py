@@ -28,7 +28,7 @@ from statebackend.continuous.worker.two_inputs import united
 from statebackend.errors import SchemaError, SettingError
 from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.rowconv import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.runtime.worker.shipped_constants import pack
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import check_value_schema

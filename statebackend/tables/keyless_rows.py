@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from snapshot.protocol.lineage import SliceRef
 from statebackend.operators.vector.values import arrow_fields
-from statebackend.schema.keys.keycolumns import decode_key_columns
+from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.blocks import binary_array
