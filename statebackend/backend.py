@@ -16,8 +16,10 @@ from statebackend.continuous.job.dataflow import ContinuousStream, continuous
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.sources.source import Source
 from statebackend.errors import (
+    LocalDirError,
     SettingError,
     SparkConnectError,
+    StorageError,
 )
 from statebackend.monitoring.observers import check_observers
 from statebackend.once_batches import OnceBatches, Written, once
@@ -219,6 +221,18 @@ class StateBackend(FrameMaker, StartedQuery):
         start: Callable[[], StreamingQuery],
         checked: Sequence[CheckedBatches],
         go_back_to: int | None = None,
+    ) -> StreamingQuery:
+        try:
+            return self._begun(writer, start, checked, go_back_to)
+        except (StorageError, LocalDirError) as error:
+            raise error.with_traceback(None) from None  # its sentence has it all
+
+    def _begun(
+        self,
+        writer: DataStreamWriter,
+        start: Callable[[], StreamingQuery],
+        checked: Sequence[CheckedBatches],
+        go_back_to: int | None,
     ) -> StreamingQuery:
         check_internals(self._spark)
         frames = frames_of(self._builder, writer)

@@ -30,6 +30,7 @@ from statebackend.errors import (
     ObjectNotFoundError,
     SettingError,
     StateBackendError,
+    StorageError,
 )
 from statebackend.runtime.worker.task_spec import JobPlace
 from statebackend.settings import Settings
@@ -193,8 +194,11 @@ class Job:
         if self._store is None:
             store = open_store(self.store_uri, new_id=self.system.new_id, options=self.options)
             counted = CountingStore(store)
-            refuse_savepoint(counted)
-            self.probe(counted)
+            try:
+                refuse_savepoint(counted)
+                self.probe(counted)
+            except StorageError as error:
+                raise error.with_traceback(None) from None  # a user's mistake: the sentence has it
             self._store = counted
         return self._store
 
