@@ -20,6 +20,7 @@ from statebackend.errors import (
     SettingError,
     SparkConnectError,
     StorageError,
+    UsageError,
 )
 from statebackend.monitoring.observers import check_observers
 from statebackend.once_batches import OnceBatches, Written, once
@@ -224,8 +225,10 @@ class StateBackend(FrameMaker, StartedQuery):
     ) -> StreamingQuery:
         try:
             return self._begun(writer, start, checked, go_back_to)
-        except (StorageError, LocalDirError) as error:
-            raise error.with_traceback(None) from None  # its sentence has it all
+        except (UsageError, StorageError, LocalDirError) as error:
+            # Its sentence has it all, but for what a user's own code raised.
+            cause = error.__cause__ if isinstance(error, UsageError) else None
+            raise error.with_traceback(None) from cause
 
     def _begun(
         self,

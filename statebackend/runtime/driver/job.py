@@ -26,7 +26,6 @@ from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
     FencedError,
-    MaxParallelismChangedError,
     ObjectNotFoundError,
     SettingError,
     StateBackendError,
@@ -269,16 +268,3 @@ class Job:
             last_epochs=last_epochs(manifests),
             has_epochs=any(one.epochs for one in lineages.values()),
         )
-
-    def check_parallelism(self, known: OperatorLineage, max_parallelism: int) -> None:
-        """Refuse what the checkpoint does not allow: it can be run at any parallelism up to that.
-
-        Raises:
-            MaxParallelismChangedError: naming both.
-        """
-        if known.max_parallelism != max_parallelism:
-            raise MaxParallelismChangedError(
-                f"Job {self.name!r} has max_parallelism {known.max_parallelism}, but "
-                f"{max_parallelism} was asked for; it is fixed for the job's life.",
-                todo=f"Give max_parallelism={known.max_parallelism}, or leave it out.",
-            )
