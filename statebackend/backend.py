@@ -16,8 +16,11 @@ from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sources.source import Source
 from statebackend.errors import (
+    LocalDirError,
     SettingError,
     SparkConnectError,
+    StorageError,
+    UsageError,
 )
 from statebackend.monitoring.observers import check_observers
 from statebackend.once_batches import OnceBatches, Written, once
@@ -220,6 +223,20 @@ class StateBackend(FrameMaker, StartedQuery):
         start: Callable[[], StreamingQuery],
         checked: Sequence[CheckedBatches],
         go_back_to: int | None = None,
+    ) -> StreamingQuery:
+        try:
+            return self._begun(writer, start, checked, go_back_to)
+        except (UsageError, StorageError, LocalDirError) as error:
+            # Its sentence has it all, but for what a user's own code raised.
+            cause = error.__cause__ if isinstance(error, UsageError) else None
+            raise error.with_traceback(None) from cause
+
+    def _begun(
+        self,
+        writer: DataStreamWriter,
+        start: Callable[[], StreamingQuery],
+        checked: Sequence[CheckedBatches],
+        go_back_to: int | None,
     ) -> StreamingQuery:
         check_internals(self._spark)
         frames = frames_of(self._builder, writer)

@@ -149,7 +149,7 @@ def _put_in_place() -> None:
         (DataStreamWriter, "start", _of_query("start")),
         (DataStreamWriter, "toTable", _of_query("to_table")),
         (DataStreamWriter, "foreachBatch", _of_query("foreach_batch")),
-        (StreamingQueryManager, "awaitAnyTermination", told_shortly()),
+        (StreamingQueryManager, "awaitAnyTermination", told_shortly),
     ):
         method = getattr(owner, name)
         _spark_methods[owner, name] = method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statebackend
+from statebackend.cli.run_app import run_app
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.conformance import PROVIDER
 from tests.spark.local.world import setting
@@ -46,8 +48,12 @@ def test_two_lines_are_added_and_none_is_changed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_give_the_same_rows_over_restarts(
-    name: str, session: SparkSession, tmp_path: Path
+def test_both_give_the_same_rows_over_restarts_and_so_does_run(
+    name: str,
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = {}
     for side in ("before", "after"):
@@ -61,3 +67,8 @@ def test_both_give_the_same_rows_over_restarts(
     first, second = found["after"]
     assert first, "the first run finds something"
     assert second != first, "and the second goes on"
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run_app(FOLDER / "before" / f"{name}.py", [str(tmp_path / "run")])  # statebackend run
+    assert capsys.readouterr().out.splitlines() == [str(row) for row in first]
+    assert (tmp_path / "run" / "checkpoint" / IDENTITY_FILE).exists()

@@ -15,6 +15,7 @@ from statebackend.errors import (
 )
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.errors.task_errors import details
+from statebackend.operators.errors.user_errors import failure
 from statebackend.spark.start.stateful_query import told_in
 
 PLAN = "\n=== Streaming Query ===\nIdentifier: [id = 1]\nLogical Plan:\nProject [a#1]"
@@ -85,6 +86,18 @@ def test_behind_a_users_mistake_stand_the_users_own_lines_alone() -> None:
         r"caused by KeyError: 'n'\n.*\n  at .*test_told_errors\.py:\d+ in _fails\n", text
     )
     assert "statebackend/keygroups.py" not in text
+
+
+def test_a_cause_whose_sentence_and_lines_the_error_has_is_not_told_twice() -> None:
+    try:
+        _fails()
+    except KeyError as user:
+        error = failure("counter", ("ann",), user, "writer")
+        error.__cause__ = user
+        assert details(error) == ""
+        other = ProcessorError("The processor raised KeyError: 'n'.")
+        other.__cause__ = user
+        assert "  at " in details(other), "the sentence does not say where"
 
 
 def test_behind_any_other_error_stand_all_lines() -> None:

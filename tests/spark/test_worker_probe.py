@@ -56,6 +56,17 @@ def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
         assert spark.sparkContext.pythonExec in str(raised.value)
 
 
+def test_a_module_that_the_package_needs_is_named(tmp_path: Path) -> None:
+    says = (
+        'Traceback (most recent call last):\n  File "/x/statebackend/work_done.py", line 14, in '
+        "<module>\n    import msgspec\nModuleNotFoundError: No module named 'msgspec'\n"
+    )
+    with pytest.raises(
+        EnvironmentMissingError, match="which has no module 'msgspec', which the package"
+    ):
+        check_workers(_spark("i", "/bin/other", says), str(tmp_path))
+
+
 def test_what_else_a_worker_says_is_left_to_the_query(tmp_path: Path) -> None:
     check_workers(_spark("b", "/bin/other", "No module named 'pandas'"), str(tmp_path))
 

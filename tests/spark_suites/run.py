@@ -31,6 +31,7 @@ _TWS = ("", "_checkpoint_v2", "_state_variable", "_state_variable_checkpoint_v2"
 SUITES = (  # below pyspark.sql.tests.pandas
     *(f"streaming.test_{flavour}transform_with_state{part}"
       for flavour in ("", "pandas_") for part in _TWS),
+    "streaming.test_tws_tester",
     "test_pandas_grouped_map_with_state",
 )  # fmt: skip
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import unittest
+import zipfile
+from pathlib import Path
 
+import pyspark
 import pytest
 
 from tests.spark_suites import run
@@ -77,3 +80,12 @@ def test_the_table_counts_by_suite_and_says_why() -> None:
     assert "| one | 1 | 0 | 1 | 0 | 0 |" in lines
     assert "| all | 1 | 0 | 2 | 0 | 0 |" in lines
     assert f"| 2 | internals | {REASON} |" in lines
+
+
+def test_every_module_of_sparks_tests_is_run() -> None:
+    package = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
+    folder = "pyspark/sql/tests/pandas/streaming/test_"
+    with zipfile.ZipFile(package) as held:
+        names = [name for name in held.namelist() if name.startswith(folder)]
+    assert names
+    assert {f"streaming.{Path(name).stem}" for name in names} <= set(run.SUITES)

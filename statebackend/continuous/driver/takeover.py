@@ -28,7 +28,7 @@ from statebackend.operators.declared_states import StateDeclaration
 from statebackend.runtime.driver.inputs import key_schema_of
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_start import JobStart
-from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.runtime.driver.operator_specs import Operator, check_groups
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 
@@ -51,7 +51,7 @@ def groups_of(job: Job, settings: Settings, parallelism: int) -> int:
     )
     check_parallelism(parallelism, groups)
     if known is not None:
-        job.check_parallelism(known, groups)
+        check_groups(job.name, known.max_parallelism, groups)
     return groups
 
 

@@ -43,26 +43,26 @@ def code_first(function: Function) -> Function:
 
 
 def details(error: BaseException) -> str:
-    """The stack frames of an error, then those of its causes.
+    """The stack frames of an error, then those of its causes, unless its sentence has them.
 
     Of a mistake in the user's code they are the user's own: this library's say nothing of it.
     """
-    theirs = isinstance(error, UsageError)
+    theirs, said = isinstance(error, UsageError), str(error)
     lines: list[str] = []
     one: BaseException | None = error
     seen: set[int] = set()
     while one is not None and id(one) not in seen:
         seen.add(id(one))
-        if one is not error:
-            lines += ["caused by " + "".join(traceback.format_exception_only(one)).strip()]
         # Not in Python's form: Spark would take it for a traceback, and put it first again.
         frames = list(traceback.extract_tb(one.__traceback__))
         if theirs:
             frames = [frame for frame in frames if not frame.filename.startswith(system.OWN_CODE)]
-        lines += [
-            f"  at {frame.filename}:{frame.lineno} in {frame.name}"
-            for frame in frames[-_FRAMES_SHOWN:]
-        ]
+        places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        what = "" if one is error else "".join(traceback.format_exception_only(one)).strip()
+        short = what.removeprefix(f"{type(one).__module__}.")
+        if one is error or not all(part in said for part in (short, *places)):
+            lines += [f"caused by {what}"] if what else []
+            lines += [f"  at {place}" for place in places[-_FRAMES_SHOWN:]]
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     text = "\n".join(lines)
     if len(text) > _DETAILS_SHOWN:

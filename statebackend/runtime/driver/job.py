@@ -26,10 +26,10 @@ from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
     FencedError,
-    MaxParallelismChangedError,
     ObjectNotFoundError,
     SettingError,
     StateBackendError,
+    StorageError,
 )
 from statebackend.runtime.worker.task_spec import JobPlace
 from statebackend.settings import Settings
@@ -193,8 +193,11 @@ class Job:
         if self._store is None:
             store = open_store(self.store_uri, new_id=self.system.new_id, options=self.options)
             counted = CountingStore(store)
-            refuse_savepoint(counted)
-            self.probe(counted)
+            try:
+                refuse_savepoint(counted)
+                self.probe(counted)
+            except StorageError as error:
+                raise error.with_traceback(None) from None  # a user's mistake: the sentence has it
             self._store = counted
         return self._store
 
@@ -265,16 +268,3 @@ class Job:
             last_epochs=last_epochs(manifests),
             has_epochs=any(one.epochs for one in lineages.values()),
         )
-
-    def check_parallelism(self, known: OperatorLineage, max_parallelism: int) -> None:
-        """Refuse what the checkpoint does not allow: it can be run at any parallelism up to that.
-
-        Raises:
-            MaxParallelismChangedError: naming both.
-        """
-        if known.max_parallelism != max_parallelism:
-            raise MaxParallelismChangedError(
-                f"Job {self.name!r} has max_parallelism {known.max_parallelism}, but "
-                f"{max_parallelism} was asked for; it is fixed for the job's life.",
-                todo=f"Give max_parallelism={known.max_parallelism}, or leave it out.",
-            )

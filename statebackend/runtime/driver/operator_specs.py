@@ -12,7 +12,12 @@ from pyspark.sql.types import StructType
 from snapshot.formats.record import Manifest
 from snapshot.formats.state_ids import StateIds, assign_ids
 from snapshot.protocol.operators import OperatorSpec
-from statebackend.errors import MissingUidError, SettingError, StateMismatchError
+from statebackend.errors import (
+    MaxParallelismChangedError,
+    MissingUidError,
+    SettingError,
+    StateMismatchError,
+)
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.redeclared_states import redeclared, versions_of
 from statebackend.runtime.driver.initial_frame import InitialState
@@ -20,7 +25,7 @@ from statebackend.runtime.operator_time import NO_TIME, TimePlan
 from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.schema.types import schema_from_json
 
-__all__ = ["Operator", "check_watermark", "log_changes", "operator_specs"]
+__all__ = ["Operator", "check_groups", "check_watermark", "log_changes", "operator_specs"]
 
 _log = logging.getLogger("statebackend.spark")
 _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
@@ -68,6 +73,7 @@ def operator_specs(
 
     Raises:
         MissingUidError: an operator of the checkpoint is not there any more.
+        MaxParallelismChangedError: it is there, and its keys lie by another number of groups.
         StateMismatchError: a state is not, or is another.
         SettingError: nothing makes a watermark.
     """
@@ -76,6 +82,8 @@ def operator_specs(
         raise _missing(job, gone, sorted(set(operators) - set(newest)))
     specs = {}
     for uid, operator in operators.items():
+        if uid in newest:
+            check_groups(job, newest[uid].max_parallelism, operator.max_parallelism)
         _check_time_mode(operator, newest.get(uid), heartbeat)
         states = _states(operator, newest.get(uid), allow_dropped_state)
         ids = _state_ids(operator, newest.get(uid))
@@ -96,6 +104,21 @@ def operator_specs(
         )
     check_watermark(job, operators)
     return specs
+
+
+def check_groups(job: str, known: int, asked: int) -> None:
+    """Refuse another number of key groups than the checkpoint has: keys would not find their state.
+
+    Raises:
+        MaxParallelismChangedError: naming both.
+    """
+    if known != asked:
+        raise MaxParallelismChangedError(
+            f"Job {job!r} has max_parallelism {known}, but {asked} was asked for; it is fixed for "
+            f"the job's life.",
+            todo=f"Give max_parallelism={known} (or set spark.statebackend.maxParallelism={known}) "
+            f"before the query's frames are made.",
+        )
 
 
 def _missing(job: str, gone: list[str], new: list[str]) -> MissingUidError:

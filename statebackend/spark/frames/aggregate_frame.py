@@ -37,18 +37,20 @@ def aggregated(
     *,
     keys: list[str],
     aggregations: Mapping[str, Any],
-    window: Window | None,
-    event_time: str | None,
+    window: tuple[Window | None, str | None],
     watermark_delay: Any,
     emit: str,
 ) -> Aggregated:
     """Check an aggregation and lay it out; arguments of ``StateBackend.aggregate``.
 
+    Args:
+        window: with the column of its event time.
+
     Raises:
         UsageError: (one of its kinds) whatever is wrong with the arguments.
     """
-    when = NO_TIME
-    if window is not None:
+    when, (windows, event_time) = NO_TIME, window
+    if windows is not None:
         when = time_plan(
             df, time_mode="event", event_time=event_time, watermark_delay=watermark_delay
         )
@@ -58,7 +60,7 @@ def aggregated(
         df.schema,
         keys=keys,
         aggregations=aggregations,
-        window=window,
+        window=windows,
         event_time=event_time,
         emit=emit,
     )

@@ -61,7 +61,8 @@ class Anchor:
             # that must be distinct are partitioned by hash, also at one partition, and a join keeps
             # to that whatever the sizes.
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
-        self.frame = frame.cache()
+        # Spark warns of a plan that it caches already: that of another backend's.
+        self.frame = frame if frame.storageLevel.useMemory else frame.cache()
         # Fills the cache. frame.count() plans and compiles an aggregate: seconds in a cold JVM.
         self.frame._jdf.queryExecution().toRdd().count()
 

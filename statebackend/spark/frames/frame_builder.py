@@ -24,7 +24,7 @@ from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.driver.inputs import key_schema_of
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.operator_specs import Operator
+from statebackend.runtime.driver.operator_specs import Operator, check_groups
 from statebackend.runtime.driver.worker_memory import worker_memory
 from statebackend.runtime.operator_time import TimePlan, passing_on, time_plan, with_event_time
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by
@@ -354,7 +354,7 @@ class FrameBuilder:
         check_parallelism(parallelism, max_parallelism)
         if self._job is not None:
             if known is not None:
-                self._job.check_parallelism(known, max_parallelism)
+                check_groups(self._job.name, known.max_parallelism, max_parallelism)
             self._resolved = parallelism, max_parallelism  # a frame asks the log once
         return parallelism, max_parallelism
 

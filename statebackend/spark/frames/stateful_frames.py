@@ -17,6 +17,7 @@ from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor import record_states
 from statebackend.runtime.driver.inputs import grouped_input, key_names, united_sides
 from statebackend.settings import Settings
+from statebackend.spark.frames.aggregate_arguments import emitted_in, window_of
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder, OperatorCall
@@ -29,7 +30,7 @@ from statebackend.spark.frames.spark_arguments import (
 from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:
-    from pyspark.sql import GroupedData
+    from pyspark.sql import Column, GroupedData
     from pyspark.sql.pandas._typing import PandasGroupedMapFunctionWithState
 
     from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
@@ -251,35 +252,34 @@ class FrameMaker:
 
     def aggregate(
         self,
-        df: DataFrame,
+        df: GroupedData | DataFrame,
         *,
-        keys: str | list[str],
-        aggregations: Mapping[str, Any],
-        uid: str,
-        window: Window | None = None,
+        keys: str | list[str] | None = None,
+        aggregations: Mapping[str, Any] | None = None,
+        uid: str = "aggregate",
+        window: Window | Column | None = None,
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
-        emit: str = "updates",
+        emit: str | None = None,
+        outputMode: str | None = None,
+        **named: Any,
     ) -> DataFrame:
         """Counts, sums and other aggregates by key, in windows of event time if you like.
 
-        What may change later is in docs/howto/columns.md.
-
         Args:
-            df: a streaming frame.
-            keys: names of the key columns.
+            df: a streaming frame with ``keys``, names of its columns; or what ``groupBy`` gave.
             uid: the operator's name for the life of the job.
-            aggregations: from the name of an output column to what is in it: ``"count"``,
+            aggregations: from an output column to what is in it, as Spark SQL has it: ``"count"``,
                 ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
-                last, count_distinct or approx_count_distinct, or one of the functions of
+                last, count_distinct or approx_count_distinct, or a function of
                 `statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
-                Nulls and types are as in Spark SQL.
-            window: ``tumbling("10 minutes")``, ``sliding("10 minutes", "5 minutes")`` or
-                ``session("30 minutes")`` of event time.
+            named: more of them, as arguments: ``n="count"``.
+            window: ``F.window(...)``, ``F.session_window(...)``; or ``tumbling("10 minutes")``,
+                ``sliding("10 minutes", "5 minutes")``, ``session("30 minutes")``.
             event_time: the timestamp column of the windows. A row is late if its window is closed.
             watermark_delay: how far the watermark stays behind. It closes the windows.
-            emit: ``"updates"``: a row for each key (and window) that an epoch touched.
-                ``"closed"``: one for each window, once it is closed.
+            outputMode: ``"update"`` (the default): a row for each key (and window) of an epoch.
+                ``"append"``: one for each window, once closed. ``emit``: "updates" or "closed".
 
         Returns:
             the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
@@ -288,15 +288,15 @@ class FrameMaker:
             UsageError: (one of its kinds) whatever is wrong with the arguments.
             StorageError: the store at ``uri`` cannot be reached or written.
         """
-        names = key_names(df, keys)
+        given = grouped_input(df, keys)
+        names = key_names(given.frame, given.names)
         made = aggregated(
-            df,
+            given.frame,
             keys=names,
-            aggregations=aggregations,
-            window=window,
-            event_time=event_time,
+            aggregations={**(aggregations or {}), **named},
+            window=window_of(window, event_time),
             watermark_delay=watermark_delay,
-            emit=emit,
+            emit=emitted_in(emit, outputMode),
         )
         call = OperatorCall(
             names=names,

@@ -149,7 +149,8 @@ def _by_uid(frames: Iterable[StatefulFrame]) -> dict[str, Operator]:
         if uid in operators:
             raise DuplicateUidError(
                 f"The query has two operators with the uid {uid!r}.",
-                todo="Give each operator of a query a uid= of its own.",
+                todo="Give each operator of a query a uid= of its own. One that is made by Spark's "
+                "method is named after its class (or function): give it a subclass.",
             )
         operators[uid] = frame.operator
     return operators

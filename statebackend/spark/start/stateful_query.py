@@ -7,9 +7,10 @@ before the stack of the task and the query's whole plan.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
@@ -22,8 +23,11 @@ from statebackend.system import SYSTEM
 
 __all__ = ["QueryFailedError", "StatefulQuery", "stateful_queries", "told_in", "told_shortly"]
 
-_TASKS_END_S: Final = 1.0
+Call = TypeVar("Call", bound=Callable[..., Any])
+_TASKS_END_S: Final = 5.0  # Spark kills a Python worker two seconds after it asked it to end
 _TASKS_LOOK_S: Final = 0.05
+_JOBS_LOOKED_AT: Final = 3  # the newest: a query that runs for long has many
+_RUN: Final = re.compile(r"\brunId = ([0-9a-f-]{36})\b")
 
 # Where Python or Spark puts the text of an error of ours. A user's own error may quote one.
 _CODE: Final = re.compile(r"(?:^|\bstatebackend(?:\.\w+)*: )\[(SB\d{4})\] ", re.MULTILINE)
@@ -93,16 +97,41 @@ def _short(error: StreamingQueryException) -> StreamingQueryException:
     return error if told is None else QueryFailedError(error, told)
 
 
-def _wait_for_tasks() -> None:
+def _has_ended(context: Any, run: str) -> bool:
+    """Whether the newest jobs of a query's run have ended, with all of their tasks."""
+    tracker = context.statusTracker()
+    for number in sorted(tracker.getJobIdsForGroup(run))[-_JOBS_LOOKED_AT:]:
+        job = tracker.getJobInfo(number)
+        stages = [tracker.getStageInfo(stage) for stage in job.stageIds] if job else []
+        if job and (job.status == "RUNNING" or any(one and one.numActiveTasks for one in stages)):
+            return False
+    return True
+
+
+def _wait_for_tasks(failure: str) -> None:
     """Let Spark end a failed query's other tasks: it logs the stack of each, behind our error."""
     until_s = SYSTEM.monotonic_s() + _TASKS_END_S
-    with contextlib.suppress(Exception):  # Spark may be gone, or have no such method
-        context: Any = SparkContext._active_spark_context
-        tracker = context._jsc.sc().statusTracker()
-        while SYSTEM.monotonic_s() < until_s:
-            if not sum(one.numRunningTasks() for one in tracker.getExecutorInfos()):
-                return
+    run = _RUN.search(failure)
+    with contextlib.suppress(Exception):  # Spark may be gone
+        context = SparkContext._active_spark_context
+        while run and not _has_ended(context, run[1]) and SYSTEM.monotonic_s() < until_s:
             SYSTEM.sleep_s(_TASKS_LOOK_S)
+
+
+def told_shortly(call: Call) -> Call:
+    """Decorates a method of Spark's: a query that failed by an error of ours is told by that."""
+
+    @functools.wraps(call)
+    def told(*given: Any, **named: Any) -> Any:
+        try:
+            return call(*given, **named)
+        except StreamingQueryException as error:
+            short = _short(error)
+            if isinstance(short, QueryFailedError):
+                _wait_for_tasks(short.whole)
+            raise short from None
+
+    return told  # type: ignore[return-value]
 
 
 class StatefulQuery(StreamingQuery):
@@ -111,33 +140,13 @@ class StatefulQuery(StreamingQuery):
     Everything else is Spark's.
     """
 
-    def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """As Spark's; raises a `QueryFailedError` where the error is one of ours."""
-        with told_shortly():
-            ended: bool | None = super().awaitTermination(timeout)
-        return ended
-
-    def processAllAvailable(self) -> None:
-        """As Spark's; raises what :meth:`awaitTermination` raises."""
-        with told_shortly():
-            super().processAllAvailable()
+    awaitTermination = told_shortly(StreamingQuery.awaitTermination)
+    processAllAvailable = told_shortly(StreamingQuery.processAllAvailable)
 
     def exception(self) -> StreamingQueryException | None:
         """As Spark's, and as :meth:`awaitTermination` raises it."""
         found: Any = super().exception()
         return None if found is None else _short(found)
-
-
-@contextlib.contextmanager
-def told_shortly() -> Iterator[None]:
-    """Around a call of Spark's, or as its decorator: a failed query is told by our error alone."""
-    try:
-        yield
-    except StreamingQueryException as error:
-        short = _short(error)
-        if isinstance(short, QueryFailedError):
-            _wait_for_tasks()
-        raise short from None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import re
@@ -27,6 +28,12 @@ __all__ = ["check_workers"]
 
 _log = logging.getLogger("statebackend.spark")
 _MISSING: Final = re.compile(r"No module named '(statebackend|snapshot|recovery)\b")
+# Raised in a file of ours: what it imports is not there.
+_LACKING: Final = re.compile(
+    r'File "\S*/(?:statebackend|snapshot|recovery)/\S+", line \d+, in <module>\n.*\n'
+    r"(?:[\s~^]*\n)?ModuleNotFoundError: No module named '([\w.]+)'"
+)
+_TASK: Final = "statebackend.spark.worker.task"  # with all that the query's tasks import
 _TASKS_MAX: Final = 16
 _ANSWER_S: Final = 10.0
 _BUSY_S: Final = 50.0  # more, for a worker that has begun and is slow
@@ -38,6 +45,7 @@ class _Probed:
 
 def _look(local_dir: str, _: Iterable[int]) -> Iterator[tuple[str, str]]:
     """Runs in workers, which must import this module to find it; what is wrong, and what to do."""
+    importlib.import_module(_TASK)
     try:
         try_folder(expanded(local_dir))
     except LocalDirError as error:
@@ -76,10 +84,10 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
     try:
         found = _asked(context, functools.partial(_look, local_dir), tasks)
     except (PySparkException, Py4JJavaError) as error:
-        if _MISSING.search(str(error)) is None:
+        if (lacks := _lacking(str(error))) is None:
             return  # the query itself says what it is
         raise EnvironmentMissingError(
-            f"Spark's Python workers run {context.pythonExec}, which has no package statebackend; "
+            f"Spark's Python workers run {context.pythonExec}, which has no {lacks}; "
             f"the driver runs {sys.executable}.",
             todo="Install the package for that interpreter on every executor, or set "
             "PYSPARK_PYTHON to one that has it before the session is made.",
@@ -89,6 +97,15 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
     for what, todo in found:
         raise LocalDirError(what, todo=todo)
     _Probed.done.add(probe)
+
+
+def _lacking(text: str) -> str | None:
+    """What the workers' interpreter has not, by an error of theirs; None: it speaks of other."""
+    if _MISSING.search(text):
+        return "package statebackend"
+    if found := _LACKING.search(text):
+        return f"module {found[1]!r}, which the package statebackend needs"
+    return None
 
 
 def _asked(context: Any, look: Callable[[Iterable[int]], Any], tasks: int) -> list[Any] | None:

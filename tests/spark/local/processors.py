@@ -5,6 +5,7 @@ Each says in its output what it saw and what its state then was, so that every r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -92,6 +93,20 @@ class StuckLedger(Ledger):
                 break
             open(self.begun, "w").close()
             time.sleep(0.02)
+
+
+class OneStuckLedger(Ledger):
+    """The first subtask that gets to a key stays in its call; the other makes a mistake."""
+
+    def __init__(self, begun: str) -> None:
+        self.begun = begun
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        with contextlib.suppress(FileExistsError):
+            open(self.begun, "x").close()
+            time.sleep(60)  # bounded: Spark kills the worker
+        json.loads("{")
+        yield from super().handleInputRows(key, rows, timerValues)
 
 
 class Everything(StatefulProcessor):

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from statebackend.errors import SchemaError, SettingError
 from statebackend.operators.aggregate.functions import session, sliding, tumbling
+from statebackend.spark.frames.aggregate_arguments import window_of
 from tests.spark.local.world import BOUND_S, Rows, Sink, finish
 
 if TYPE_CHECKING:
@@ -145,17 +146,26 @@ def test_windows_are_those_of_spark(timed: World, kind: str, emit: str) -> None:
     )
     wanted = spark_says(timed, made, "append" if emit == "closed" else "update", kind)
 
-    backend = timed.backend()
-    frame = backend.aggregate(
-        timed.input.stream(timed.spark),
-        keys="k",
-        aggregations={"rows": "count", "x_sum": ("sum", "x")},
-        uid="windows",
-        window=ours,
-        event_time="at",
-        watermark_delay="5 seconds",
-        emit=emit,
-    )
+    backend, stream = timed.backend(), timed.input.stream(timed.spark)
+    assert window_of(theirs, None) == (ours, "at")
+    if emit == "closed":  # in Spark's words
+        frame = backend.aggregate(
+            stream.withWatermark("at", "5 seconds").groupBy("k"),
+            rows="count",
+            x_sum=("sum", "x"),
+            window=theirs,
+            outputMode="Append",
+        )
+    else:
+        frame = backend.aggregate(
+            stream,
+            keys="k",
+            aggregations={"rows": "count", "x_sum": ("sum", "x")},
+            uid="windows",
+            window=ours,
+            event_time="at",
+            watermark_delay="5 seconds",
+        )
     assert frame.columns == made.columns
     timed.run(backend, frame, _texts(timed.sink))
     found = timed.sink.batches()
@@ -201,6 +211,17 @@ def test_what_is_wrong_with_an_aggregation_is_said_at_the_call(timed: World) -> 
         backend.aggregate(stream, keys="k", aggregations={"s": ("sum", "nothing_like_it")}, uid="a")
     with pytest.raises((SchemaError, SettingError), match="median"):
         backend.aggregate(stream, keys="k", aggregations={"s": ("median", "x")}, uid="a")
+    for wrong, given in (
+        ("The window is Column<'lower", {"window": F.lower("k")}),
+        (
+            "of 'at', and event_time= is 'n'",
+            {"window": F.window("at", "1 hour"), "event_time": "n"},
+        ),
+        ("emit= and outputMode= are one", {"emit": "updates", "outputMode": "update"}),
+        ("mode of the aggregation is 'complete'", {"outputMode": "complete"}),
+    ):
+        with pytest.raises(SettingError, match=wrong):
+            backend.aggregate(stream.groupBy("k"), n="count", **given)
     with pytest.raises(SettingError, match="event_time"):
         backend.aggregate(
             stream, keys="k", aggregations={"n": "count"}, uid="a", window=tumbling("1 minute")

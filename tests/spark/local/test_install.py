@@ -10,7 +10,12 @@ from pyspark.errors import AnalysisException
 
 import statebackend
 from statebackend import StateBackend
-from statebackend.errors import DuplicateUidError, SchemaError, SettingError
+from statebackend.errors import (
+    DuplicateUidError,
+    MaxParallelismChangedError,
+    SchemaError,
+    SettingError,
+)
 from statebackend.installation import installed as installed_in
 from statebackend.settings import ENABLED
 from statebackend.spark.start.query_identity import IDENTITY_FILE
@@ -119,6 +124,23 @@ def test_a_state_without_a_uri_lies_in_the_checkpoint_location(world: World) -> 
         finish(writer(world, sparks_own(world)).foreachBatch(world.sink).start())
     check_ledger_output(world.sink.batches(), world.input.ids())
     assert not world.store.exists() or not list(world.store.iterdir())
+
+
+def test_another_number_of_key_groups_is_refused_where_the_job_is_found_at_the_start(
+    world: World,
+) -> None:
+    given: dict[str, Any] = {"uri": world.store.as_uri(), "local_dir": str(world.local)}
+    for groups in (0, 64, 0):
+        world.input.add_batches(1)
+        asked = {"max_parallelism": groups} if groups else {}
+        with statebackend.install(world.spark, parallelism=2, **asked, **given):
+            made = writer(world, sparks_own(world)).foreachBatch(world.sink)
+            if not groups:
+                finish(made.start())
+                continue
+            with pytest.raises(MaxParallelismChangedError, match="1024, but 64 was asked for"):
+                made.start()
+    check_ledger_output(world.sink.batches(), world.input.ids())
 
 
 def test_a_query_without_a_location_is_a_job_that_goes_with_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -216,8 +217,9 @@ def test_a_local_dir_that_cannot_be_used_is_named(world: World) -> None:
     frame = world.ledger(backend)
     writer = world.writer(frame)
     for _ in range(2):
-        with pytest.raises(LocalDirError, match=str(world.root / "file" / "below")):
+        with pytest.raises(LocalDirError, match=str(world.root / "file" / "below")) as raised:
             backend.start(writer)
+        assert "recovery/local" not in "".join(traceback.format_exception(raised.value))
     with (
         pytest.raises(LocalDirError),
         backend.starting(checkpoint_location=str(world.location)),
@@ -230,8 +232,9 @@ def test_a_local_dir_that_cannot_be_used_is_named(world: World) -> None:
 def test_a_store_that_cannot_be_written_is_refused_at_the_call(world: World) -> None:
     (world.root / "file").write_text("in the way")
     backend = world.backend(uri=(world.root / "file" / "below").as_uri())
-    with pytest.raises(StoreUnreachableError, match="A part of the path is a file"):
+    with pytest.raises(StoreUnreachableError, match="A part of the path is a file") as raised:
         world.ledger(backend)
+    assert "snapshot/storage" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(
