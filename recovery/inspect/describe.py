@@ -22,6 +22,7 @@ __all__ = [
     "JobDescription",
     "LogRead",
     "OperatorInfo",
+    "ResolvedOnce",
     "describe",
     "live_lineages",
     "named_operators",
@@ -128,6 +129,29 @@ def live_lineages(manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
         CorruptionError: the lineage digests do not follow from one another.
     """
     return _without_dropped(resolve(manifests), manifests)
+
+
+class ResolvedOnce:
+    """The lineages of a log that is asked for them again and again, as each start does.
+
+    They are resolved once for as long as the log is the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[list[Manifest], dict[str, OperatorLineage]] = [], {}
+
+    def of(self, manifests: Sequence[Manifest]) -> Mapping[str, OperatorLineage]:
+        """As `live_lineages`: to be looked at, not to be changed."""
+        known = self._known
+        if known[0] != manifests:
+            known = self._known = list(manifests), live_lineages(manifests)
+        return known[1]
+
+    def take(self, manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
+        """As `live_lineages`: the caller's own, and kept here no longer."""
+        taken = dict(self.of(manifests))
+        self._known = [], {}
+        return taken
 
 
 def _without_dropped(

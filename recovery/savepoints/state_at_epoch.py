@@ -54,14 +54,19 @@ class StateAt:
 # --- what is needed ------------------------------------------------------------------------------
 
 
-def last_epochs(manifests: Sequence[Manifest]) -> dict[str, int]:
+def last_epochs(
+    manifests: Sequence[Manifest], lineages: Mapping[str, OperatorLineage] | None = None
+) -> dict[str, int]:
     """By operator, the newest epoch that a restart would go on from.
 
     Where a later run began to repeat the newest epoch and not every operator finished it again, the
     others' records are of the run before: for them it is the epoch before. A run that the user made
     go back (`go_back_to=`) leaves records of later epochs, too.
+
+    Args:
+        lineages: the live ones of these manifests, where they are known.
     """
-    lineages = live_lineages(manifests)
+    lineages = live_lineages(manifests) if lineages is None else lineages
     entries = {uid: one.epochs[one.last_epoch] for uid, one in lineages.items() if one.epochs}
     newest = max(entries.values(), key=lambda entry: entry.sequence, default=None)
     found = {uid: one.last_epoch for uid, one in lineages.items()}
