@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from statebackend.monitoring.shipped_files import RULES
+from tests.support.prometheus import require
 
 pytestmark = pytest.mark.prometheus
 
@@ -209,11 +208,7 @@ def rules() -> dict[str, dict[str, Any]]:
 
 
 def promtool(*words: str) -> None:
-    if shutil.which("promtool") is None:
-        reason = "Debian's package prometheus is not installed."
-        if os.environ.get("STATEBACKEND_PROMETHEUS"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require("promtool")
     ended = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
