@@ -23,9 +23,11 @@ __all__ = [
     "LogRead",
     "OperatorInfo",
     "ResolvedOnce",
+    "claim_in",
     "describe",
     "live_lineages",
     "named_operators",
+    "operators_in",
     "read_log",
     "read_one",
     "require_tip",
@@ -265,10 +267,8 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
     problems = [error.what for error in log.damaged.values()]
     problems += [f"The record {record_name(s)!r} is not there." for s in log.missing]
     lineages: dict[str, OperatorLineage] = {}
-    live: Mapping[str, OperatorLineage] = {}
     try:
         lineages = resolve(log.live)
-        live = _without_dropped(lineages, log.live)
     except CorruptionError as error:
         problems.append(error.what)
     objects: dict[str, int] = {kind.value: 0 for kind in Kind}
@@ -290,11 +290,8 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
         records=len(log.sequences),
         oldest_needed=tip.oldest_needed,
         cleaned_below=tip.cleaned_below,
-        operators=[
-            _operator(lineage, manifests, dropped=uid not in live)
-            for uid, lineage in sorted(lineages.items())
-        ],
-        claims=[_claim(m) for m in manifests if m.kind == "claim"],
+        operators=operators_in(manifests, lineages),
+        claims=[claim_in(m) for m in manifests if m.kind == "claim"],
         objects=objects,
         size_bytes=size_bytes,
         problems=problems,
@@ -320,7 +317,8 @@ def require_tip(log: LogRead, store: ObjectStore) -> Manifest:
     )
 
 
-def _claim(manifest: Manifest) -> ClaimInfo:
+def claim_in(manifest: Manifest) -> ClaimInfo:
+    """What a claim says."""
     return ClaimInfo(
         sequence=manifest.sequence,
         generation=manifest.generation,
@@ -329,6 +327,21 @@ def _claim(manifest: Manifest) -> ClaimInfo:
         query_id=manifest.query_id,
         stamp_ms=manifest.stamp_ms,
     )
+
+
+def operators_in(
+    manifests: Sequence[Manifest], lineages: Mapping[str, OperatorLineage]
+) -> list[OperatorInfo]:
+    """Every operator of a log, those that the last run no longer had among them.
+
+    Args:
+        lineages: resolved of these manifests.
+    """
+    live = _without_dropped(lineages, manifests)
+    return [
+        _operator(lineage, manifests, dropped=uid not in live)
+        for uid, lineage in sorted(lineages.items())
+    ]
 
 
 def _operator(
