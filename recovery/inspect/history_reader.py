@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
@@ -195,16 +195,22 @@ class HistoryReader:
     def claims(self, limit: int) -> list[ClaimInfo]:
         """The newest takeovers by drivers, the newest first; what does not read is left out.
 
+        Where a claim does not say when it was made, its time is that of the store.
+
         Raises:
             NotRestorableError, StoreUnreachableError: as `read`.
         """
         found: list[ClaimInfo] = []
-        for some in _chunks(sorted(self._listed(), reverse=True)):
+        listed = self._listed()
+        for some in _chunks(sorted(listed, reverse=True)):
             read = self._of_records(some, [])
             found += [one for one in read if isinstance(one, ClaimInfo)]
             if len(found) >= limit:
                 break
-        return found[:limit]
+        return [
+            one if one.stamp_ms >= 0 else replace(one, stamp_ms=listed.get(one.sequence) or -1)
+            for one in found[:limit]
+        ]
 
     def _all(
         self, listed: Iterable[int], before: int | None, problems: list[str]
