@@ -179,7 +179,7 @@ def try_out(trial: Trial, server: Place, work: Path, subtasks: int) -> None:
         trial.asked("The store is back", "", r"Running[^.]*\.")
         trial.asked("Is it safe to stop?", "", r"Is it safe to stop\? Yes[^.]*\.[^.]*\.")
         send(signal.SIGKILL)
-    with served(StoredJobs(server.uri(""), server.options())) as base:
+    with served(StoredJobs(server.uri("state"), server.options())) as base:
         trial.base = base
         trial.asked("The driver is gone", "", r"Checkpoint \d+ is the newest[^.]*\.")
         trial.tabs("nothing runs", path)
