@@ -6,6 +6,7 @@ import random
 
 import msgspec
 from blake3 import blake3
+from pyspark.sql.types import StructType
 
 from snapshot.formats.delta import chain, encode_delta
 from snapshot.formats.epoch_figures import RecordFigures, SubtaskColumns, encode_figures
@@ -15,6 +16,7 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.operators import operators_setting
 from snapshot.storage.object_store import ObjectStore
+from statebackend.operators.declared_states import StateDeclaration
 from statebackend.system import new_id
 
 __all__ = ["write_history"]
@@ -36,7 +38,7 @@ def write_history(store: ObjectStore, job: str, *, subtasks: int, epochs: int) -
         summaries = [_summary(number, subtasks, chance) for number in numbers]
         name, data = encode_history(summaries)
         store.put(name, [data])
-    tenure._next = tenure.sequence + 1 + first  # as if those records had been there
+    oldest = tenure._next = tenure.sequence + 1 + first  # as if those records had been there
     lineage = OperatorLineage.new(
         OPERATOR,
         job_id=tenure.job_id,
@@ -44,6 +46,8 @@ def write_history(store: ObjectStore, job: str, *, subtasks: int, epochs: int) -
         max_parallelism=max(128, subtasks),
         first_epoch=first,
     )
+    value = StateDeclaration(name="count", kind="value", value_schema=_schema("n", "long"))
+    schemas = {"": _schema("user", "string"), "count": msgspec.json.encode(value).decode()}
     data = encode_delta([b"key"], [b"value"]).data
     digest = blake3(data).hexdigest()
     chains = [one.chain_at(first - 1) or "" for one in lineage.subtasks]
@@ -77,7 +81,8 @@ def write_history(store: ObjectStore, job: str, *, subtasks: int, epochs: int) -
             sequence=0,
             writer="",
             write_id="",
-            oldest_needed=tenure.oldest_needed,
+            oldest_needed=oldest,
+            cleaned_below=oldest,
             operator=OPERATOR,
             epoch=number,
             stamp_ms=_STARTED_MS + number * _EVERY_MS,
@@ -85,10 +90,16 @@ def write_history(store: ObjectStore, job: str, *, subtasks: int, epochs: int) -
             max_parallelism=max(128, subtasks),
             first_epoch=first,
             slices=slices,
+            states={"count": 0},
+            schemas=schemas,
             settings=operators_setting({OPERATOR: first}),
             figures=encode_figures(figures, columns),
         )
         log.append(tenure, manifest, [data] * subtasks)
+
+
+def _schema(name: str, kind: str) -> str:
+    return str(StructType().add(name, kind).json())
 
 
 def _figures(

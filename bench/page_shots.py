@@ -36,7 +36,7 @@ from statebackend.ui.stored_job_view import StoredJobs
 
 WIDE, PHONE = (1180, 820), (400, 820)
 WIDTHS, EPOCHS = (1, 40, 1_000), 10_000
-PAGES = ("", "checkpoints", "summary", "summary?of=10000", "restores", "savepoints")
+PAGES = ("", "checkpoints", "summary", "summary?of=10000", "restores", "savepoints", "state")
 LIMIT_S = 1.0
 
 STUCK = RunFacts(

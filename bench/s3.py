@@ -34,6 +34,7 @@ class Place:
     """A bucket on a running server. ``address``: host:port, for a proxy."""
 
     address: str
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -44,6 +45,11 @@ class Place:
 
     def options(self, **given: Any) -> StoreOptions:
         return StoreOptions(endpoint_url=self.url, region=REGION, **given)
+
+    def freeze(self, frozen: bool) -> None:
+        """Have the server of `place` answer nobody, or go on."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
 
     def stored_bytes(self, name: str) -> dict[str, int]:
         """What lies under a name now, by folder (`log`, `data`, `base`)."""
@@ -70,8 +76,8 @@ def place(folder: Path) -> Iterator[Place]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = Place(f"127.0.0.1:{port}")
     server = _start(folder, port)
+    found = Place(f"127.0.0.1:{port}", server)
     try:
         _wait(found.url, server)
         client = boto3.session.Session().client("s3", endpoint_url=found.url, region_name=REGION)

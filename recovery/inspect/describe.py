@@ -22,9 +22,12 @@ __all__ = [
     "JobDescription",
     "LogRead",
     "OperatorInfo",
+    "ResolvedOnce",
+    "claim_in",
     "describe",
     "live_lineages",
     "named_operators",
+    "operators_in",
     "read_log",
     "read_one",
     "require_tip",
@@ -128,6 +131,29 @@ def live_lineages(manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
         CorruptionError: the lineage digests do not follow from one another.
     """
     return _without_dropped(resolve(manifests), manifests)
+
+
+class ResolvedOnce:
+    """The lineages of a log that is asked for them again and again, as each start does.
+
+    They are resolved once for as long as the log is the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[list[Manifest], dict[str, OperatorLineage]] = [], {}
+
+    def of(self, manifests: Sequence[Manifest]) -> Mapping[str, OperatorLineage]:
+        """As `live_lineages`: to be looked at, not to be changed."""
+        known = self._known
+        if known[0] != manifests:
+            known = self._known = list(manifests), live_lineages(manifests)
+        return known[1]
+
+    def take(self, manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
+        """As `live_lineages`: the caller's own, and kept here no longer."""
+        taken = dict(self.of(manifests))
+        self._known = [], {}
+        return taken
 
 
 def _without_dropped(
@@ -241,10 +267,8 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
     problems = [error.what for error in log.damaged.values()]
     problems += [f"The record {record_name(s)!r} is not there." for s in log.missing]
     lineages: dict[str, OperatorLineage] = {}
-    live: Mapping[str, OperatorLineage] = {}
     try:
         lineages = resolve(log.live)
-        live = _without_dropped(lineages, log.live)
     except CorruptionError as error:
         problems.append(error.what)
     objects: dict[str, int] = {kind.value: 0 for kind in Kind}
@@ -266,11 +290,8 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
         records=len(log.sequences),
         oldest_needed=tip.oldest_needed,
         cleaned_below=tip.cleaned_below,
-        operators=[
-            _operator(lineage, manifests, dropped=uid not in live)
-            for uid, lineage in sorted(lineages.items())
-        ],
-        claims=[_claim(m) for m in manifests if m.kind == "claim"],
+        operators=operators_in(manifests, lineages),
+        claims=[claim_in(m) for m in manifests if m.kind == "claim"],
         objects=objects,
         size_bytes=size_bytes,
         problems=problems,
@@ -296,7 +317,8 @@ def require_tip(log: LogRead, store: ObjectStore) -> Manifest:
     )
 
 
-def _claim(manifest: Manifest) -> ClaimInfo:
+def claim_in(manifest: Manifest) -> ClaimInfo:
+    """What a claim says."""
     return ClaimInfo(
         sequence=manifest.sequence,
         generation=manifest.generation,
@@ -305,6 +327,21 @@ def _claim(manifest: Manifest) -> ClaimInfo:
         query_id=manifest.query_id,
         stamp_ms=manifest.stamp_ms,
     )
+
+
+def operators_in(
+    manifests: Sequence[Manifest], lineages: Mapping[str, OperatorLineage]
+) -> list[OperatorInfo]:
+    """Every operator of a log, those that the last run no longer had among them.
+
+    Args:
+        lineages: resolved of these manifests.
+    """
+    live = _without_dropped(lineages, manifests)
+    return [
+        _operator(lineage, manifests, dropped=uid not in live)
+        for uid, lineage in sorted(lineages.items())
+    ]
 
 
 def _operator(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from recovery.inspect.describe import read_one
+from recovery.inspect.describe import ClaimInfo, claim_in, read_one
 from recovery.inspect.history import (
     CheckpointFigures,
     History,
@@ -140,7 +140,7 @@ class HistoryReader:
         read_all: Callable[..., Iterable[Any]] = map,
     ) -> None:
         self._store, self._job, self._read_all = store, job, read_all
-        self._records: dict[int, RecordSummary | None] = {}  # None: a claim
+        self._records: dict[int, RecordSummary | ClaimInfo] = {}
         self._generations: dict[int, int] = {}
         self._objects: dict[str, list[RecordSummary]] = {}
         self._cleaned_below = 0  # there are only claims, one of each start that ever was
@@ -192,6 +192,26 @@ class HistoryReader:
             del self._records[gone]
         return listed
 
+    def claims(self, limit: int) -> list[ClaimInfo]:
+        """The newest takeovers by drivers, the newest first; what does not read is left out.
+
+        Where a claim does not say when it was made, its time is that of the store.
+
+        Raises:
+            NotRestorableError, StoreUnreachableError: as `read`.
+        """
+        found: list[ClaimInfo] = []
+        listed = self._listed()
+        for some in _chunks(sorted(listed, reverse=True)):
+            read = self._of_records(some, [])
+            found += [one for one in read if isinstance(one, ClaimInfo)]
+            if len(found) >= limit:
+                break
+        return [
+            one if one.stamp_ms >= 0 else replace(one, stamp_ms=listed.get(one.sequence) or -1)
+            for one in found[:limit]
+        ]
+
     def _all(
         self, listed: Iterable[int], before: int | None, problems: list[str]
     ) -> Iterator[RecordSummary]:
@@ -220,13 +240,14 @@ class HistoryReader:
             begin(rest)
 
     def _records_down(self, listed: Iterable[int], problems: list[str]) -> Iterator[RecordSummary]:
-        sequences = sorted(listed, reverse=True)
-        for start in range(0, len(sequences), _AT_A_TIME):
-            some = sequences[start : start + _AT_A_TIME]
+        for some in _chunks(sorted(listed, reverse=True)):
             some = [sequence for sequence in some if sequence >= self._cleaned_below]
-            yield from self._of_records(some, problems)
+            read = self._of_records(some, problems)
+            yield from (one for one in read if isinstance(one, RecordSummary))
 
-    def _of_records(self, sequences: Sequence[int], problems: list[str]) -> list[RecordSummary]:
+    def _of_records(
+        self, sequences: Sequence[int], problems: list[str]
+    ) -> list[RecordSummary | ClaimInfo]:
         new = [sequence for sequence in sequences if sequence not in self._records]
         for sequence, problem in zip(new, self._read_all(self._take_in, new), strict=True):
             if problem:
@@ -244,7 +265,8 @@ class HistoryReader:
             return error.what
         self._generations[sequence] = manifest.generation
         self._cleaned_below = max(self._cleaned_below, manifest.cleaned_below)
-        self._records[sequence] = summary_of(manifest) if manifest.kind == "checkpoint" else None
+        made = summary_of if manifest.kind == "checkpoint" else claim_in
+        self._records[sequence] = made(manifest)
         return ""
 
     def _names(self) -> list[tuple[str, HistoryName]]:
@@ -310,3 +332,8 @@ class HistoryReader:
             next_before=oldest if more else None,
             problems=problems,
         )
+
+
+def _chunks(sequences: Sequence[int]) -> Iterator[Sequence[int]]:
+    """So many as are read at a time."""
+    return (sequences[at : at + _AT_A_TIME] for at in range(0, len(sequences), _AT_A_TIME))

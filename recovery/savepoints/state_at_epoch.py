@@ -54,14 +54,19 @@ class StateAt:
 # --- what is needed ------------------------------------------------------------------------------
 
 
-def last_epochs(manifests: Sequence[Manifest]) -> dict[str, int]:
+def last_epochs(
+    manifests: Sequence[Manifest], lineages: Mapping[str, OperatorLineage] | None = None
+) -> dict[str, int]:
     """By operator, the newest epoch that a restart would go on from.
 
     Where a later run began to repeat the newest epoch and not every operator finished it again, the
     others' records are of the run before: for them it is the epoch before. A run that the user made
     go back (`go_back_to=`) leaves records of later epochs, too.
+
+    Args:
+        lineages: the live ones of these manifests, where they are known.
     """
-    lineages = live_lineages(manifests)
+    lineages = live_lineages(manifests) if lineages is None else lineages
     entries = {uid: one.epochs[one.last_epoch] for uid, one in lineages.items() if one.epochs}
     newest = max(entries.values(), key=lambda entry: entry.sequence, default=None)
     found = {uid: one.last_epoch for uid, one in lineages.items()}
@@ -73,17 +78,21 @@ def last_epochs(manifests: Sequence[Manifest]) -> dict[str, int]:
     return found
 
 
-def state_at(manifests: Sequence[Manifest], epoch: int) -> StateAt:
+def state_at(
+    manifests: Sequence[Manifest], epoch: int, live: Mapping[str, OperatorLineage] | None = None
+) -> StateAt:
     """What the state of all operators after ``epoch`` needs of a log.
 
     Args:
         manifests: every record that is needed, ascending, as `CommitLog.manifests` gives them.
+        live: their live lineages, where they are known.
 
     Raises:
         NotRestorableError: the log does not hold all of it (any more).
         CorruptionError: its lineage digests do not follow from one another.
     """
-    records = _with_late_bases(manifests, _begun(manifests, epoch), epoch)
+    live = live_lineages(manifests) if live is None else live
+    records = _with_late_bases(manifests, _begun(live, epoch), epoch)
     lineages = resolve(kept.manifest for kept in records)
     oldest = {uid: _pruned(lineage, epoch) for uid, lineage in lineages.items()}
     operators = named_operators(manifests)
@@ -91,9 +100,8 @@ def state_at(manifests: Sequence[Manifest], epoch: int) -> StateAt:
     return StateAt(epoch, _only_needed(records, lineages, oldest), lineages, settings)
 
 
-def _begun(manifests: Sequence[Manifest], epoch: int) -> dict[str, OperatorLineage]:
+def _begun(live: Mapping[str, OperatorLineage], epoch: int) -> dict[str, OperatorLineage]:
     """The operators that had begun by an epoch; the log leads to the state of each."""
-    live = live_lineages(manifests)
     begun = {uid: one for uid, one in live.items() if epoch >= one.first_epoch}
     for lineage in begun.values():
         lineage.require(epoch)

@@ -68,7 +68,7 @@ _SEQUENCE_LIMIT = 10**20
 _RECORD_NAME = re.compile(r"log/([0-9]{20})\.ckpt")
 
 
-class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=False):
     """One subtask's part of a checkpoint.
 
     Attributes:

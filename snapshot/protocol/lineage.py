@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from snapshot.formats.delta import chain, chain_rescaled, chain_start
 from snapshot.formats.record import Manifest, SliceEntry, is_operator_slice, slice_key
 from statebackend.errors import CorruptionError, NotRestorableError, SettingError
@@ -24,8 +26,7 @@ from statebackend.keygroups import KeyGroupRange, key_group_range
 __all__ = ["EpochEntry", "OperatorLineage", "SliceRef", "SubtaskLineage", "resolve"]
 
 
-@dataclass(frozen=True)
-class SliceRef:
+class SliceRef(msgspec.Struct, frozen=True, gc=False):
     """A slice and the record (by sequence) whose manifest names it."""
 
     sequence: int
@@ -67,7 +68,8 @@ class EpochEntry:
     @classmethod
     def of(cls, manifest: Manifest) -> EpochEntry:
         """As a checkpoint record says."""
-        refs = [SliceRef(manifest.sequence, entry) for entry in manifest.slices]
+        apart = filter(is_operator_slice, manifest.slices)
+        refs = [SliceRef(manifest.sequence, entry) for entry in apart]
         shared = [ref for ref in refs if ref.entry.kind == "broadcast"]
         return cls(
             epoch=manifest.epoch,
@@ -90,6 +92,7 @@ class SubtaskLineage:
     """One subtask's slices by epoch.
 
     Attributes:
+        deltas: in the order of their epochs.
         start_epoch, start_chain: what it begins with: nothing, or parts of its parents' states
             (of which the digest may not be known: "").
         rescaled: it begins with parts of its parents' states.
@@ -202,9 +205,9 @@ class SubtaskLineage:
 
     def drop_from(self, epoch: int) -> None:
         """Forget ``epoch`` and everything after it."""
-        for slices in (self.deltas, self.bases):
-            for e in [e for e in slices if e >= epoch]:
-                del slices[e]
+        while self.deltas and next(reversed(self.deltas)) >= epoch:
+            self.deltas.popitem()
+        self.bases = {e: ref for e, ref in self.bases.items() if e < epoch}
 
     def prune(self, epoch: int) -> None:
         """Forget what restoring ``epoch`` or anything later does not need."""
@@ -349,12 +352,13 @@ class OperatorLineage:
         for subtask in self.subtasks:
             subtask.drop_from(epoch)
         for entry in manifest.slices:
-            own = entry.kind == "delta" or is_operator_slice(entry)
+            apart = is_operator_slice(entry)
+            own = apart or entry.kind == "delta"
             misplaced = entry.epoch != epoch if own else entry.epoch > epoch
             if (
                 misplaced
-                or entry.subtask not in range(len(self.subtasks))
-                or (not is_operator_slice(entry) and self.subtasks[entry.subtask].breaks_at(entry))
+                or not 0 <= entry.subtask < len(self.subtasks)
+                or (not apart and self.subtasks[entry.subtask].breaks_at(entry))
             ):
                 raise CorruptionError(
                     f"Record {manifest.sequence} breaks the lineage of operator "
@@ -362,7 +366,7 @@ class OperatorLineage:
                     todo="The log was changed by hand or mixed with another job's; restore "
                     "it from a copy, or start a new job.",
                 )
-            if is_operator_slice(entry):
+            if apart:
                 continue  # the epoch's own: no other epoch is put together from it
             subtask = self.subtasks[entry.subtask]
             slices = subtask.deltas if entry.kind == "delta" else subtask.bases

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from snapshot.barriers.checkpoints import Reason
 from snapshot.log.progress_events import (
     BaseProgress,
     ContinuousCheckpoint,
@@ -46,6 +47,10 @@ _CHECKPOINT_SUMS: Final = {
     "unaligned": "unaligned_subtasks_total",
 }
 _CHECKPOINT_PHASES: Final = ("start_delay", "alignment", "sync", "async")
+# What has not happened yet is 0: Prometheus counts the rise of a series, and not its first value.
+_OUTCOMES: Final = ("complete", *(reason.value for reason in Reason))
+_SOURCES: Final = ("local", "mixed", "durable", "empty")
+_BASE_KINDS: Final = ("base", "files")
 _Epoch = tuple[str, int]
 
 
@@ -68,6 +73,9 @@ class JobMetrics:
         self._watermark_ms: int | None = None
         self._lock = self._system.threads.lock()
         self._values.set("last_commit_timestamp_seconds", self._system.wall_ms() / 1000)
+        self._operators: set[str] = set()
+        for outcome in _OUTCOMES if job.continuous else ():
+            self._values.add("checkpoints_total", 0, outcome)
         self._end = job.progress.listen(self._heard)
 
     @property
@@ -116,6 +124,9 @@ class JobMetrics:
         """An attempt has acked: it was restored, and has asked the store, whatever comes of it."""
         values, operator = self._values, event.operator
         self._acked.setdefault((operator, event.epoch), {})[event.subtask] = event
+        if operator not in self._operators and "stored_bytes" in event.figures:
+            self._operators.add(operator)
+            self._begin(operator)
         if (restore := event.restore) is not None:
             values.add("restores_total", 1, operator, restore.source)
             values.observe("restore_duration_seconds", restore.seconds, operator, restore.source)
@@ -123,6 +134,13 @@ class JobMetrics:
             values.add("restored_bytes_total", restore.durable_bytes, operator, "durable")
         self._requests(event.requests, event.request_errors)
         values.add("store_retries_total", event.figures.get("retries", 0), "workers")
+
+    def _begin(self, operator: str) -> None:
+        """An operator with state is heard of for the first time."""
+        for source in _SOURCES:
+            self._values.add("restores_total", 0, operator, source)
+        for kind in _BASE_KINDS:
+            self._values.add("bases_uploaded_total", 0, operator, kind)
 
     def _requests(self, requests: dict[str, tuple[int, int]], errors: dict[str, int]) -> None:
         for verb, (count, size_bytes) in requests.items():

@@ -159,9 +159,10 @@ def erase_in_job(
     rewrite_savepoints: bool,
     options: StoreOptions | None,
     system: System,
+    progress: Progress | None = None,
 ) -> EraseReport:
     """As `erase_keys`, with a store and a checkpoint location that are open."""
-    everywhere = _Everywhere(uri, job, store, options, None, WorkDone(), system)
+    everywhere = _Everywhere(uri, job, store, options, None, WorkDone(progress), system)
     return everywhere.erase(
         operator, keys, location, rewrite_savepoints=rewrite_savepoints, dry_run=False
     )

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from snapshot.formats.record import Manifest
 from snapshot.storage.store_options import StoreOptions
 from statebackend.schema.types import schema_from_json
 from statebackend.tables.scan import StatePlace, state_source, timer_source
-from statebackend.tables.stored_job import StoredOperator, find_job
+from statebackend.tables.stored_job import find_job, restored_bytes, stored_states
 from statebackend.work_done import Progress
 
-__all__ = ["epochs", "read_state", "read_timers", "states"]
+__all__ = ["epochs", "read_state", "read_timers", "state_rows", "states"]
 
 
 def read_state(
@@ -117,26 +118,36 @@ def states(
     found = find_job(uri, job, epoch=epoch, savepoint=savepoint, options=options)
     rows = []
     for one in found.operators.values():
-        size_bytes = _operator_bytes(one)
-        for name, state in sorted(one.states.items()):
-            declared = state.declared
-            of_keys = not declared.of_operator
-            rows.append(
-                {
-                    "operator": one.uid,
-                    "state": name,
-                    "kind": declared.kind,
-                    "key_schema": _ddl_of(one.last.schemas.get("", "")) if of_keys else None,
-                    "map_key_schema": _ddl_of(declared.key_schema),
-                    "value_schema": _ddl_of(declared.value_schema),
-                    "ttl_ms": declared.ttl_ms if isinstance(declared.ttl_ms, int) else None,
-                    "epoch": found.epoch,
-                    "parallelism": one.lineage.parallelism,
-                    "max_parallelism": one.lineage.max_parallelism,
-                    "operator_bytes": size_bytes,
-                }
-            )
+        of_operator = {
+            "epoch": found.epoch,
+            "parallelism": one.lineage.parallelism,
+            "max_parallelism": one.lineage.max_parallelism,
+            "operator_bytes": sum(
+                restored_bytes(subtask, one.last.epoch) for subtask in one.lineage.subtasks
+            ),
+        }
+        rows += [{**row, **of_operator} for row in state_rows(one.last)]
     return pa.Table.from_pylist(rows, schema=_STATES)
+
+
+def state_rows(record: Manifest) -> list[dict[str, Any]]:
+    """What a record declares, in the columns of `states` that are each state's own."""
+    rows = []
+    for name, state in sorted(stored_states(record).items()):
+        declared = state.declared
+        of_keys = not declared.of_operator
+        rows.append(
+            {
+                "operator": record.operator,
+                "state": name,
+                "kind": declared.kind,
+                "key_schema": _ddl_of(record.schemas.get("", "")) if of_keys else None,
+                "map_key_schema": _ddl_of(declared.key_schema),
+                "value_schema": _ddl_of(declared.value_schema),
+                "ttl_ms": declared.ttl_ms if isinstance(declared.ttl_ms, int) else None,
+            }
+        )
+    return rows
 
 
 _EPOCHS: Final = pa.schema(
@@ -185,16 +196,6 @@ def epochs(
                     }
                 )
     return pa.Table.from_pylist(rows, schema=_EPOCHS)
-
-
-def _operator_bytes(operator: StoredOperator) -> int:
-    found = 0
-    for subtask in operator.lineage.subtasks:
-        for one, epoch in subtask.origins(operator.last.epoch):
-            base = one.base_before(epoch)
-            found += max(base.entry.size_bytes, base.entry.state_bytes) if base else 0
-            found += one.since_base(epoch)[1]
-    return found
 
 
 def _ddl_of(schema_json: str) -> str | None:

@@ -14,7 +14,7 @@ from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs, needed_key, state_at
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.lineage import OperatorLineage, SliceRef
+from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
@@ -24,7 +24,15 @@ from statebackend.runtime.driver.restore_records import Records
 from statebackend.schema.types import schema_from_json
 from statebackend.system import SYSTEM, System
 
-__all__ = ["StoredJob", "StoredOperator", "StoredState", "find_job", "job_in"]
+__all__ = [
+    "StoredJob",
+    "StoredOperator",
+    "StoredState",
+    "find_job",
+    "job_in",
+    "restored_bytes",
+    "stored_states",
+]
 
 _KEY: str = ""  # the name under which a record has the schema of the operator's keys
 
@@ -61,12 +69,7 @@ class StoredOperator:
     @property
     def states(self) -> dict[str, StoredState]:
         """What it has, by name."""
-        found = {}
-        for name, text in self.last.schemas.items():
-            if name != _KEY:
-                declared = StateDeclaration.from_json(text)
-                found[name] = StoredState(declared, self.last.states.get(name, -1))
-        return found
+        return stored_states(self.last)
 
     def state(self, name: str) -> StoredState:
         """One state.
@@ -96,6 +99,25 @@ class StoredOperator:
         return SliceRef(sequence, ref.entry)
 
 
+def stored_states(record: Manifest) -> dict[str, StoredState]:
+    """The states that an operator has after the epoch of a record, by name."""
+    return {
+        name: StoredState(StateDeclaration.from_json(text), record.states.get(name, -1))
+        for name, text in record.schemas.items()
+        if name != _KEY
+    }
+
+
+def restored_bytes(subtask: SubtaskLineage, epoch: int) -> int:
+    """What a restore reads of a subtask: its newest full copy, and the changes since."""
+    found = 0
+    for one, at in subtask.origins(epoch):
+        base = one.base_before(at)
+        found += max(base.entry.size_bytes, base.entry.state_bytes) if base else 0
+        found += one.since_base(at)[1]
+    return found
+
+
 @dataclass(frozen=True)
 class StoredJob:
     """A job after one epoch.
@@ -122,10 +144,10 @@ class StoredJob:
 
     def holds(self, epoch: int) -> bool:
         """Whether the log leads to the state of every operator after an epoch."""
-        if epoch > min(last_epochs(self.manifests).values(), default=-1):
+        if epoch > min(last_epochs(self.manifests, self.lineages).values(), default=-1):
             return False
         try:
-            state_at(self.manifests, epoch)
+            state_at(self.manifests, epoch, self.lineages)
         except NotRestorableError:
             return False
         return True
@@ -193,8 +215,6 @@ def _job_at(
             f"There is no job in {store.uri}: it has no commit log.",
             todo="Check the URI and the job's name (statebackend list shows what is there).",
         )
-    if epoch is None:
-        epoch = min(last_epochs(manifests).values(), default=-1)
     return job_in(store, job, manifests, epoch, system, kept=kept)
 
 
@@ -202,21 +222,23 @@ def job_in(
     store: ObjectStore,
     job: str,
     manifests: list[Manifest],
-    epoch: int,
+    epoch: int | None,
     system: System = SYSTEM,
     *,
     kept: bool = False,
 ) -> StoredJob:
-    """A job after an epoch, as its log was.
+    """A job after an epoch, as its log was; None: the newest durable one.
 
     Raises:
         NotRestorableError: the log did not hold the epoch.
     """
-    at = state_at(manifests, epoch)
+    lineages = live_lineages(manifests)
+    if epoch is None:
+        epoch = min(last_epochs(manifests, lineages).values(), default=-1)
+    at = state_at(manifests, epoch, lineages)
     operators = dict(_operators(at))
     job_id = manifests[-1].job_id
     records = Records(store, system.threads)
-    lineages = live_lineages(manifests)
     return StoredJob(store, job, job_id, epoch, operators, kept, records, lineages, manifests)
 
 

@@ -98,7 +98,7 @@ class RunFacts:
     """How a job that runs here stands now.
 
     Attributes:
-        active: whether it runs.
+        active: whether it runs. starting: it is about to: its log is read, and it is claimed.
         failure: why it has ended, or commits nothing any more; empty: neither.
         continuous: a job without micro-batches.
         epoch: whose checkpoint is under way; None: none is.
@@ -116,6 +116,7 @@ class RunFacts:
     """
 
     active: bool
+    starting: bool = False
     failure: str = ""
     continuous: bool = False
     epoch: int | None = None

@@ -44,7 +44,7 @@ def health_of(facts: RunFacts | StoredFacts, usual_ms: float | None = None) -> H
     """
     if isinstance(facts, StoredFacts):
         return _stored(facts)
-    if not facts.active:
+    if not facts.active and not facts.starting:
         return _ended(facts)
     level, line, todo = _running(facts, usual_ms)
     safe, safe_line = _safe(facts)
@@ -67,15 +67,13 @@ def _stored(facts: StoredFacts) -> Health:
 
 
 def _ended(facts: RunFacts) -> Health:
-    after = "before any checkpoint" if facts.durable_epoch is None else _at(facts.durable_epoch)
+    none = facts.durable_epoch is None
+    after = "before any checkpoint" if none else f"after checkpoint {facts.durable_epoch}"
+    onward = f"The next start {'begins anew' if none else 'goes on from there'}."
     if facts.failure:
-        todo = "The next start goes on from there. The error's code is in the list of errors."
+        todo = f"{onward} The error's code is in the list of errors."
         return Health("bad", f"Failed {after}: {facts.failure}", todo)
-    return Health("ended", f"Stopped {after}. The next start goes on from there.")
-
-
-def _at(epoch: int) -> str:
-    return f"after checkpoint {epoch}"
+    return Health("ended", f"Stopped {after}. {onward}")
 
 
 def _running(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str]:
@@ -87,6 +85,9 @@ def _running(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str]:
             "Nothing is committed until it does."
         )
         return "bad", line, "Look at the store. The driver's log has what it said, and retries."
+    if facts.starting:
+        line = "Starting: the driver reads the job's log and claims it. No row is processed yet."
+        return "good", line, ""
     if facts.epoch is not None and any(one.subtasks for one in facts.waiting):
         return _under_way(facts, usual_ms)
     if facts.writing:
@@ -132,7 +133,9 @@ def _under_way(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str
         line += f" The other {of - missing} have."
     todo = "Its row on the checkpoint's page says where it runs; look at that executor's log."
     if missing == of:
-        todo = "No subtask is through: the input is large, the code is slow, or executors are gone."
+        first = "their state is being read back, " if facts.durable_s is None else ""
+        todo = "No subtask is through: "
+        todo += f"{first}the input is large, the code is slow, or executors are gone."
     return "bad" if stuck else "slow", line, todo
 
 

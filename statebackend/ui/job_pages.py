@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
@@ -184,8 +185,13 @@ class JobSite:
 
     def _overview(self, view: JobView, query: dict[str, str]) -> dict[str, Any]:
         facts, history = view.facts(), view.history(None, _PAGE)
+        moves = view.is_running
+        if isinstance(facts, RunFacts):
+            moves = facts.active or facts.starting
+            if facts.durable_epoch is None:  # of this start
+                facts = replace(facts, durable_epoch=history.newest_epoch)
         health = health_of(facts, _usual_ms(history.checkpoints))
-        problems = [*history.problems]
+        problems = list(history.problems)
         waiting: Sequence[Any] = ()
         if isinstance(facts, StoredFacts):
             problems = [*facts.problems, *problems]
@@ -201,7 +207,7 @@ class JobSite:
             "checkpoints": history.checkpoints[:_FEW],
             "mode": history.mode,
             "restored": _restored(history),
-            "refresh": _REFRESH_S if view.is_running else 0,
+            "refresh": _REFRESH_S if moves else 0,
         }
 
     def _drawn(self, view: JobView, checkpoints: Sequence[CheckpointFigures]) -> dict[str, Any]:

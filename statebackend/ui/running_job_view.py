@@ -129,7 +129,7 @@ class RunningJobView:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs now."""
+        """Whether it runs now; not while it starts."""
         return self._observed.is_active()
 
     # --- how it stands -------------------------------------------------------------------------
@@ -142,9 +142,13 @@ class RunningJobView:
         failed = session.failure if session is not None else None
         writing_at_s = observed.progress.commit_since_s
         out_s = observed.job.store.unreachable_s
+        active = self.is_running
+        failure = standing.failure or (f"[{failed.code}] {failed.what}" if failed else "")
+        begun = session is not None and session.looked_at(lambda run: True)
         return RunFacts(
-            active=self.is_running,
-            failure=standing.failure or (f"[{failed.code}] {failed.what}" if failed else ""),
+            active=active,
+            starting=not begun and not failure and (active or session is not None),
+            failure=failure,
             continuous=observed.continuous,
             epoch=under_way.epoch if under_way else None,
             durable_epoch=self._durable_epoch if durable is None else durable,

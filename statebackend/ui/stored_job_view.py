@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from recovery.inspect.describe import JobDescription, OperatorInfo, describe, read_one
+from recovery.inspect.describe import OperatorInfo, operators_in, read_one
 from recovery.inspect.history import CheckpointFigures, History
 from recovery.inspect.history_reader import HistoryReader
 from recovery.inspect.jobs import job_folder, split_jobs, summarise
@@ -16,13 +16,17 @@ from recovery.savepoints.savepoint import (
     list_savepoints,
     savepoints_folder,
 )
-from snapshot.formats.record import LOG_PREFIX, parse_record_name
+from recovery.savepoints.state_at_epoch import last_epochs
+from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name
+from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.open import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import FormatError
 from statebackend.system import SYSTEM, System
-from statebackend.tables.read import read_state, states
+from statebackend.tables.read import read_state, state_rows
+from statebackend.tables.stored_job import restored_bytes
 from statebackend.ui.job_figures import (
     JobLine,
     LookedUpValue,
@@ -60,7 +64,7 @@ class StoredJobView:
         self._system = system
         self.store: Final = self._at(self.uri)
         self._lock = system.threads.lock()
-        self._log: tuple[list[ObjectInfo], JobDescription] | None = None
+        self._seen: tuple[list[ObjectInfo], list[OperatorState], list[StateLine]] | None = None
         self._reader = HistoryReader(self.store, job, read_all=self._read_all)
 
     def _read_all(self, read: Callable[..., Any], *wanted: Iterable[Any]) -> list[Any]:
@@ -72,16 +76,25 @@ class StoredJobView:
         options = self.options if uri.partition(":")[0] in S3_SCHEMES else None
         return open_store(uri, new_id=self._system.new_id, options=options)
 
-    def _described(self) -> JobDescription:
+    def _in_log(self) -> tuple[list[OperatorState], list[StateLine]]:
         """What the log says; read again when the listing of its records is another one."""
         listing = list(self.store.list(LOG_PREFIX))
         with self._lock:
-            known = self._log
+            known = self._seen
         if known is None or known[0] != listing:
-            known = listing, describe(self.store, self.job)
+            system = self._system
+            log = CommitLog(
+                self.store,
+                job=self.job,
+                writer="page",
+                new_id=system.new_id,
+                read_all=self._read_all,
+                threads=system.threads,
+            )
+            known = listing, *_operators_and_states(log.manifests())
             with self._lock:
-                self._log = known
-        return known[1]
+                self._seen = known
+        return known[1:]
 
     def facts(self) -> RunFacts | StoredFacts:
         """As the newest record says: no lineage is followed for it."""
@@ -119,14 +132,15 @@ class StoredJobView:
 
     def takeovers(self) -> list[Takeover]:
         """See `JobView`."""
-        claims = self._described().claims[-_TAKEOVERS:]
+        with self._lock:
+            claims = self._reader.claims(_TAKEOVERS)
         return [
             Takeover(
                 generation=one.generation,
                 writer=one.writer,
                 at_ms=one.stamp_ms if one.stamp_ms >= 0 else None,
             )
-            for one in reversed(claims)
+            for one in claims
         ]
 
     def savepoints(self) -> list[SavepointInfo]:
@@ -138,24 +152,11 @@ class StoredJobView:
 
     def operators(self) -> list[OperatorState]:
         """See `JobView`."""
-        return [_operator(one) for one in self._described().operators]
+        return self._in_log()[0]
 
     def states(self) -> list[StateLine]:
         """See `JobView`."""
-        found = states(self.place, self.job, options=self.options).to_pylist()
-        return [
-            StateLine(
-                operator=row["operator"],
-                state=row["state"],
-                kind=row["kind"],
-                key_schema=row["key_schema"] or "",
-                map_key_schema=row["map_key_schema"] or "",
-                value_schema=row["value_schema"] or "",
-                ttl_ms=row["ttl_ms"],
-                looked_up=row["key_schema"] is not None,
-            )
-            for row in found
-        ]
+        return self._in_log()[1]
 
     def lookup(self, operator: str, state: str, key: Any) -> LookedUpValue:
         """A value as the newest durable checkpoint has it."""
@@ -231,9 +232,35 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _operator(one: OperatorInfo) -> OperatorState:
-    by_subtask = {base.subtask: base.size_bytes + base.delta_bytes for base in one.bases}
-    sizes = [by_subtask.get(number, 0) for number in range(one.parallelism)]
+def _operators_and_states(
+    manifests: list[Manifest],
+) -> tuple[list[OperatorState], list[StateLine]]:
+    """Every operator, and the states of those that the last run had, after its newest epoch."""
+    lineages = resolve(manifests)
+    operators = operators_in(manifests, lineages)
+    live = {one.uid: lineages[one.uid] for one in operators if not one.dropped}
+    durable = min(last_epochs(manifests, live).values(), default=-1)
+    newest = {m.operator: m for m in manifests if m.kind == "checkpoint" and m.epoch <= durable}
+    states = [
+        StateLine(
+            operator=row["operator"],
+            state=row["state"],
+            kind=row["kind"],
+            key_schema=row["key_schema"] or "",
+            map_key_schema=row["map_key_schema"] or "",
+            value_schema=row["value_schema"] or "",
+            ttl_ms=row["ttl_ms"],
+            looked_up=row["key_schema"] is not None,
+        )
+        for uid in live
+        if uid in newest
+        for row in state_rows(newest[uid])
+    ]
+    return [_operator(one, lineages[one.uid]) for one in operators], states
+
+
+def _operator(one: OperatorInfo, lineage: OperatorLineage) -> OperatorState:
+    sizes = [restored_bytes(subtask, lineage.last_epoch) for subtask in lineage.subtasks]
     return OperatorState(
         uid=one.uid,
         parallelism=one.parallelism,

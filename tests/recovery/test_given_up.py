@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from recovery.inspect.describe import ResolvedOnce
 from snapshot.formats.record import Manifest
 from snapshot.protocol.lineage import resolve
 from statebackend.spark.start.start_point import StartPoint
@@ -18,7 +19,8 @@ DELETED = {"op": {"dropped": {"s\0" + "1": 1}}}
 
 def point_of(*declared: str) -> StartPoint:
     operators = cast("Any", {"op": SimpleNamespace(parallelism=1, states=declared)})
-    return StartPoint(cast("Any", None), cast("Any", None), operators, run="run")
+    job = cast("Any", SimpleNamespace(resolved=ResolvedOnce()))
+    return StartPoint(job, cast("Any", None), operators, run="run")
 
 
 def possible(records: list[Manifest], *declared: str) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
+from recovery.inspect import describe
 from statebackend.errors import (
     JobRunningError,
     NotRestorableError,
@@ -66,7 +67,7 @@ class _Surroundings(Surroundings):
         """There are no plans of Spark's here."""
 
 
-def _finish(run: Started, *epochs: int) -> None:
+def _finish(run: Started | Launch, *epochs: int) -> None:
     for epoch in epochs:
         reply, _ = run.session.begin(begin_of(epoch))
         assert run.session.ack(ack_of(reply.chain, part_of({b"k": b"v"}), epoch)).durable
@@ -117,6 +118,25 @@ def test_a_query_that_was_overtaken_fences_nobody_by_an_old_look_at_the_log(
     with pytest.raises(JobRunningError, match=r"Epoch 7 .* started with batch 5"):
         launch.bind(_query())
     _finish(other, 8)
+
+
+def test_a_start_follows_the_lineages_of_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path.as_uri(), JOB)
+    _finish(Started(job.store, {"op": 1}), *range(5))
+    followed: list[int] = []
+    real = describe.resolve
+    monkeypatch.setattr(describe, "resolve", lambda log: followed.append(len(log)) or real(log))
+    shared = Shared({batch: stamp_of(batch) for batch in range(6)}, set(range(5)))
+    launch = _launch(job, shared)
+    launch.prepare(None, "/location")
+    launch.bind(_query())
+    assert len(followed) == 1
+    # What the run adds to them is its own: who starts next reads them anew.
+    _finish(launch, 5)
+    assert job.resolved.of(manifests_of(job.store))["op"].last_epoch == 5
+    assert len(followed) == 2
 
 
 def test_a_job_that_was_given_half_a_savepoint_since_the_start_is_not_claimed(

@@ -11,7 +11,6 @@ from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
 from snapshot.storage.local_store import LocalStore
 from statebackend.errors import CheckpointLocationError, JobRunningError, RewindError
 from statebackend.runtime.driver.job import Job
-from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.start_point import StartPoint
 from tests.recovery.driver import Started, begin_of, new_id, stamp_of
@@ -29,7 +28,8 @@ def point(tmp_path: Path) -> StartPoint:
 def test_a_start_that_was_overtaken_leaves_the_healthy_driver_alone(
     point: StartPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startpoint, "last_epochs", lambda manifests: {"ledger": 7})
+    known = LogProgress("ledger", "file:///jobs", "q", {"ledger": 7})
+    monkeypatch.setattr(point._job, "progress", lambda manifests: known)
     point.check_not_overtaken([], 7)
     with pytest.raises(JobRunningError, match=r"Epoch 7 .* started with batch 4") as caught:
         point.check_not_overtaken([], 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recovery.decide.damage import tolerant_lineages
 from recovery.decide.restore_plan import plan_restore
 from snapshot.formats.delta import chain_start
 from snapshot.formats.record import Manifest, SliceEntry
@@ -201,6 +203,58 @@ def test_a_record_of_an_epoch_replaces_it_and_all_that_came_after() -> None:
     assert lineage.last_epoch == 1
     assert lineage.subtasks[0].chain_at(1) == other.chain
     assert lineage.subtasks[0].chain_at(2) is None
+
+
+def half_broken(run: Run) -> Manifest:
+    """The newest record again, one sequence later: its last slice does not follow."""
+    last = run.records[-1]
+    *sound, wrong = last.slices
+    assert wrong.kind == "delta"
+    slices = [*sound, msgspec.structs.replace(wrong, chain="00" * 32)]
+    return msgspec.structs.replace(last, sequence=last.sequence + 1, slices=slices)
+
+
+def test_slices_of_a_record_that_breaks_half_way_are_void_in_the_next_one() -> None:
+    # `verify` goes on after such a record: nothing of it may pass for a part of the epoch.
+    run = Run(2)
+    for epoch in range(3):
+        run.finish(epoch)
+    broken = half_broken(run)
+    base = msgspec.structs.replace(broken.slices[0], kind="base")
+    broken = msgspec.structs.replace(broken, slices=[base, *broken.slices])
+    last = msgspec.structs.replace(run.records[-1], sequence=broken.sequence + 1)
+    only = msgspec.structs.replace(last, slices=[one for one in last.slices if one.subtask == 1])
+    found, breaks = tolerant_lineages([*run.records[:-1], broken])
+    assert [sequence for sequence, _ in breaks] == [broken.sequence]
+    assert sorted(found["op"].epochs) == [0, 1]
+    assert 2 in found["op"].subtasks[0].deltas  # half of it was taken in
+    found, _ = tolerant_lineages([*run.records[:-1], broken, only])
+    assert sorted(found["op"].subtasks[0].deltas) == [0, 1]
+    assert found["op"].subtasks[0].bases == {}
+    assert not found["op"].is_known(2)
+    found, _ = tolerant_lineages([*run.records[:-1], broken, last])
+    assert {one.deltas[2].sequence for one in found["op"].subtasks} == {last.sequence}
+    assert found["op"].is_known(2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=20))
+def test_deltas_lie_in_the_order_of_their_epochs_whatever_the_log(
+    told: list[tuple[int, bool]],
+) -> None:
+    run = Run(2)
+    for epoch in range(7):
+        run.finish(epoch)
+    lineage = resolve(run.records)["op"]
+    for sequence, (epoch, sound) in enumerate(told, 7):
+        manifest = msgspec.structs.replace(run.records[epoch], sequence=sequence)
+        if not sound:
+            wrong = msgspec.structs.replace(manifest.slices[1], chain="00" * 32)
+            manifest = msgspec.structs.replace(manifest, slices=[manifest.slices[0], wrong])
+        with contextlib.suppress(CorruptionError):
+            lineage.add(manifest)
+        for subtask in lineage.subtasks:
+            assert list(subtask.deltas) == sorted(subtask.deltas)
+            assert not any(e > epoch for e in subtask.deltas)
 
 
 def test_claims_say_nothing_about_state() -> None:

@@ -107,6 +107,18 @@ def test_a_job_that_has_ended() -> None:
     assert "[SB2001]" in failed.line
 
 
+def test_a_job_that_starts_is_neither_stopped_nor_new() -> None:
+    for active in (False, True):
+        found = health_of(running(active=active, starting=True))
+        assert (found.level, found.safe) == ("good", True)
+        assert found.line.startswith("Starting: ")
+        assert "goes on after checkpoint 41" in found.safe_line
+    new = running(epoch=0, durable_s=None, running_s=20.0, waiting=waits(0, 1, 2, 3))
+    assert "their state is being read back" in health_of(new).todo
+    ended = health_of(running(active=False, durable_epoch=None))
+    assert ended.line == "Stopped before any checkpoint. The next start begins anew."
+
+
 def test_a_stored_job_says_when_it_was_written_last() -> None:
     facts = StoredFacts(durable_epoch=7, written_ms=0, writer="host:1", generation=2)
     assert "Checkpoint 7 is the newest, written 1970-01-01 00:00:00Z by host:1" in (

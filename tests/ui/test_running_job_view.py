@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.page_jobs import MadeJob, MadeJobs
+from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import SettingError
 from statebackend.settings import Settings
 from statebackend.ui import driver_page as pages
 from statebackend.ui.driver_page import driver_page
-from statebackend.ui.running_job_view import setting_lines
+from statebackend.ui.job_figures import RunFacts
+from statebackend.ui.job_pages import JobSite
+from statebackend.ui.running_job_view import RunningJobView, setting_lines
+from tests.monitoring.watched import watched_job
+from tests.recovery.driver import Started
 
 TOKEN = "a secret of 16 or more"
 
@@ -63,3 +72,27 @@ def test_jobs_of_one_driver_share_a_page_and_its_token() -> None:
     assert made == [("127.0.0.1", 8080, TOKEN)]
     with pytest.raises(SettingError, match="another token"):
         asked("another of 16 or more")
+
+
+def test_a_job_starts_until_its_log_is_claimed(tmp_path: Path) -> None:
+    def facts(**given: Any) -> tuple[bool, bool]:
+        view = RunningJobView(replace(watched_job(tmp_path), **given))
+        found = view.facts()
+        view.close()
+        assert isinstance(found, RunFacts)
+        return found.starting, found.active
+
+    begun = Started(MemoryStore(), {"op": 1}).session
+    assert facts() == (True, True)
+    assert facts(session=lambda: begun) == (False, True)
+    assert facts(session=lambda: begun, is_active=lambda: False) == (False, False)
+    assert facts(is_active=lambda: False) == (False, False)  # a continuous job that has ended
+
+
+def test_a_job_that_starts_again_knows_what_is_durable() -> None:
+    made = MadeJob("j", 3, 42, running=RunFacts(active=False, starting=True))
+    page = JobSite(MadeJobs([made]), lambda: 0).answer("/jobs/j/", {}).body.decode()
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "Starting: " in text
+    assert "The next start goes on after checkpoint 41." in text
+    assert "data-refresh" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.page_history import write_history
 from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
@@ -63,7 +65,7 @@ def test_every_page_of_a_job_reads_and_nothing_is_written(site: JobSite, folder:
     one = page(site, f"{root}checkpoints/6")
     assert OPERATOR in one
     assert "1 to 2 of 2" in one
-    assert "host:2" in page(site, f"{root}restores")
+    assert re.search(r"host:2</td><td[^>]*>20\d\d-", page(site, f"{root}restores"))
     assert "There are none" in page(site, f"{root}savepoints")
     assert "reads the store alone" in page(site, f"{root}settings")
     page(site, f"{root}summary")
@@ -75,6 +77,24 @@ def test_a_page_that_is_read_again_shows_what_came_since(site: JobSite, folder: 
     assert "checkpoints/7" not in page(site, root)
     folder.epoch()
     assert "checkpoints/7" in page(site, root)
+
+
+def test_states_and_key_groups_are_shown_and_read_once_for_each_record(uri: str) -> None:
+    store = open_store(job_folder(uri, "wide"), new_id=new_id)
+    write_history(store, "wide", subtasks=3, epochs=70)
+    jobs = StoredJobs(uri, StoreOptions())
+    text = " ".join(
+        re.sub(r"<[^>]*>", " ", page(JobSite(jobs, lambda: NOW_MS), "/jobs/wide/state")).split()
+    )
+    assert "count value" in text
+    assert "user string" in text
+    assert "n bigint" in text
+    view = jobs.view("wide")
+    assert view is not None
+    (operator,) = view.operators()
+    assert (operator.parallelism, len(operator.key_groups)) == (3, 3)
+    assert all(operator.subtask_bytes)  # also before there is a full copy
+    assert view.states() is view.states()
 
 
 @pytest.fixture

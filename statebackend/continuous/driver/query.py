@@ -192,13 +192,15 @@ class ContinuousQuery(SparkNames):
         """
         return self._savings.take(to, timeout_s, progress=progress)
 
-    def stop_with_savepoint(self, to: str | None = None, *, timeout_s: float = 600.0) -> Savepoint:
+    def stop_with_savepoint(
+        self, to: str | None = None, *, timeout_s: float = 600.0, progress: Progress | None = None
+    ) -> Savepoint:
         """As `savepoint`, and end the job with that checkpoint: no row after it is committed.
 
         If the checkpoint is given up, the job goes on. If it takes longer than ``timeout_s``, the
         job ends as soon as it is complete; `savepoint` copies it then.
         """
-        made = self._savings.take(to, timeout_s, last=True)
+        made = self._savings.take(to, timeout_s, last=True, progress=progress)
         self._done.wait(timeout_s)
         return made
 
@@ -421,8 +423,7 @@ def start(
     flow: Flow, parallelism: int, options: RunOptions, cluster: Cluster | None = None
 ) -> ContinuousQuery:
     """See `ContinuousStream.start`. ``cluster``: default: the backend's session."""
-    setup = flow.setup
-    job = setup.job
+    setup, job = flow.setup, flow.setup.job
     if not flow.sinks:
         raise SettingError(
             f"Job {job.name!r} has no sink.", todo="Call sink() on one of its streams."
@@ -448,9 +449,8 @@ def start(
     if setup.savepoint is not None:
         begin_with(setup.savepoint, job, check)
     check(job.manifests())
-    where = cluster or cluster_of(setup)
     graph = flow.graph(parallelism, groups)
-    query = ContinuousQuery(flow, graph, options, operators, where)
+    query = ContinuousQuery(flow, graph, options, operators, cluster or cluster_of(setup))
     ContinuousQuery.running_jobs[job.store.uri] = flow.query = query
     try:
         query.begin()

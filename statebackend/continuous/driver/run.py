@@ -149,6 +149,11 @@ class JobRun:
         """Whether every subtask has had its state, also after the run is over."""
         return self._machine is not None and self._machine.has_run
 
+    @property
+    def restored(self) -> tuple[int, int]:
+        """How many subtasks have their state, and of how many; (0, 0): not known yet."""
+        return self._machine.slots.restored if self._machine is not None else (0, 0)
+
     # --- from other threads --------------------------------------------------------------------
 
     def under_way(self) -> UnderWay | None:

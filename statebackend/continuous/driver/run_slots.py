@@ -70,6 +70,12 @@ class RunSlots:
         self._starting.discard(subtask)
         return not self._starting
 
+    @property
+    def restored(self) -> tuple[int, int]:
+        """How many subtasks have their state and their channels, and of how many."""
+        total = len(self._graph.subtasks)
+        return total - len(self._starting), total
+
     def lost(self, now_s: float) -> PeerLostError | None:
         """Who has not got ready in time, or was silent for too long."""
         if self._starting and now_s - self._started_s > self._options.start_timeout_s:

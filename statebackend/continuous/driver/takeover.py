@@ -45,7 +45,8 @@ def groups_of(job: Job, settings: Settings, parallelism: int) -> int:
         ParallelismError, MaxParallelismChangedError: it cannot be run so.
         StorageError: the log cannot be read.
     """
-    known = next(iter((job.lineages() or job.begins()).values()), None)
+    live = job.resolved.of(job.manifests())
+    known = next(iter((live or job.begins()).values()), None)
     groups = settings.max_parallelism or (
         known.max_parallelism if known else default_max_parallelism(parallelism)
     )
@@ -124,8 +125,8 @@ def take_over(
     before = start.log.manifests()
     _refuse_a_query(job.name, before)
     start.check(before)
-    held = start.claim(QUERY_ID, before, _last_complete(before, operators) + 1)
-    epoch, lineages = _last_complete(held, operators), start.lineages_in(held)
+    held = start.claim(QUERY_ID, before, _last_complete(job, before, operators) + 1)
+    epoch, lineages = _last_complete(job, held, operators), start.lineages_in(held)
     start.open(lineages, query_id=QUERY_ID, first_epoch=epoch + 1)
     return Taken(
         run=run,
@@ -150,10 +151,10 @@ def _refuse_a_query(job: str, manifests: list[Manifest]) -> None:
         )
 
 
-def _last_complete(manifests: list[Manifest], operators: Mapping[str, Operator]) -> int:
+def _last_complete(job: Job, manifests: list[Manifest], operators: Mapping[str, Operator]) -> int:
     """An epoch counts once every vertex of the run that wrote it has its record."""
-    found = {uid: one for uid, one in last_epochs(manifests).items() if uid in operators}
-    return min(found.values(), default=-1)
+    epochs = last_epochs(manifests, job.resolved.of(manifests))
+    return min((one for uid, one in epochs.items() if uid in operators), default=-1)
 
 
 def _stamp_after(lineages: Mapping[str, OperatorLineage], now_ms: int) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from blake3 import blake3
 
 from recovery.decide.rewind import LogProgress
-from recovery.inspect.describe import live_lineages
+from recovery.inspect.describe import ResolvedOnce, live_lineages
 from recovery.inspect.jobs import job_folder, refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
@@ -39,7 +39,6 @@ __all__ = [
     "Job",
     "base_policy",
     "held_before",
-    "live_lineages",
     "overtaken",
     "store_options",
     "taken_from",
@@ -179,6 +178,7 @@ class Job:
         self._patience = patience
         self._store: CountingStore | None = None
         self._cache = RecordCache(system.threads)
+        self.resolved = ResolvedOnce()  # for starts
         # What a new job begins with: the state of a savepoint.
         self.begins: Callable[[], dict[str, OperatorLineage]] = dict
 
@@ -260,11 +260,11 @@ class Job:
     def progress(self, manifests: list[Manifest]) -> LogProgress:
         """How far the log goes, for the decision at start."""
         ids = [m.query_id for m in manifests if m.query_id]
-        lineages = live_lineages(manifests)
+        lineages = self.resolved.of(manifests)
         return LogProgress(
             job=self.name,
             uri=self.uri,
             query_id=ids[-1] if ids else None,
-            last_epochs=last_epochs(manifests),
+            last_epochs=last_epochs(manifests, lineages),
             has_epochs=any(one.epochs for one in lineages.values()),
         )

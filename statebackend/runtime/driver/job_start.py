@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from recovery.inspect.describe import named_operators
 from recovery.savepoints.between_modes import CONTINUOUS
 from recovery.savepoints.claim import left_in_the_middle
 from snapshot.formats.record import Manifest
@@ -23,7 +24,7 @@ from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.stamps import Stamps
 from snapshot.protocol.tenure import Tenure
 from statebackend.errors import NotRestorableError, StateMismatchError
-from statebackend.runtime.driver.job import Job, base_policy, held_before, live_lineages
+from statebackend.runtime.driver.job import Job, base_policy, held_before
 from statebackend.runtime.driver.operator_specs import Operator, log_changes, operator_specs
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
@@ -59,8 +60,14 @@ def specs_of(
 
 
 def _newest(manifests: list[Manifest]) -> dict[str, Manifest]:
-    live = live_lineages(manifests)
-    return {m.operator: m for m in manifests if m.operator in live}
+    """The newest record of each operator that the last run still had."""
+    named = named_operators(manifests)
+    newest = {m.operator: m for m in manifests if m.kind == "checkpoint"}
+    return {
+        uid: one
+        for uid, one in newest.items()
+        if named is None or named.get(uid) == one.first_epoch
+    }
 
 
 def _refuse_half_begun(job: str, manifests: list[Manifest]) -> None:
@@ -133,7 +140,7 @@ class JobStart:
     def check(self, manifests: list[Manifest]) -> None:
         """Refuse operators that cannot go on from what the log holds. Raises as `specs_of`."""
         self.specs = self.specs_in(manifests)
-        self.lineages = live_lineages(manifests)
+        self.lineages = self._job.resolved.of(manifests)
         log_changes(self.specs, _newest(manifests))
 
     def claim(
@@ -154,7 +161,7 @@ class JobStart:
             StateMismatchError: another driver changed the job meanwhile. Else as `specs_of`.
         """
         self._check_unchanged(manifests)  # before whoever goes on is fenced
-        known = live_lineages(manifests)
+        known = self._job.resolved.of(manifests)
         firsts = {
             uid: known[uid].first_epoch if uid in known else first_epoch for uid in self._operators
         }
@@ -179,8 +186,9 @@ class JobStart:
             self.specs[uid] = msgspec.structs.replace(now, initial=checked.initial)
 
     def lineages_in(self, held: list[Manifest]) -> dict[str, OperatorLineage]:
-        """The lineages of this start's operators."""
-        return {uid: one for uid, one in live_lineages(held).items() if uid in self._operators}
+        """The lineages of this start's operators, for the run to change."""
+        taken = self._job.resolved.take(held)
+        return {uid: one for uid, one in taken.items() if uid in self._operators}
 
     def open(
         self,

@@ -344,7 +344,8 @@ class FrameBuilder:
             return self._resolved
         known = None
         if self._job is not None:
-            known = next(iter((self._job.lineages() or self._job.begins()).values()), None)
+            live = self._job.resolved.of(self._job.manifests())
+            known = next(iter((live or self._job.begins()).values()), None)
         parallelism = self._settings.parallelism or (
             known.parallelism if known else default_parallelism(self._spark)
         )

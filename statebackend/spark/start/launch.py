@@ -37,7 +37,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.attempt_timeouts import Attempts
-from statebackend.runtime.driver.job import Job, live_lineages
+from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_start import JobStart
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery
@@ -230,7 +230,8 @@ class Launch:
         epoch = self._point.first_epoch
         assert epoch is not None
         self._write_initial(epoch)
-        lineages = live_lineages(manifests)
+        known = self._job.resolved
+        lineages = known.take(manifests) if self._point.gives_up else known.of(manifests)
         self._point.forget_given_up(lineages.values())
         self._beat(next_due(epoch - 1, *resumed_time(self._start.specs, lineages, epoch)))
 

@@ -19,7 +19,6 @@ from recovery.decide.rewind import (
     decide_start,
     lacks_for,
 )
-from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.log.listings import has_grown
@@ -32,7 +31,7 @@ from statebackend.errors import (
     SettingError,
     StateBackendError,
 )
-from statebackend.runtime.driver.job import Job, held_before, live_lineages
+from statebackend.runtime.driver.job import Job, held_before
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.going_back import GoingBack
@@ -277,7 +276,12 @@ class StartPoint:
         return has_grown(newest, self._log.read, self._log.sequences)
 
     def _last_epoch(self, manifests: list[Manifest]) -> int:
-        return max(last_epochs(manifests).values(), default=-1)
+        return max(self._job.progress(manifests).last_epochs.values(), default=-1)
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the user gives epochs up."""
+        return self._given_up is not None
 
     def forget_given_up(self, lineages: Iterable[OperatorLineage]) -> None:
         """Take out of lineages what the user gave up: in this run it does not count."""
@@ -303,7 +307,7 @@ class StartPoint:
 
     def _require(self, manifests: list[Manifest], epoch: int) -> None:
         """Nothing is taken from Spark's location unless the log can go on from there."""
-        for uid, lineage in live_lineages(manifests).items():
+        for uid, lineage in self._job.resolved.of(manifests).items():
             if uid in self._operators and epoch >= lineage.first_epoch - 1:
                 lineage.require(epoch)
 
@@ -349,7 +353,7 @@ class StartPoint:
             return all(
                 lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
                 and _has_same_states(lineage, epoch, ids, self._operators[uid].states)
-                for uid, lineage in live_lineages(manifests).items()
+                for uid, lineage in self._job.resolved.of(manifests).items()
                 if uid in self._operators
             )
         except StateBackendError:  # it cannot be told what it was made of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from statebackend.errors import (
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import deadline_of
 from statebackend.runtime.driver.job_savepoints import listed as listed_savepoints
+from statebackend.runtime.driver.restore_wait import restored_in, wait_restored
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.query_savepoints import SparkLocation
@@ -70,6 +72,30 @@ class StartedQuery:
     def restores(self) -> list[RestoreReport]:
         """How each subtask got its state back since the query was started last."""
         return list(self._session.restores) if self._session else []
+
+    def wait_restored(self, timeout_s: float = 600.0, *, progress: Progress | None = None) -> bool:
+        """Wait until each subtask of the query that was started last has its state back.
+
+        With micro-batches a subtask has it once its first batch is done: without input there is
+        no batch, and no restore.
+
+        Args:
+            timeout_s: how long to wait.
+            progress: told how many subtasks have it, and of how many.
+
+        Returns:
+            whether all have it; False: not in time, or the query has ended before.
+        """
+        system = self._known_job().system
+        query = self._flow.query if self._flow is not None else None
+        if query is not None:
+            known = lambda: query.run.restored if query.run is not None else (0, 0)  # noqa: E731
+            return wait_restored(known, lambda: query.is_active, timeout_s, progress, system)
+        if self._newest is None:
+            return False
+        launch = self._newest.launch
+        known = functools.partial(restored_in, launch.session)
+        return wait_restored(known, launch.is_active, timeout_s, progress, system)
 
     def progress(self) -> CheckpointProgress:
         """What the newest epochs cost, by operator and subtask: sizes, durations, requests.
@@ -173,7 +199,14 @@ class StartedQuery:
             self._lookups = StateLookup(job)
         return self._lookups.values(LookedUp(session, committed), uid, state, list(keys))
 
-    def erase(self, uid: str, keys: Any, *, rewrite_savepoints: bool = False) -> EraseReport:
+    def erase(
+        self,
+        uid: str,
+        keys: Any,
+        *,
+        rewrite_savepoints: bool = False,
+        progress: Progress | None = None,
+    ) -> EraseReport:
         """Erase keys of an operator everywhere, once the query that was started last has stopped.
 
         See :func:`statebackend.erase_keys`, which does it without Spark.
@@ -181,6 +214,7 @@ class StartedQuery:
         Args:
             uid: of the operator. keys: a list of values, or tuples of several key columns.
             rewrite_savepoints: the job's savepoints too; else the report lists them.
+            progress: as `statebackend.erase_keys` tells it.
 
         Raises:
             JobRunningError: the query runs: stop it, erase, and start it again.
@@ -207,6 +241,7 @@ class StartedQuery:
             uid,
             keys,
             rewrite_savepoints=rewrite_savepoints,
+            progress=progress,
             options=job.options,
             system=job.system,
         )

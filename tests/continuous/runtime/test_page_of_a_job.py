@@ -34,6 +34,9 @@ def test_a_continuous_job_shows_its_checkpoints(world: World, tmp_path: Path) ->
     source.key_by("key").process(Counting(), uid="count", output_schema=OUTPUT).sink(CollectSink())
     query = world.start(2)
     soon(lambda: re.search(r"Running\. Checkpoint \d+ was complete", text(port, "")))
+    assert query.run is not None
+    done, total = query.run.restored
+    assert done == total > 0
     assert "kind continuous" in text(port, "")
     assert "and reads again what came after it" in text(port, "")
     assert query.checkpoint() is not None

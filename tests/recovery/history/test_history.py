@@ -295,6 +295,19 @@ def test_claims_of_earlier_starts_are_not_read() -> None:
     assert asked[0] == asked[1]
 
 
+def test_the_newest_takeovers_are_known_and_cost_the_page_no_more_than_their_records() -> None:
+    store = CountingStore(MemoryStore())
+    for start in range(0, 80, 2):
+        Running(store, first_epoch=start, **CLEANED).run(2)
+    reader = HistoryReader(store, JOB)
+    claims = reader.claims(30)
+    assert [one.generation for one in claims] == list(range(40, 10, -1))
+    asked = store.counts["get_tail"].requests
+    reader.read()
+    assert reader.claims(30) == claims
+    assert store.counts["get_tail"].requests == asked
+
+
 def test_an_epoch_is_durable_without_figures_that_cannot_be_written() -> None:
     store = MemoryStore()
     running = Running(store).run(1)

@@ -186,13 +186,14 @@ def test_a_stopped_job_goes_on_at_another_parallelism(
 ) -> None:
     rows = 6000
     for parallelism in (2, 1):
-        source = Numbers(rows, splits=3, rows_per_s=500)
-        keyed = backend().continuous(source, name="numbers").key_by("key")
+        source, made = Numbers(rows, splits=3, rows_per_s=500), backend()
+        keyed = made.continuous(source, name="numbers").key_by("key")
         counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
         query = counted.sink(FileSink(tmp_path / "out")).start(
             parallelism=parallelism, checkpoint_interval_s=0.3
         )
         queries.append(query)
+        assert made.wait_restored(60.0)
         if parallelism == 2:
             running_at(query, 1)
             assert query.stop()

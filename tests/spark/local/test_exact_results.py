@@ -53,6 +53,9 @@ def test_a_lost_host_is_made_up_for_by_the_durable_copy(world: World) -> None:
     world.check(backend)
     assert set(sources(backend).values()) == {"durable"}
     assert all(r.durable_bytes > 0 for r in backend.restores())
+    told: list[tuple[int, int]] = []
+    assert backend.wait_restored(progress=lambda done, total: told.append((done, total)))
+    assert told == [(2, 2)]
     assert {r.epoch for r in backend.restores()} == {1}
 
 
