@@ -31,11 +31,16 @@ class _EventsAsJson(JStreamingQueryListener):
     """Takes an event over in one call to the JVM.
 
     PySpark asks for each field by itself: a hundred calls, and 20 ms of a core for each batch.
+    Observed metrics are left to it: JSON knows no timestamps, decimals or intervals.
     """
 
     def onQueryProgress(self, jevent: Any) -> None:
         """A batch has ended."""
-        progress = StreamingQueryProgress.fromJson(json.loads(jevent.progress().json()))
+        said = jevent.progress()
+        if said.observedMetrics().isEmpty():
+            progress = StreamingQueryProgress.fromJson(json.loads(said.json()))
+        else:
+            progress = StreamingQueryProgress.fromJObject(said)
         self.pylistener.onQueryProgress(QueryProgressEvent(progress))
 
 

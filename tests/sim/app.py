@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from recovery.inspect.describe import ResolvedOnce
 from snapshot.log.commit_log import RecordCache
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
@@ -74,6 +75,7 @@ class SimJob(Job):
         self._app, self._patience = app, patience
         self._store = CountingStore(store)
         self._cache = RecordCache(app.system.threads)
+        self.resolved = ResolvedOnce()
 
     def open_at(self, uri: str) -> FolderStore:
         """A savepoint's folder. `take` asks for it with its cleaner held."""

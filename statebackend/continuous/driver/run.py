@@ -151,8 +151,10 @@ class JobRun:
 
     @property
     def restored(self) -> tuple[int, int]:
-        """How many subtasks have their state, and of how many; (0, 0): not known yet."""
-        return self._machine.slots.restored if self._machine is not None else (0, 0)
+        """How many subtasks have their state, and of how many; (0, 0): not known, or it failed."""
+        if self._machine is None or self._error is not None:
+            return 0, 0
+        return self._machine.slots.restored
 
     # --- from other threads --------------------------------------------------------------------
 

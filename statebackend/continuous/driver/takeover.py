@@ -12,7 +12,7 @@ from typing import Final
 
 from pyspark.sql.types import StructType
 
-from recovery.savepoints.between_modes import CONTINUOUS, is_continuous
+from recovery.savepoints.between_modes import CONTINUOUS, has_no_key, is_continuous
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
@@ -45,8 +45,11 @@ def groups_of(job: Job, settings: Settings, parallelism: int) -> int:
         ParallelismError, MaxParallelismChangedError: it cannot be run so.
         StorageError: the log cannot be read.
     """
-    live = job.resolved.of(job.manifests())
-    known = next(iter((live or job.begins()).values()), None)
+    manifests = job.manifests()
+    lineages = job.resolved.of(manifests) or job.begins()
+    # A savepoint with other key groups has them in operators with a key alone.
+    keyless = {m.operator for m in manifests if m.kind == "checkpoint" and has_no_key(m)}
+    known = next((lineages[uid] for uid in sorted(lineages, key=keyless.__contains__)), None)
     groups = settings.max_parallelism or (
         known.max_parallelism if known else default_max_parallelism(parallelism)
     )

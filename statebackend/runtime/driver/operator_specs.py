@@ -82,7 +82,7 @@ def operator_specs(
         raise _missing(job, gone, sorted(set(operators) - set(newest)))
     specs = {}
     for uid, operator in operators.items():
-        if uid in newest:
+        if uid in newest and operator.key_schema.fields:  # without a key, groups say nothing
             check_groups(job, newest[uid].max_parallelism, operator.max_parallelism)
         _check_time_mode(operator, newest.get(uid), heartbeat)
         states = _states(operator, newest.get(uid), allow_dropped_state)

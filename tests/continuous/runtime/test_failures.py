@@ -20,7 +20,14 @@ from statebackend.continuous.sources.file_source import FileSource
 from statebackend.continuous.worker.driver_link import DriverLink
 from statebackend.errors import CheckpointsFailedError, ConnectorError, StoreUnreachableError
 from statebackend.runtime.driver.session import RunSession
-from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_counts, truth
+from tests.continuous.runtime.jobs import (
+    OUTPUT,
+    Counting,
+    FailingOnce,
+    Numbers,
+    check_counts,
+    truth,
+)
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
@@ -68,9 +75,10 @@ class Unprepared(CollectSink):
 
 def count(world: World, sink: CollectSink, **source: Any) -> CollectSink:
     rows, rows_per_s = source.pop("rows", 2000), source.pop("rows_per_s", 2000)
+    processor = source.pop("processor", None) or Counting()
     numbers = Numbers(rows, rows_per_s=rows_per_s, **source)
     keyed = world.source(numbers).key_by("key")
-    keyed.process(Counting(), uid="count", output_schema=OUTPUT).sink(sink)
+    keyed.process(processor, uid="count", output_schema=OUTPUT).sink(sink)
     return sink
 
 
@@ -268,3 +276,15 @@ def test_the_failure_of_one_slot_is_told_whatever_it_says_and_is_none_of_the_oth
     assert "a \udcff" in str(error)
     # Twice, but for the one that failed.
     assert sorted(Closing.closed) == ["count/0", *["count/1"] * 2, *["count/2"] * 2]
+
+
+def test_between_a_failure_and_the_next_run_no_subtask_has_its_state(
+    world: World, tmp_path: Path
+) -> None:
+    count(world, CollectSink(), processor=FailingOnce(str(tmp_path / "failed"), 500))
+    query = world.start(2, restart=FixedDelay(1, 2.0))
+    soon(lambda: query.restarts == 1)
+    assert query.session is None
+    assert query.run is not None
+    assert query.run.restored == (0, 0)
+    query.stop()

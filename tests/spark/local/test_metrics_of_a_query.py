@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from datetime import timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import functions as F
 
 import statebackend
 from statebackend.errors import SettingError
@@ -98,3 +101,25 @@ def test_a_port_that_is_in_use_is_refused_before_the_job_is_claimed(
         with pytest.raises(SettingError, match=f"cannot be served at 127.0.0.1:{port}"):
             world.run(backend, world.ledger(backend))
     assert backend.lineages() == {}
+
+
+def test_observed_metrics_keep_their_types(world: World) -> None:
+    heard: list[Any] = []
+    listener = statebackend.ProgressListener(heard.append)
+    world.spark.streams.addListener(listener)
+    world.input.add_batches(1)
+    stream = world.input.stream(world.spark).observe(
+        "seen",
+        F.max(F.lit("2026-01-02 03:04:05.678901").cast("timestamp")).alias("at"),
+        F.max(F.col("id").cast("decimal(20,3)")).alias("most"),
+        F.max(F.expr("INTERVAL '1 02:03:04' DAY TO SECOND")).alias("took"),
+    )
+    try:
+        backend = world.backend()
+        world.run(backend, world.ledger(backend, stream))
+        seen = until(lambda: [e.observedMetrics for e in heard if e.observedMetrics], "metrics")
+    finally:
+        world.spark.streams.removeListener(listener)
+    assert seen[0]["seen"].at.microsecond == 678901
+    assert seen[0]["seen"].most == Decimal(20)
+    assert seen[0]["seen"].took == timedelta(days=1, hours=2, minutes=3, seconds=4)
