@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from recovery.inspect.describe import describe
 from recovery.inspect.jobs import job_folder, split_jobs, summarise
 from recovery.inspect.verify import VerifyReport, verify
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name
 from snapshot.storage import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from snapshot.storage.open import open_store
