@@ -27,7 +27,7 @@ from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
-from statebackend.operators.operator_lists_maps import OperatorSnapshot
+from statebackend.operators.operator_snapshot import OperatorSnapshot
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.rpc.driver_service import Credentials, client_for
 from statebackend.runtime.worker.participant import (
