@@ -19,8 +19,8 @@ from snapshot.formats.record import parse_record
 from snapshot.protocol.lineage import resolve
 from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
 from statebackend.keygroups import KeyGroupRange
+from statebackend.operators.vector.column_entries import Entries
 from statebackend.operators.vector.column_states import ArrowListState, StateSite
-from statebackend.operators.vector.entries import Entries
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.rpc.driver_service import Server
 from statebackend.rpc.envelope import Decoder
