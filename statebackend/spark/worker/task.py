@@ -48,8 +48,8 @@ from statebackend.runtime.worker.worker_store import (
 from statebackend.spark.worker.batch_context import EpochContext, job_place
 from statebackend.spark.worker.delegated_calls import Request, pass_on
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs
+from statebackend.spark.worker.epoch_input import EpochInput, InputShape, peeked, read_epoch
 from statebackend.spark.worker.initial_rows import read_initial
-from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 from statebackend.system import SYSTEM, expanded, keep_loaded
