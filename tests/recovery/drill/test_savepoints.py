@@ -27,7 +27,7 @@ from recovery.drill.faults.store_faults import Facts, Kind
 from recovery.drill.proxy.s3_requests import Verb, group_of
 from recovery.drill.savepoints.clones import clone_verdict, to_be_cloned
 from recovery.drill.savepoints.drill_savepoints import Savepoints
-from recovery.drill.savepoints.looking import removed, verified
+from recovery.drill.savepoints.findings import removed, verified
 from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
 from recovery.savepoints.create import Making, create_savepoint
 from recovery.savepoints.location_part import StoreLocation
