@@ -25,7 +25,7 @@ from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.stream_writer import functions_in
 from statebackend.spark.start.surroundings import StartOptions
 
-__all__ = ["QueryStart", "frames_of"]
+__all__ = ["WatchedQuery", "frames_of"]
 
 _log = logging.getLogger("statebackend.spark")
 
@@ -52,7 +52,7 @@ def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulF
     return frames
 
 
-class QueryStart:
+class WatchedQuery:
     """Starts one query, and holds what its backend knows of it.
 
     Args:
