@@ -1,4 +1,4 @@
-"""One start of one query: its operators found, its job taken over, its executors looked after."""
+"""One query of a backend: its operators found, its job taken over, its executors looked after."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulF
 
 
 class WatchedQuery:
-    """Starts one query, and holds what its backend knows of it.
+    """Starts one query by a `Launch`, watches it, and holds what its backend knows of it.
 
     Args:
         frames: the query's stateful frames.
