@@ -41,7 +41,7 @@ from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.settings import Settings
 from statebackend.spark.worker import task as task_module
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.input_reader import CONTROL_COLUMNS, NONCE_BITS
+from statebackend.spark.worker.epoch_input import CONTROL_COLUMNS, NONCE_BITS
 from statebackend.spark.worker.task import SubtaskTask
 
 __all__ = ["INPUT", "MAX_PARALLELISM", "OUTPUT", "STATE", "Harness", "spark_batches"]

@@ -25,9 +25,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 from bench.page_history import write_history
 from bench.page_jobs import NOW_MS, MadeJob, MadeJobs
-from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.system import new_id
 from statebackend.ui.job_figures import RunFacts, Waiting
 from statebackend.ui.job_pages import JobSite

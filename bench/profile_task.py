@@ -43,7 +43,7 @@ from statebackend.operators.stateful_processor import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.spark.worker.input_reader import InputShape, read_epoch
+from statebackend.spark.worker.epoch_input import InputShape, read_epoch
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 
@@ -51,9 +51,9 @@ __all__ = ["ladder", "profile", "profile_text"]
 
 TARGETS = (
     "statebackend.spark.worker.task:read_epoch",
-    "statebackend.spark.worker.input_reader:_Reader.take",
+    "statebackend.spark.worker.epoch_input:_Reader.take",
     "statebackend.schema.keys.key_codec:KeyCodec.encode_arrow",
-    "statebackend.spark.worker.input_reader:group_part",
+    "statebackend.spark.worker.epoch_input:group_part",
     "recovery.restore.restorer:Restorer.open",
     "recovery.local.local_copies:LocalSubtask.acquire",
     "recovery.local.local_copies:LocalSubtask.sweep",

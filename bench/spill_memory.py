@@ -34,7 +34,7 @@ from statebackend.operators.rows.row_processor import RowReader
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.spark.worker.input_reader import NONCE_BITS, InputShape, read_epoch
+from statebackend.spark.worker.epoch_input import NONCE_BITS, InputShape, read_epoch
 from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable

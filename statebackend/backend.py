@@ -35,12 +35,12 @@ from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
 from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
-from statebackend.spark.start.query_start import QueryStart, frames_of
 from statebackend.spark.start.spark_internals import check_internals
 from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.stateful_query import StatefulQuery, stateful_queries
 from statebackend.spark.start.surroundings import StartOptions
+from statebackend.spark.start.watched_query import WatchedQuery, frames_of
 from statebackend.spark.start.worker_probe import check_workers
 from statebackend.spark.start.writer_calls import StatefulStreamWriter, WriterCalls
 from statebackend.system import SYSTEM, default_local_dir, warn
@@ -129,7 +129,7 @@ class StateBackend(FrameMaker, StartedQuery):
         if not self._settings.local_dir:
             _warn_of_default_local_dir()
         self._builder = FrameBuilder(spark, self._job, self._settings)
-        self._newest: QueryStart | None = None
+        self._newest: WatchedQuery | None = None
         self._jobs: dict[str, str] = {}  # that frames were started for last, by their names
         self._checked: list[CheckedBatches] = []  # those that are not known to be of a query
         self.writer_calls: Final = WriterCalls(self._begin)
@@ -246,23 +246,21 @@ class StateBackend(FrameMaker, StartedQuery):
             job = found.job
         if found is not None and self._savepoint is not None:
             found.keep()  # or a beginning that is cut would not be found again
-        query_start = self._query_start(job, frames, checked, go_back_to)
+        watched = self._watched(job, frames, checked, go_back_to)
         check_workers(self._spark, self._settings.local_dir)
-        query_start.launch.prepare(writer)
+        watched.launch.prepare(writer)
         if found is not None:
             found.keep()
-        with query_start.launch.given_up_on_error():
-            query = query_start.run(start, self._builder.credentials().value.token)
-            self._keep(query_start, frames)
-            self._settle(found, query_start, query)
+        with watched.launch.given_up_on_error():
+            query = watched.run(start, self._builder.credentials().value.token)
+            self._keep(watched, frames)
+            self._settle(found, watched, query)
         return StatefulQuery(query._jsq)
 
-    def _settle(
-        self, found: FoundJob | None, query_start: QueryStart, query: StreamingQuery
-    ) -> None:
+    def _settle(self, found: FoundJob | None, watched: WatchedQuery, query: StreamingQuery) -> None:
         """Look once more whose location it is, now that the query runs there."""
         if found is not None:
-            found.after_start(query, query_start.place, self._settings.commit_timeout_s)
+            found.after_start(query, watched.place, self._settings.commit_timeout_s)
 
     @contextlib.contextmanager
     def starting(
@@ -303,45 +301,45 @@ class StateBackend(FrameMaker, StartedQuery):
         # Without a frame of its own it is another query over a frame that has one.
         own = self._builder.newest(lambda one: self._jobs.get(one.name, uri) == uri)
         frames = own or self._builder.newest()
-        query_start = self._query_start(job, frames, self._checked, go_back_to)
+        watched = self._watched(job, frames, self._checked, go_back_to)
         check_workers(self._spark, self._settings.local_dir)
-        query_start.launch.prepare(None, checkpoint_location)
+        watched.launch.prepare(None, checkpoint_location)
         if found is not None:
             found.keep()
-        before = {query.id for query in query_start.active()}
-        with query_start.launch.given_up_on_error():
+        before = {query.id for query in watched.active()}
+        with watched.launch.given_up_on_error():
             token = self._builder.credentials().value.token
-            with query_start.launch.armed(token), stateful_queries():
+            with watched.launch.armed(token), stateful_queries():
                 yield
-            started = [q for q in query_start.active() if q.id not in before]
-            query_start.observe()
-            query_start.launch.bind_one(started)
+            started = [q for q in watched.active() if q.id not in before]
+            watched.observe()
+            watched.launch.bind_one(started)
             for query in started:
-                self._settle(found, query_start, query)
-        self._keep(query_start, frames)
+                self._settle(found, watched, query)
+        self._keep(watched, frames)
         if started:
-            query_start.look_after(started[0])
+            watched.look_after(started[0])
 
-    def _keep(self, query_start: QueryStart, frames: Sequence[StatefulFrame]) -> None:
+    def _keep(self, watched: WatchedQuery, frames: Sequence[StatefulFrame]) -> None:
         """What was not refused is what this backend ran last."""
-        self._newest = query_start
-        job = query_start.job.store.uri
+        self._newest = watched
+        job = watched.job.store.uri
         self._jobs.update({one.name: job for one in frames})
 
-    def _query_start(
+    def _watched(
         self,
         job: Job,
         frames: Sequence[StatefulFrame],
         checked: Sequence[CheckedBatches],
         go_back_to: int | None,
-    ) -> QueryStart:
+    ) -> WatchedQuery:
         options = StartOptions(
             self._savepoint,
             self._allow_dropped_state,
             go_back_to,
             lambda query: self._is_checked(query, checked),
         )
-        return QueryStart(self._spark, job, self._settings, frames, options)
+        return WatchedQuery(self._spark, job, self._settings, frames, options)
 
     def _is_checked(self, query: StreamingQuery, checked: Sequence[CheckedBatches]) -> bool:
         """Whether a query's function is a wrapped one, or may call one that no query has."""

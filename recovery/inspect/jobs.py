@@ -1,9 +1,4 @@
-"""The jobs under a URI: where each one lies, and each in a line.
-
-A job's folder is one part of the path, the same in every kind of store and however the URI is
-written: the job's name, percent-encoded. What stays as it is: ASCII letters, digits, `_`, `-`, `~`,
-and `.` but at the beginning, where it would hide the folder.
-"""
+"""The jobs under a URI, each in a line; and what is a savepoint and no job."""
 
 from __future__ import annotations
 
@@ -11,20 +6,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from recovery.inspect.describe import read_one
 from snapshot.formats.record import Manifest, parse_record_name
-from snapshot.storage.object_store import PART_LIMIT_BYTES, ObjectInfo, ObjectStore
+from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.open import PROBE_DEADLINE_S
+from snapshot.storage.uris import folder_name
 from statebackend.errors import FormatError, ObjectNotFoundError, SettingError
 
 __all__ = [
     "BEGUN_NAME",
     "SAVEPOINT_NAME",
     "JobSummary",
-    "folder_name",
-    "job_folder",
     "refuse_savepoint",
     "split_jobs",
     "summarise",
@@ -35,48 +29,6 @@ BEGUN_NAME: Final = "savepoint.begun"
 SAVEPOINT_NAME: Final = "savepoint.json"
 _SAVEPOINTS_OWN: Final = "savepoint."  # how both begin
 _DELETED: Final = b'"deleted":true'  # in what begins one, see `recovery.savepoints.savepoint.Begun`
-
-
-def folder_name(job: str) -> str:
-    """The name of a job's folder, below the folder of all jobs.
-
-    Raises:
-        SettingError: the name is empty, nothing but dots, too long, or no Unicode.
-    """
-    if not job.strip("."):
-        raise SettingError(f"The job's name is {job!r}.", todo="Give the job a name.")
-    try:
-        name = quote(job, safe="")
-    except UnicodeEncodeError:
-        raise SettingError(
-            f"The job's name {job!r} is no Unicode: half of a surrogate pair is in it.",
-            todo="Give the job another name.",
-        ) from None
-    if name.startswith("."):
-        name = f"%2E{name[1:]}"
-    if len(name) > PART_LIMIT_BYTES:
-        raise SettingError(
-            f"The job's name {job[:80]!r} is too long: its folder's would be of {len(name)} bytes, "
-            f"over {PART_LIMIT_BYTES}.",
-            todo="Give the job a shorter name; all but ASCII letters and digits take 3 bytes each "
-            "or more.",
-        )
-    return name
-
-
-def job_folder(uri: str, job: str) -> str:
-    """The URI of a job's own folder, for `open_store`.
-
-    Args:
-        uri: of the folder of all jobs.
-
-    Raises:
-        SettingError: as `folder_name`.
-    """
-    name = folder_name(job)
-    if uri.startswith("file:"):  # the one form that is decoded when it is opened
-        name = quote(name, safe="")
-    return f"{uri.rstrip('/')}/{name}"
 
 
 def _job_of(folder: str) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from recovery.local.folders import make_folder, remove, sweep_work, unreadable, unusable
-from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError
 from statebackend.rocks.parted import Opener, Store, open_database, open_store

@@ -7,7 +7,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from snapshot.formats.base import FileEntry, FileIndex
+from snapshot.formats.file_index import FileEntry, FileIndex
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, LocalDirError
 from statebackend.threads import THREADS, Threads

@@ -13,9 +13,9 @@ from blake3 import blake3
 from recovery.local.ancestors import Ancestors
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.fetch import fetch_file, fetch_index
-from snapshot.formats.base import decode_index
 from snapshot.formats.delta import DeltaRows
 from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.file_index import decode_index
 from snapshot.protocol.messages import RestoreStep
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (

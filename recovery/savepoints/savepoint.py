@@ -20,12 +20,12 @@ from urllib.parse import quote
 import msgspec
 from blake3 import blake3
 
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
 from snapshot.retention.deletable import PROBE_PREFIX
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.uris import SAVEPOINTS_FOLDER
+from snapshot.storage.uris import SAVEPOINTS_FOLDER, job_folder
 from statebackend.errors import (
     CorruptionError,
     NotRestorableError,

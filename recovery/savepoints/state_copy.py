@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from recovery.savepoints.state_at_epoch import KeptRecord, Needed, StateAt, needed_key
-from snapshot.formats.base import FileIndex, decode_index, encode_index
+from snapshot.formats.file_index import FileIndex, decode_index, encode_index
 from snapshot.formats.names import base_file_name, data_name
 from snapshot.formats.record import (
     FORMAT_VERSION,

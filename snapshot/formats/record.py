@@ -76,8 +76,8 @@ class SliceEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unk
         subtask: index, from 0.
         kind: `delta` (what changed in the epoch), `base` (everything, as one delta) or `files`
             (everything, as RocksDB's own files: the slice is their index, see
-            snapshot.formats.base); or, beside the lineage, `operator` (a subtask's states of no
-            key) or `broadcast` (the operator's, from subtask 0), see
+            snapshot.formats.file_index); or, beside the lineage, `operator` (a subtask's states of
+            no key) or `broadcast` (the operator's, from subtask 0), see
             statebackend.state.operator_state.
         epoch: the epoch at whose end this is the state. A base may be of an earlier epoch than
             the record: it is made while later ones run.

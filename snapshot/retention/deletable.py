@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from snapshot.formats.base import FileIndex
+from snapshot.formats.file_index import FileIndex
 from snapshot.formats.history_object import HISTORY_PREFIX, parse_history_name
 from snapshot.formats.names import BASE_PREFIX, DATA_PREFIX, parse_base_name, parse_data_name
 from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name

@@ -20,7 +20,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.formats.history_object import RecordSummary, summary_of
 from snapshot.formats.names import BASE_PREFIX, DATA_PREFIX
 from snapshot.formats.record import (

@@ -19,7 +19,7 @@ from statebackend.errors import (
     StateMismatchError,
 )
 from statebackend.operators.errors import lost_jvm as jvm
-from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
+from statebackend.operators.operator_snapshot import HeldOperatorState, StoredOperatorState
 from statebackend.operators.rows.zoned import zoned, zoned_keys
 from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.defaults import check_defaults

@@ -17,8 +17,8 @@ from statebackend.operators.declared_states import EpochState, Times
 from statebackend.operators.errors.user_errors import described
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.keyed_operator import InputReader, KeyOperator, OutputWriter
-from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
 from statebackend.operators.operator_plan import BatchCalls, Calls, EpochFigures, OperatorPlan
+from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
 from statebackend.operators.rows.row_conversion import RowWriter, row_type, shown_keys
 from statebackend.operators.rows.row_processor import RowReader
 from statebackend.operators.stateful_processor import TwsCalls

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from recovery.inspect.jobs import SAVEPOINT_NAME, job_folder
+from recovery.inspect.jobs import SAVEPOINT_NAME
 from recovery.savepoints.location_part import LocationFiles, StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
@@ -25,6 +25,7 @@ from snapshot.retention.garbage_collection import CleanReport, clean, outside_vi
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StateBackendError, UsageError
 from statebackend.system import SYSTEM, System
 from statebackend.tables.erase_from_log import ErasedKeys, Erasing, entries_of, epoch_to_erase_in

@@ -9,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from recovery.decide.restore_plan import RestorePlan
 from recovery.inspect.describe import live_lineages
-from recovery.inspect.jobs import job_folder
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs, needed_key, state_at
 from snapshot.formats.record import Manifest
@@ -18,6 +17,7 @@ from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.runtime.driver.restore_records import Records

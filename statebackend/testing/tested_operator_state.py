@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statebackend.errors import BroadcastDivergedError
-from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
+from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
 from statebackend.state.operator_state import decode_lists, decode_maps, encode_lists, redistribute
 
 __all__ = ["EpochOfTester", "HeldByTester"]

@@ -21,7 +21,7 @@ from blake3 import blake3
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recovery.inspect.history import CheckpointFigures, History
-from recovery.inspect.jobs import folder_name
+from snapshot.storage.uris import folder_name
 from statebackend.errors import SettingError, StateBackendError
 from statebackend.texts import count, duration, seconds, size, when
 from statebackend.ui.checkpoint_detail import facts_of, milliseconds, place_text, section

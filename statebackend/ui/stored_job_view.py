@@ -9,7 +9,7 @@ from typing import Any, Final
 from recovery.inspect.describe import OperatorInfo, operators_in, read_one
 from recovery.inspect.history import CheckpointFigures, History
 from recovery.inspect.history_reader import HistoryReader
-from recovery.inspect.jobs import job_folder, split_jobs, summarise
+from recovery.inspect.jobs import split_jobs, summarise
 from recovery.savepoints.savepoint import (
     SavepointInfo,
     below,
@@ -23,6 +23,7 @@ from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.open import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.errors import FormatError
 from statebackend.system import SYSTEM, System
 from statebackend.tables.read import read_state, state_rows

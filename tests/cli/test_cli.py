@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.inspect.jobs import job_folder
 from recovery.local.folders import home_of
 from snapshot.formats.record import record_name
 from snapshot.storage import LocalStore
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from statebackend import system
 from statebackend.cli import doctor
 from statebackend.cli.app import app

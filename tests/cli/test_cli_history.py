@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recovery.inspect.history import CheckpointFigures, History
-from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.cli.test_cli import data, run
 

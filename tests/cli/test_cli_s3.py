@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from statebackend.cli.app import app
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 

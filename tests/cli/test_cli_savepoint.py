@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.inspect.jobs import job_folder
 from recovery.savepoints.claim import begin_job, saved_state
 from recovery.savepoints.savepoint import read_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from statebackend.cli.app import app
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job

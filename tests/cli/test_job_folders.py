@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from recovery.inspect.jobs import folder_name, job_folder, split_jobs
+from recovery.inspect.jobs import split_jobs
 from snapshot.storage.object_store import ObjectInfo, is_name
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import folder_name, job_folder
 from statebackend.cli.app import app
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job

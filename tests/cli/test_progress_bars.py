@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 import statebackend
-from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from statebackend.cli.app import app
 from statebackend.cli.progress_bars import progress_bar, progress_bars
 from statebackend.spark.from_tables.write_savepoint import write_savepoint

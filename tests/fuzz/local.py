@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock
-from snapshot.formats.base import FileEntry, FileIndex, encode_index
+from snapshot.formats.file_index import FileEntry, FileIndex, encode_index
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for

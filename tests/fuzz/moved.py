@@ -16,7 +16,7 @@ from recovery.savepoints.savepoint import (
     encode_savepoint,
     read_savepoint,
 )
-from snapshot.formats.base import FileEntry, decode_index, encode_index, index_of
+from snapshot.formats.file_index import FileEntry, decode_index, encode_index, index_of
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.rocks.layout import Layout, Routes, decode_layout, encode_layout
 from statebackend.state.operator_state import (

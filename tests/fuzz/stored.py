@@ -11,9 +11,9 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.formats.delta import decode_delta, encode_delta
 from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.formats.names import parse_base_name, parse_data_name
 from snapshot.formats.packed import pack
 from snapshot.formats.record import (

@@ -13,14 +13,14 @@ import pytest
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock
 from recovery.local.workspace import Workspace
-from snapshot.formats.base import FileEntry, FileIndex, decode_index, encode_index
+from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.formats.packed import pack
 from snapshot.formats.record import parse_record
 from snapshot.protocol.lineage import resolve
 from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
 from statebackend.keygroups import KeyGroupRange
+from statebackend.operators.vector.column_entries import Entries
 from statebackend.operators.vector.column_states import ArrowListState, StateSite
-from statebackend.operators.vector.entries import Entries
 from statebackend.rocks.store import RocksSettings, RocksStore
 from statebackend.rpc.driver_service import Server
 from statebackend.rpc.envelope import Decoder

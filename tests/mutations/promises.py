@@ -55,7 +55,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "input that was cut off leaves no trace",
-        "statebackend/spark/worker/input_reader.py",
+        "statebackend/spark/worker/epoch_input.py",
         "    if not reader.barriers:\n",
         "    if not reader.barriers and not reader.subtasks:\n",
         ("tests/ops", "tests/spark/test_attempts.py", "tests/sim", _EXACT),

@@ -17,7 +17,7 @@ from statebackend.hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
+from statebackend.spark.worker.epoch_input import NONCE_BITS, EpochInput, InputShape, read_epoch
 
 SCHEMA = StructType().add("name", StringType()).add("n", LongType())
 

@@ -20,7 +20,7 @@ from statebackend.operators.input.lateness import EventMaxima
 from statebackend.operators.input.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
+from statebackend.spark.worker.epoch_input import NONCE_BITS, EpochInput, InputShape, read_epoch
 
 GROUPS = 16
 SUBTASKS = 3

@@ -24,7 +24,7 @@ from statebackend.operators import keyed_operator as rows_module
 from statebackend.operators.input.staging import InputStage
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.spark.worker.input_reader import NONCE_BITS, EpochInput, InputShape, read_epoch
+from statebackend.spark.worker.epoch_input import NONCE_BITS, EpochInput, InputShape, read_epoch
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable

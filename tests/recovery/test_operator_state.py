@@ -23,7 +23,7 @@ from statebackend.errors import (
     NotRestorableError,
     ProtocolError,
 )
-from statebackend.operators.operator_lists_maps import HeldOperatorState
+from statebackend.operators.operator_snapshot import HeldOperatorState
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.schema.codec import codec_for

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.fetch import fetch_index
-from snapshot.formats.base import (
+from snapshot.formats.file_index import (
     FORMAT_VERSION,
     FileEntry,
     FileIndex,

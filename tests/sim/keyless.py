@@ -15,7 +15,7 @@ from zlib import crc32
 
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from statebackend.operators.operator_lists_maps import (
+from statebackend.operators.operator_snapshot import (
     HeldOperatorState,
     OperatorSnapshot,
     StoredOperatorState,

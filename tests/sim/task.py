@@ -11,7 +11,7 @@ from recovery.local.local_copies import LocalSubtask
 from snapshot.protocol.messages import BaseGrant, BeginReply, Use
 from statebackend.errors import BarrierMissingError, ProcessorError
 from statebackend.keygroups import key_group_range
-from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
+from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
 from statebackend.runtime.worker.background_upload import BaseUpload
 from statebackend.runtime.worker.participant import (
     JobSubtask,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapshot.formats.record import Record, SliceEntry
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.state.operator_state import encode_lists, redistribute
 from tests.sim.checkers.keyless import Keyless
 from tests.sim.kernel import Scheduler

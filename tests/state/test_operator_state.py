@@ -19,7 +19,7 @@ from statebackend.errors import (
     UnsupportedFormatError,
     ValueMismatchError,
 )
-from statebackend.operators.operator_lists_maps import (
+from statebackend.operators.operator_snapshot import (
     HeldOperatorState,
     OperatorSnapshot,
     StoredOperatorState,

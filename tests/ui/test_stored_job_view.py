@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.page_history import write_history
-from recovery.inspect.jobs import job_folder
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.ui.job_pages import JobSite
 from statebackend.ui.page_server import PageServer
 from statebackend.ui.stored_job_view import StoredJobs

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
 
 from statebackend.errors import ProcessorError, ValueMismatchError
-from statebackend.operators.pandas_frames import state_function
+from statebackend.operators.pandas_frames import group_state_processor
 from statebackend.operators.pandas_frames.frame_reader import empty_frames
 from statebackend.operators.pandas_frames.group_state import KeyState, StateTimes, timer_ms
-from statebackend.operators.pandas_frames.state_function import FunctionPlan, StateFunction
+from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
 from statebackend.schema.ddl import parse_ddl
 from statebackend.testing.tester import ProcessorTester
 
@@ -107,8 +107,8 @@ def by_the_book(model: Model, batch: list[tuple[str, int, str]], now_ms: int) ->
 def test_calls_and_state_are_those_of_one_key_after_the_other(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_function, "_CHUNK_ROWS", 7 if seed % 2 else 16_384)
-    monkeypatch.setattr(state_function, "_CHANGED_BYTES", 50 if seed % 2 else 1 << 24)
+    monkeypatch.setattr(group_state_processor, "_CHUNK_ROWS", 7 if seed % 2 else 16_384)
+    monkeypatch.setattr(group_state_processor, "_CHANGED_BYTES", 50 if seed % 2 else 1 << 24)
     drawn, model = random.Random(seed), Model()
     with trying(obeying, "ProcessingTimeTimeout") as trial:
         for batch in range(25):
@@ -155,7 +155,7 @@ def test_numbers_keep_their_width_and_nulls_touch_their_own_key_only() -> None:
 def test_a_key_of_many_rows_comes_in_frames_as_long_as_spark_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(state_function, "_CHUNK_ROWS_MIN", 1)
+    monkeypatch.setattr(group_state_processor, "_CHUNK_ROWS_MIN", 1)
 
     def lengths(key: Any, frames: Any, state: Any) -> Any:
         what = str([len(frame) for frame in frames if not frame.empty])

@@ -19,7 +19,7 @@ from snapshot.formats.delta import decode_delta, encode_delta
 from snapshot.formats.delta_stream import encode_frozen
 from statebackend.operators.input.group_by_key import group_part, group_rows
 from statebackend.operators.input.staging import Part
-from statebackend.operators.vector.entries import scan_state, under_keys
+from statebackend.operators.vector.column_entries import scan_state, under_keys
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.column_table import ColumnTable

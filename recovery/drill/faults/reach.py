@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from recovery.drill.jobs.drill_job import DrillJob
     from recovery.drill.proxy.proxy import FaultProxy
-    from recovery.drill.savepoints.requests import Savepoints
+    from recovery.drill.savepoints.drill_savepoints import Savepoints
 
 __all__ = ["CannotStrikeError", "Drivers", "Host", "Processes", "Stage"]
 

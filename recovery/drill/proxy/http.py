@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Head",
     "MalformedError",
     "Wire",
-    "act_at",
     "request_framing",
     "response_framing",
 ]
@@ -310,29 +309,3 @@ class BodyWriter:
         """Say that this was all. Raises OSError."""
         if self._chunked:
             self._wire.write(b"0\r\n" + trailer + b"\r\n")
-
-
-def act_at(
-    pieces: Iterator[bytes], place: Callable[[bytes], int], action: Callable[[bytes], bytes]
-) -> Iterator[bytes]:
-    """The pieces, with something done on the way.
-
-    Args:
-        pieces: of a body.
-        place: from the first piece to the position, in bytes, at which to act.
-        action: gets what follows in the piece of that position, and gives what to pass on instead;
-            called once, when all before it was passed on, or never if the body is shorter.
-    """
-    position, passed, acted = -1, 0, False
-    for piece in pieces:
-        if position < 0:
-            position = place(piece)
-        if not acted and passed + len(piece) > position:
-            cut = position - passed
-            if cut:
-                yield piece[:cut]
-            piece = action(piece[cut:])
-            acted = True
-        passed += len(piece)
-        if piece:
-            yield piece

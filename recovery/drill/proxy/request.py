@@ -16,14 +16,13 @@ from recovery.drill.proxy.http import (
     Head,
     MalformedError,
     Wire,
-    act_at,
     request_framing,
     response_framing,
 )
 from recovery.drill.proxy.ledger import Ledger
 from recovery.drill.proxy.s3_requests import classify, error_answer
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "act_at"]
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 KEPT_IN_MEMORY_BYTES = 1024 * 1024
@@ -334,3 +333,29 @@ def _again(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     while piece := file.read(PIECE_BYTES):
         yield piece
+
+
+def act_at(
+    pieces: Iterator[bytes], place: Callable[[bytes], int], action: Callable[[bytes], bytes]
+) -> Iterator[bytes]:
+    """The pieces, with something done on the way.
+
+    Args:
+        pieces: of a body.
+        place: from the first piece to the position, in bytes, at which to act.
+        action: gets what follows in the piece of that position, and gives what to pass on instead;
+            called once, when all before it was passed on, or never if the body is shorter.
+    """
+    position, passed, acted = -1, 0, False
+    for piece in pieces:
+        if position < 0:
+            position = place(piece)
+        if not acted and passed + len(piece) > position:
+            cut = position - passed
+            if cut:
+                yield piece[:cut]
+            piece = action(piece[cut:])
+            acted = True
+        passed += len(piece)
+        if piece:
+            yield piece

@@ -14,7 +14,7 @@ from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.jobs.pace import Pace
 from recovery.drill.proxy.proxy import FaultProxy
 from recovery.drill.run.succession import Succession
-from recovery.drill.savepoints.requests import Savepoints
+from recovery.drill.savepoints.drill_savepoints import Savepoints
 from statebackend.errors import DrillError
 from statebackend.system import SYSTEM, System
 

@@ -27,10 +27,10 @@ from recovery.drill.proxy.proxy import FaultProxy
 from recovery.drill.proxy.s3_server import BUCKET, S3Server, credentials
 from recovery.drill.report.check import check
 from recovery.drill.report.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
-from recovery.drill.run.ending import TidyStack, end, failure_text
 from recovery.drill.run.live import LiveStage, Setup
 from recovery.drill.run.order import FaultLike, Order, has_timers, named_faults, named_job
 from recovery.drill.run.scenario import planned
+from recovery.drill.run.teardown import TidyStack, end, failure_text
 from recovery.drill.savepoints.clones import check_savepoints
 from statebackend.errors import SettingError
 from statebackend.system import SYSTEM, System

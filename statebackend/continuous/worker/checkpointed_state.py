@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy, RestoreReport
 from statebackend.errors import ProtocolError, StaleRequestError
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.runtime.worker.participant import EpochStamp, Participant
 from statebackend.threads import THREADS, Future, Threads
 

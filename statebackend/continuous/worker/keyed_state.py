@@ -29,7 +29,7 @@ from statebackend.continuous.worker.checkpointed_state import (
 )
 from statebackend.continuous.worker.overtaken_rows import Overtaken, decode, taken_out
 from statebackend.errors import LocalCopyError, StaleRequestError, StateBackendError
-from statebackend.operators.operator_lists_maps import StoredOperatorState, encoded
+from statebackend.operators.operator_snapshot import StoredOperatorState, encoded
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.rocks.store import Marker
 from statebackend.runtime.worker.participant import AckTimes, Saved

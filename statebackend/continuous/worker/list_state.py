@@ -17,7 +17,7 @@ from statebackend.continuous.worker.checkpointed_state import (
 )
 from statebackend.errors import ProtocolError
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
-from statebackend.operators.operator_lists_maps import encoded
+from statebackend.operators.operator_snapshot import encoded
 from statebackend.runtime.worker.participant import AckTimes, Participant
 from statebackend.state.cursor import KeyCursor
 from statebackend.state.table import MemoryBase, StateTable

@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from snapshot.barriers.checkpoints import check_in_flight
 from statebackend.errors import CorruptionError, StateMismatchError, UnsupportedFormatError
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.schema.codec import codec_for
 from statebackend.state.operator_state import OperatorList, StoredList
 

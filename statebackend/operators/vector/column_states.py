@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from statebackend.errors import LocalCopyError, UsageError
-from statebackend.operators.vector.entries import Entries, places_in, scan_state, under_keys
+from statebackend.operators.vector.column_entries import Entries, places_in, scan_state, under_keys
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
 from statebackend.operators.vector.values import Columns, arrow_fields, columns_of, record
 from statebackend.schema.codec import RowCodec

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.errors import UsageError, ValueMismatchError
-from statebackend.operators.vector.entries import under_keys
+from statebackend.operators.vector.column_entries import under_keys
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys
 from statebackend.state.binary_columns import (
     bools_of,

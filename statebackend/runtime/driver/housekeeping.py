@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.coordinator import Coordinator

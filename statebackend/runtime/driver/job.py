@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from recovery.decide.rewind import LogProgress
 from recovery.inspect.describe import ResolvedOnce, live_lineages
-from recovery.inspect.jobs import job_folder, refuse_savepoint
+from recovery.inspect.jobs import refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, RecordCache
@@ -24,6 +24,7 @@ from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.uris import job_folder
 from statebackend.errors import (
     FencedError,
     ObjectNotFoundError,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recovery.decide.restore_plan import RestorePlan, Step, StepSource
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import SliceEntry, slice_key
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.keyless_state import Source

@@ -7,7 +7,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.formats.record import Record, SliceEntry, parse_record, record_name
 from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.messages import SlicePart

@@ -20,8 +20,8 @@ from blake3 import blake3
 
 from recovery.local.folders import in_use, unreadable
 from recovery.local.local_copies import StoreDirectory
-from snapshot.formats.base import FileEntry, decode_index, encode_index, index_of, reusable
 from snapshot.formats.delta import encode_delta
+from snapshot.formats.file_index import FileEntry, decode_index, encode_index, index_of, reusable
 from snapshot.formats.names import base_file_name
 from snapshot.protocol.messages import BaseGrant, SlicePart
 from snapshot.storage.object_store import ObjectStore

@@ -16,7 +16,7 @@ from blake3 import blake3
 from snapshot.protocol.messages import BeginReply, SlicePart, StatePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, ObjectNotFoundError
-from statebackend.operators.operator_lists_maps import OperatorSnapshot, StoredOperatorState
+from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
 from statebackend.state.operator_state import (
     StoredList,
     StoredMap,

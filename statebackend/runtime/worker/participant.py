@@ -33,7 +33,7 @@ from snapshot.protocol.messages import (
 )
 from snapshot.storage.counting import CountingStore, VerbCount
 from snapshot.storage.object_store import ObjectStore
-from statebackend.operators.operator_lists_maps import OperatorSnapshot
+from statebackend.operators.operator_snapshot import OperatorSnapshot
 from statebackend.rpc.driver_service import Client, Endpoint, Handler
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO, StateParts
 from statebackend.runtime.worker.slice_parts import durable_slice, packed_base

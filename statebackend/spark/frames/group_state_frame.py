@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import SettingError, UnsupportedQueryError
 from statebackend.operators.declared_states import parse_schema
-from statebackend.operators.pandas_frames.state_function import FunctionPlan, StateFunction
+from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
 from statebackend.runtime.driver.inputs import GroupedInput, grouped_input
 from statebackend.runtime.operator_time import TimePlan, time_plan
 from statebackend.spark.session_settings import frame_limits

@@ -27,7 +27,7 @@ from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.query_savepoints import SparkLocation
 from statebackend.spark.start.query_savepoints import take as take_savepoint
-from statebackend.spark.start.query_start import QueryStart
+from statebackend.spark.start.watched_query import WatchedQuery
 from statebackend.tables.erase_keys import EraseReport, erase_in_job
 from statebackend.tables.lookup import LookedUp, StateLookup
 from statebackend.work_done import Progress
@@ -42,7 +42,7 @@ class StartedQuery:
 
     _spark: SparkSession
     _job: Job | None
-    _newest: QueryStart | None
+    _newest: WatchedQuery | None
     _lookups: StateLookup | None = None
     _flow: Any  # of a continuous job; None: it is none
 

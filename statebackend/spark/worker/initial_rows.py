@@ -14,7 +14,7 @@ from statebackend.errors import CorruptionError, HashMismatchError
 from statebackend.hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.input.staging import InputStage
-from statebackend.spark.worker.input_reader import EpochInput
+from statebackend.spark.worker.epoch_input import EpochInput
 
 __all__ = ["read_initial"]
 

@@ -27,7 +27,7 @@ from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
-from statebackend.operators.operator_lists_maps import OperatorSnapshot
+from statebackend.operators.operator_snapshot import OperatorSnapshot
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.rpc.driver_service import Credentials, client_for
 from statebackend.runtime.worker.participant import (
@@ -48,8 +48,8 @@ from statebackend.runtime.worker.worker_store import (
 from statebackend.spark.worker.batch_context import EpochContext, job_place
 from statebackend.spark.worker.delegated_calls import Request, pass_on
 from statebackend.spark.worker.delegated_epochs import DelegatedEpochs
+from statebackend.spark.worker.epoch_input import EpochInput, InputShape, peeked, read_epoch
 from statebackend.spark.worker.initial_rows import read_initial
-from statebackend.spark.worker.input_reader import EpochInput, InputShape, peeked, read_epoch
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 from statebackend.system import SYSTEM, expanded, keep_loaded

@@ -457,8 +457,8 @@ def test_the_command_line_on_a_continuous_job(world: World, tmp_path: Path) -> N
 
 
 def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
-    from recovery.inspect.jobs import job_folder
     from snapshot.storage.open import open_store
+    from snapshot.storage.uris import job_folder
     from tests.cli.folder import JOB, Folder, new_id
 
     uri = (tmp_path / "state").as_uri()

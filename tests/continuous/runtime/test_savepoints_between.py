@@ -45,7 +45,7 @@ from statebackend.errors import (
     SettingError,
     UnsupportedFormatError,
 )
-from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
+from statebackend.operators.operator_snapshot import HeldOperatorState, StoredOperatorState
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import (
     deadline_of,

@@ -15,8 +15,8 @@ from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import NullKeyError, ProcessorError
 from statebackend.operators.arrow_calls import record_arrow_states
-from statebackend.operators.operator_lists_maps import HeldOperatorState, StoredOperatorState
 from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.operator_snapshot import HeldOperatorState, StoredOperatorState
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.stateful_processor import record_states

@@ -37,7 +37,7 @@ from statebackend.errors import (
     RescaleError,
     StateMismatchError,
 )
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.operators.streaming_operator import StreamTimes
 from tests.continuous.exchange.peers import numbers, rows
 from tests.continuous.state.streamjob import AtOnce

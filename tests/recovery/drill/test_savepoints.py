@@ -26,14 +26,15 @@ from recovery.drill.faults.shim import Shim
 from recovery.drill.faults.store_faults import Facts, Kind
 from recovery.drill.proxy.s3_requests import Verb, group_of
 from recovery.drill.savepoints.clones import clone_verdict, to_be_cloned
-from recovery.drill.savepoints.looking import removed, verified
-from recovery.drill.savepoints.requests import Savepoints
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME, job_folder
+from recovery.drill.savepoints.drill_savepoints import Savepoints
+from recovery.drill.savepoints.findings import removed, verified
+from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
 from recovery.savepoints.create import Making, create_savepoint
 from recovery.savepoints.location_part import StoreLocation
 from recovery.savepoints.savepoint import default_folder, read_savepoint
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
+from snapshot.storage.uris import job_folder
 from statebackend.errors import DrillError, StoreUnreachableError, UnsupportedQueryError
 from tests.cli.folder import Folder, new_id
 

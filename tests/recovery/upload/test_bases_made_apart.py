@@ -9,7 +9,7 @@ import pytest
 
 from recovery.local.store_pool import StorePool
 from recovery.restore.restorer import OpenSubtask
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.messages import BaseGrant

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from recovery.local.local_copies import StoreDirectory
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.rocks.store import RocksStore

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.local_files import opened_file
 from snapshot.storage.memory_store import MemoryStore

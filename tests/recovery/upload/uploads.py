@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from recovery.local.local_copies import StoreDirectory
-from snapshot.formats.base import FileIndex, decode_index
+from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import Record, SliceEntry
 from snapshot.protocol.messages import BeginReply
 from statebackend.keygroups import key_group_range

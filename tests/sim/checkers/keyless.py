@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshot.formats.record import Record, SliceEntry
-from statebackend.operators.operator_lists_maps import StoredOperatorState
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.state.operator_state import decode_lists, decode_maps
 from tests.sim.checkers.ledger import Checker
 from tests.sim.keyless import KeylessState, Part, decoded_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import Record
 from statebackend.errors import (
     CorruptionError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recovery.decide.restore_plan import plan_restore
 from recovery.savepoints.claim import saved_state
 from recovery.savepoints.savepoint import delete_savepoint, list_savepoints, read_savepoint
-from snapshot.formats.base import decode_index
+from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import resolve

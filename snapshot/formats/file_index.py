@@ -1,4 +1,4 @@
-"""A base of large state: RocksDB's own files, under names unique to the incarnation.
+"""The index of a large base: which of RocksDB's own files it has, under names of its incarnation.
 
 What a record holds of such a base is its *index*: which files make up the store, and in which
 object each of them lies. A file that the base before it had uploaded already is named again and not

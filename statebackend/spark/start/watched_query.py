@@ -1,4 +1,4 @@
-"""One start of one query: its operators found, its job taken over, its executors looked after."""
+"""One query of a backend: its operators found, its job taken over, its executors looked after."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.stream_writer import functions_in
 from statebackend.spark.start.surroundings import StartOptions
 
-__all__ = ["QueryStart", "frames_of"]
+__all__ = ["WatchedQuery", "frames_of"]
 
 _log = logging.getLogger("statebackend.spark")
 
@@ -52,8 +52,8 @@ def frames_of(builder: FrameBuilder, writer: DataStreamWriter) -> list[StatefulF
     return frames
 
 
-class QueryStart:
-    """Starts one query, and holds what its backend knows of it.
+class WatchedQuery:
+    """Starts one query by a `Launch`, watches it, and holds what its backend knows of it.
 
     Args:
         frames: the query's stateful frames.

@@ -19,10 +19,10 @@ from recovery.drill.faults.striking import NOTHING_LEFT, Striker
 from recovery.drill.jobs.bundled import BUNDLED
 from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.report.outcome import EpochDone
-from recovery.drill.run.ending import TidyStack, end, failure_text
 from recovery.drill.run.order import Order, named_faults
 from recovery.drill.run.runner import run_drill
 from recovery.drill.run.scenario import DrillFault, Strike
+from recovery.drill.run.teardown import TidyStack, end, failure_text
 from statebackend.errors import DrillError
 
 GIVEN = Given(cluster="local[2]", s3=False, commit="sync", compiler=False)

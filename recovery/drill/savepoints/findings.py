@@ -1,4 +1,4 @@
-"""Looks at savepoints without Spark: `python -m recovery.drill.savepoints.looking`.
+"""What is wrong with a drill's savepoint, found without Spark, in a process of its own.
 
 It has the environment of the drill's drivers, so that it reaches the store that they reach.
 """

@@ -82,7 +82,7 @@ class Savepoints:
         command = [
             sys.executable,
             "-m",
-            "recovery.drill.savepoints.looking",
+            "recovery.drill.savepoints.findings",
             what,
             uri,
             self._config.uri,
