@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -48,6 +49,7 @@ _NOISY = 0.15
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
     arguments = _arguments()
     sizes = (QUICK if arguments.quick else FULL).with_rounds(arguments.rounds)
     if arguments.partitions:

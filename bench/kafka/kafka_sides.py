@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.cpu import used_s
 from bench.flink import OPENED
@@ -140,8 +140,11 @@ class Tools:
 class Running:
     """The processes of something that was started."""
 
+    _started: ClassVar[list[Running]] = []
+
     def __init__(self, commands: Sequence[Sequence[str]], folder: Path, name: str) -> None:
         self._log, self._name = folder / f"{name}.log", name
+        self._started.append(self)
         with self._log.open("ab") as output:
             self._children = [
                 subprocess.Popen(
@@ -210,6 +213,14 @@ class Running:
             if time.monotonic() > until_s:
                 raise SideFailed(f"{self._name} does not end")
             time.sleep(0.1)
+        if self in self._started:
+            self._started.remove(self)
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """End what still runs, as after an interrupt in the midst of a stop."""
+        for one in list(cls._started):
+            one.stop()
 
 
 def module_command(name: str, task: Path) -> list[str]:
