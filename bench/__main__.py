@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.kafka.kafka_names import SIDES as KAFKA_SIDES
 from bench.machine import ROOT, busy_share, describe
 from bench.sizes import FULL, QUICK, Sizes
 from bench.works import AGGREGATES, WORKS
@@ -38,14 +40,16 @@ _BENCHMARKS = (
     "exchange",
     "continuous",
     "skew",
+    "kafka",
 )
 _VECTORS = ("aggregate", "growth", "rmw", "scan")
 _SIDES = ("spark", "ours", "flink")
-_SIDED = ("aggregate", "growth", "continuous", "starts")
+_SIDED = ("aggregate", "growth", "continuous", "starts", "kafka")
 _NOISY = 0.15
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
     arguments = _arguments()
     sizes = (QUICK if arguments.quick else FULL).with_rounds(arguments.rounds)
     if arguments.partitions:
@@ -91,7 +95,7 @@ def _run(
             progress=_say,
         )
         text = throughput_text(found, layers=arguments.profile)
-    elif name in ("continuous", "skew"):
+    elif name in ("continuous", "skew", "kafka"):
         found, text = _run_continuous(name, sizes, work, arguments)
     elif name in _VECTORS:
         found, text = _run_vectors(name, sizes, work, arguments)
@@ -127,10 +131,23 @@ def _run_continuous(
     name: str, sizes: Sizes, work: Path, arguments: argparse.Namespace
 ) -> tuple[Any, str]:
     """The benchmarks of jobs without micro-batches."""
-    from bench.continuous import continuous, continuous_text, plot, skew, skew_text
-
     folder, quick = work / name, sizes.name == "quick"
     folder.mkdir()
+    if name == "kafka":
+        from bench.kafka.kafka_bench import kafka, kafka_text
+
+        found = kafka(
+            quick=quick,
+            rounds=sizes.rounds,
+            sides=arguments.sides or KAFKA_SIDES,
+            rate=arguments.rate,
+            profile=arguments.profile,
+            work=folder,
+            progress=_say,
+        )
+        return found, kafka_text(found)
+    from bench.continuous import continuous, continuous_text, plot, skew, skew_text
+
     if name == "skew":
         found = skew(quick=quick, work=folder, progress=_say)
         if arguments.plot:
@@ -139,7 +156,7 @@ def _run_continuous(
     found = continuous(
         quick=quick,
         rounds=sizes.rounds,
-        sides=arguments.sides,
+        sides=arguments.sides or _SIDES,
         flink=arguments.flink,
         work=folder,
         progress=_say,
@@ -165,7 +182,7 @@ def _run_vectors(
         return found, rmw_text(found)
     from bench.aggregate import aggregate, aggregate_text, growth, growth_text, plot
 
-    sides = arguments.sides
+    sides = arguments.sides or _SIDES
     if name == "growth":
         sides = [side for side in sides if side != "flink"]
         found = growth(sizes, sides=sides, work=folder, progress=_say)
@@ -233,7 +250,7 @@ def _run_store(
         found = starts(
             keys=1_000 if quick else sizes.keys,
             rounds=sizes.rounds,
-            sides=arguments.sides,
+            sides=arguments.sides or _SIDES,
             profile=arguments.profile,
             work=folder,
             progress=_say,
@@ -267,9 +284,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sides",
         nargs="+",
-        choices=_SIDES,
-        help="of `aggregate`, `growth`, `continuous` and `starts` (default: all)",
+        choices=KAFKA_SIDES,
+        help="of `aggregate`, `growth`, `continuous`, `starts` and `kafka` (default: all)",
     )
+    parser.add_argument("--rate", type=int, help="`kafka`: rows a second that are offered")
     parser.add_argument(
         "--flink", help="`aggregate`, `continuous`: the folder of Flink's jars, or for them"
     )
@@ -279,7 +297,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="rows of a batch in `throughput`")
     parser.add_argument("--floor", action="store_true", help="also stateless queries' throughput")
     parser.add_argument(
-        "--profile", action="store_true", help="layers of our side; cProfile in `profile`, `starts`"
+        "--profile",
+        action="store_true",
+        help="layers of our side; cProfile in `profile`, `starts`; py-spy in `kafka`",
     )
     parser.add_argument("--top", type=int, default=30, help="functions that cProfile shows")
     parser.add_argument("--folder", help="where input, checkpoints and state go (default: /tmp)")
@@ -287,7 +307,8 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.sides and arguments.benchmark not in ("all", *_SIDED):
         parser.error(f"`{arguments.benchmark}` always runs all its sides: --sides is for others")
-    arguments.sides = arguments.sides or list(_SIDES)
+    if arguments.benchmark != "kafka" and set(arguments.sides or ()) - set(_SIDES):
+        parser.error(f"`{arguments.benchmark}` has the sides {', '.join(_SIDES)}")
     return arguments
 
 

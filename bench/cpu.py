@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["CpuSampler"]
+__all__ = ["CpuSampler", "used_s"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SAMPLE_S = 0.1
@@ -55,7 +55,7 @@ class CpuSampler:
             count += 1
             for pid in self._known:
                 with contextlib.suppress(OSError):
-                    self._used_s[pid] = _used_s(pid)
+                    self._used_s[pid] = used_s(pid)
             used = {"jvm": 0.0, "python": 0.0}
             for pid, kind in self._known.items():
                 # Of one that has ended the last reading stays.
@@ -73,6 +73,6 @@ class CpuSampler:
                     self._known[pid] = "jvm" if name == "java" else "python"
 
 
-def _used_s(pid: int) -> float:
+def used_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

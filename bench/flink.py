@@ -28,7 +28,7 @@ from bench.machine import busy_share
 from bench.runner import SideFailed
 from bench.works import Shape, Work
 
-__all__ = ["VERSION", "Flink"]
+__all__ = ["OPENED", "VERSION", "Flink"]
 
 VERSION = "2.3.0"
 _PACKAGE = f"apache-flink-libraries=={VERSION}"
@@ -36,7 +36,7 @@ _SOURCES = Path(__file__).parent
 _TIMEOUT_S = 1800.0
 _LOG_CHARACTERS = 4000
 # What Flink's own launcher opens for it on Java 17.
-_OPENED = (
+OPENED = (
     "java.base/java.lang",
     "java.base/java.net",
     "java.base/java.io",
@@ -115,7 +115,7 @@ class Flink:
         folder = self._work / "run"
         folder.mkdir()
         result = folder / "result.json"
-        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
         java = ["java", "-Xmx4g", f"-Djava.io.tmpdir={folder}", *opened]
         java += ["-cp", f"{self._classes}:{self._jars}/*", self._job]
         code, said = _run([*java, *map(str, arguments), str(folder), str(result)])

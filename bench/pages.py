@@ -183,6 +183,35 @@ def skew() -> str:
     return table(head, rows) + "\n\n" + source("tox -e bench -- skew", [run])
 
 
+def kafka() -> str:
+    """From a topic to a topic: every side at least once, and those that can exactly once."""
+    from bench.kafka.kafka_names import NAMES, medians
+
+    run = newest("kafka", lambda run: True)
+    found = run.data["kafka"]
+    sizes, texts = found["sizes"], []
+    for name, what in (("at-least-once", "at least once"), ("exactly-once", "exactly once")):
+        rows = []
+        for side in found["rounds"][0][name]:
+            values = medians(found["rounds"], name, side)
+            delays = [_or_failed(values[of], ",.0f", " ms") for of in ("p50_ms", "p99_ms")]
+            most = _or_failed(values["rows_per_s"], ",.0f", "")
+            parts = [f"{of} {version}" for of, version in found["versions"].get(side, {}).items()]
+            last = found["rounds"][-1][name][side]
+            busy = " and ".join(f"{last[of]['busy_before']:.0%}" for of in ("rate", "most"))
+            rows.append((NAMES[side], *delays, most, busy, ", ".join(parts)))
+        head = f"{what} | p50 at {sizes['rate']:,} rows/s | p99 | rows/s at most"
+        head += " | busy with other things before each | versions"
+        texts.append(table(head, rows))
+    command = f"tox -e bench -- kafka --rounds {len(found['rounds'])} --rate {sizes['rate']}"
+    broker = f"Kafka {found['versions']['broker']['kafka']}. "
+    return "\n\n".join([*texts, broker + source(command, [run])])
+
+
+def _or_failed(value: float | None, form: str, unit: str) -> str:
+    return "failed" if value is None else f"{value:{form}}{unit}"
+
+
 def recovery() -> str:
     """A new driver and a new worker on a host that has the files."""
     run = newest("recovery")
@@ -354,6 +383,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         growth,
         continuous,
         skew,
+        kafka,
         recovery,
         rescale,
         requests,

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ BROKER_JARS: Final = "org.apache.kafka:kafka_2.13:4.4.0"
 CONNECTOR_JARS: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 CLUSTER_ID: Final = "c3RhdGViYWNrZW5kLTAwMQ"
 START_LIMIT_S: Final = 90.0
-_HEAP: Final = ("-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+SMALL_JVM: Final = ("-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def _wanted() -> None:
@@ -43,7 +43,6 @@ def connector_jars() -> list[Path]:
 
     Without Scala and Hadoop, which PySpark brings along.
     """
-    _wanted()
     brought = ("hadoop-", "scala-", "slf4j-", "snappy-", "lz4-", "jsr305-", "spark-tags")
     return [jar for jar in jars_of(CONNECTOR_JARS) if not jar.name.startswith(brought)]
 
@@ -51,10 +50,10 @@ def connector_jars() -> list[Path]:
 class Broker:
     """One process of a cluster. Use `KafkaCluster`."""
 
-    def __init__(self, number: int, folder: Path, jars: list[Path]) -> None:
+    def __init__(self, number: int, folder: Path, jars: list[Path], java: Sequence[str]) -> None:
         self.number, self.port, self.controller_port = number, free_port(), free_port()
         self.login_port = free_port()
-        self._folder, self._jars = folder, jars
+        self._folder, self._jars, self._java = folder, jars, java
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -94,7 +93,7 @@ class Broker:
         classes = ":".join(map(str, self._jars))
         with (self._folder / "out.log").open("ab") as output:
             return subprocess.Popen(
-                ["java", *_HEAP, "-cp", classes, name, *given],
+                ["java", *self._java, "-cp", classes, name, *given],
                 cwd=self._folder,
                 env={name: value for name, value in os.environ.items() if "KAFKA" not in name},
                 stdin=subprocess.DEVNULL,
@@ -123,11 +122,18 @@ class KafkaCluster:
 
     Args:
         options: of every broker, by Kafka's names.
+        java: options of each broker's JVM.
     """
 
-    def __init__(self, folder: Path, brokers: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        brokers: int,
+        options: Mapping[str, Any],
+        java: Sequence[str] = SMALL_JVM,
+    ) -> None:
         jars = jars_of(BROKER_JARS)
-        self.brokers = [Broker(number, folder / f"{number}", jars) for number in range(brokers)]
+        self.brokers = [Broker(n, folder / f"{n}", jars, java) for n in range(brokers)]
         copies, safe = min(3, brokers), min(2, brokers)
         internal = ("offsets.topic", "transaction.state.log")
         given = {

@@ -75,6 +75,14 @@ class KafkaClient:
         producer.flush(30)
         producer.commit_transaction(30) if commit else producer.abort_transaction(30)
 
+    def size(self, topic: str, partitions: int) -> int:
+        """How many offsets a topic has: records, and the marks of transactions."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = {TopicPartition(topic, n): OffsetSpec.latest() for n in range(partitions)}
+        return sum(one.result(30).offset for one in self.admin.list_offsets(wanted).values())
+
     def records(self, topic: str, *, committed: bool = True) -> list[Any]:
         """All that readers see, up to the end."""
         from confluent_kafka import Consumer, TopicPartition

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-__all__ = ["jars_of"]
+__all__ = ["jars_folder", "jars_of"]
 
 FETCH_LIMIT_S: Final = 900.0
 _ROOT: Final = Path(__file__).parents[2]
@@ -26,9 +26,14 @@ _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 
 
+def jars_folder() -> Path:
+    """Where jars are kept."""
+    return Path(os.environ.get("STATEBACKEND_JARS") or _ROOT / ".tox" / "jars")
+
+
 def jars_of(artifact: str) -> list[Path]:
     """The jars of an artifact and of what it needs; fetched if they are not there."""
-    folder = Path(os.environ.get("STATEBACKEND_JARS") or _ROOT / ".tox" / "jars")
+    folder = jars_folder()
     group, name, version = artifact.split(":")
     home = folder / f"{name}-{version}"
     if not home.is_dir():

@@ -1,0 +1,1 @@
+"""`python -m bench kafka`: a count by key from a topic of Kafka to a topic of Kafka."""
