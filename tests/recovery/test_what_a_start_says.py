@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark.sql.types import StructType
 
 from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
 from snapshot.storage.local_store import LocalStore
-from statebackend.errors import CheckpointLocationError, JobRunningError, RewindError
+from statebackend.errors import (
+    CheckpointLocationError,
+    JobRunningError,
+    MaxParallelismChangedError,
+    RewindError,
+)
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.operator_specs import Operator, operator_specs
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.start_point import StartPoint
 from tests.recovery.driver import Started, begin_of, new_id, stamp_of
@@ -101,3 +109,17 @@ def test_a_plan_that_was_replaced_before_the_first_begin_is_refused(tmp_path: Pa
 
 def test_a_plan_of_a_form_that_is_not_known_is_let_pass() -> None:
     CheckpointLocation.check_planned(cast("CheckpointLocation", _Location(None, 4)), 4, 1000)
+
+
+def test_operators_with_unlike_key_groups_are_told_of_together() -> None:
+    """As a savepoint has them that was merged out of two."""
+    key = StructType().add("k", "string")
+    operators = {uid: Operator(uid, 1, 128, key, {}) for uid in ("a", "b")}
+    operators["source"] = Operator("source", 1, 128, StructType(), {})
+    found: Any = {
+        uid: SimpleNamespace(max_parallelism=number)
+        for uid, number in (("a", 128), ("b", 32768), ("source", 64))
+    }
+    with pytest.raises(MaxParallelismChangedError, match="'a': 128, 'b': 32768") as caught:
+        operator_specs("j", operators, found, allow_dropped_state=False, heartbeat=False)
+    assert "edit_savepoint" in str(caught.value)

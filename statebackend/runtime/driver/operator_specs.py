@@ -80,10 +80,9 @@ def operator_specs(
     gone = sorted(set(newest) - set(operators))
     if gone and not allow_dropped_state:
         raise _missing(job, gone, sorted(set(operators) - set(newest)))
+    _check_keyed(job, operators, newest)
     specs = {}
     for uid, operator in operators.items():
-        if uid in newest and operator.key_schema.fields:  # without a key, groups say nothing
-            check_groups(job, newest[uid].max_parallelism, operator.max_parallelism)
         _check_time_mode(operator, newest.get(uid), heartbeat)
         states = _states(operator, newest.get(uid), allow_dropped_state)
         ids = _state_ids(operator, newest.get(uid))
@@ -104,6 +103,26 @@ def operator_specs(
         )
     check_watermark(job, operators)
     return specs
+
+
+def _check_keyed(
+    job: str, operators: Mapping[str, Operator], newest: Mapping[str, Manifest]
+) -> None:
+    """As `check_groups`, for every operator that goes on; those without a key have no groups."""
+    known = {
+        uid: newest[uid].max_parallelism
+        for uid, operator in operators.items()
+        if uid in newest and operator.key_schema.fields
+    }
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{uid!r}: {number}" for uid, number in sorted(known.items()))
+        raise MaxParallelismChangedError(
+            f"The operators of job {job!r} differ in max_parallelism ({listed}); a query has one.",
+            todo="Begin with a savepoint that has one for all: edit_savepoint(savepoint, to, "
+            "max_parallelism=...) writes it.",
+        )
+    for uid, number in known.items():
+        check_groups(job, number, operators[uid].max_parallelism)
 
 
 def check_groups(job: str, known: int, asked: int) -> None:
