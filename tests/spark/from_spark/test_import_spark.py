@@ -46,12 +46,10 @@ BOUND_S = 400.0  # six queries of a new JVM, beside other tests
 
 
 @pytest.fixture(scope="module", autouse=True)
-def travels_by_value() -> Iterator[None]:
-    for module in (program, sys.modules[__name__]):
-        register_pickle_by_value(module)
+def travels_by_value(program_by_value: None) -> Iterator[None]:
+    register_pickle_by_value(sys.modules[__name__])
     yield
-    for module in (program, sys.modules[__name__]):
-        unregister_pickle_by_value(module)
+    unregister_pickle_by_value(sys.modules[__name__])
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ def test_each_batch_is_told_with_its_figures_and_its_restores(world: World) -> N
         assert one.rows
         assert one.started_ms is not None
         assert {"read", "process", "snapshot", "acks"} <= one.phases_ms.keys()
-    assert [one.epoch for one in found.restores] == [3, 0]
-    assert sum(found.restores[0].by_source.values()) == found.checkpoints[1].restores
+    # Each start restores; so does a subtask that another Python worker takes over in between.
+    restored = {one.epoch: sum(one.by_source.values()) for one in found.restores}
+    assert restored.keys() >= {3, 0}
+    assert restored == {one.epoch: one.restores for one in found.checkpoints if one.restores}
     detail = read_checkpoint(job_store(backend), backend.job, 3)
     assert detail is not None
     (operator,) = detail.operators
