@@ -24,6 +24,7 @@ __all__ = ["broken_text", "main"]
 
 ROOT: Final = Path(__file__).parents[2]
 _SELECTED: Final = re.compile(r'-m pytest .*?-m "([^"]+)" --durations=20 \{posargs:tests\}')
+_HERE: Final = re.compile(r"^here = (.+)$", re.MULTILINE)
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -59,10 +60,11 @@ def selection() -> str:
     Raises:
         LookupError: tox.ini does not say it as it used to.
     """
-    found = _SELECTED.search((ROOT / "tox.ini").read_text(encoding="utf-8"))
-    if found is None:
+    text = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    found, here = _SELECTED.search(text), _HERE.search(text)
+    if found is None or here is None:
         raise LookupError("tox.ini has no pytest command for all tests")
-    return found[1]
+    return found[1].replace("{[spark]here}", here[1])
 
 
 def broken_text(one: BrokenPromise) -> str:

@@ -19,4 +19,4 @@ def test_there_are_twenty_and_each_has_a_name_of_its_own() -> None:
 
 
 def test_the_tests_are_those_of_the_readmes_command() -> None:
-    assert "not full" in selection()
+    assert selection().startswith("not full and not (slow or ")  # with tox's own names filled in
