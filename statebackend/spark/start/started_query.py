@@ -89,7 +89,7 @@ class StartedQuery:
         system = self._known_job().system
         query = self._flow.query if self._flow is not None else None
         if query is not None:
-            known = lambda: query.run.restored if query.run is not None else (0, 0)  # noqa: E731
+            known = functools.partial(_restored_of, query)
             return wait_restored(known, lambda: query.is_active, timeout_s, progress, system)
         if self._newest is None:
             return False
@@ -269,3 +269,8 @@ class StartedQuery:
                     f"The last record of job {self.job!r} is not durable after {timeout_s:g} s.",
                     todo="Wait longer, or look at the store: the log says what it waits for.",
                 )
+
+
+def _restored_of(query: Any) -> tuple[int, int]:
+    """How many subtasks of a continuous query's newest run have their state, and of how many."""
+    return query.run.restored if query.run is not None else (0, 0)
