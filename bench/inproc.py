@@ -29,7 +29,7 @@ from snapshot.storage.counting import CountingStore
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings

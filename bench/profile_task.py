@@ -36,10 +36,10 @@ from bench.profile_states import state_costs
 from bench.trace import Tracer
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
 from statebackend.operators.input.group_by_key import Groups, group_rows
-from statebackend.operators.keyed_operator import KeyOperator
+from statebackend.operators.per_key_loop import KeyOperator
 from statebackend.operators.rows.row_conversion import RowWriter
-from statebackend.operators.rows.row_processor import RowReader
-from statebackend.operators.stateful_processor import TwsCalls
+from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.stateful_processor_calls import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
@@ -67,7 +67,7 @@ TARGETS = (
     "statebackend.rocks.store:RocksStore.apply",
     "statebackend.rocks.store:RocksStore.apply_batches",
     "statebackend.rocks.store:RocksStore.close",
-    "statebackend.operators.rows.row_processor:columns_to_python",
+    "statebackend.operators.rows.row_reader:columns_to_python",
     "statebackend.state.cells:KeyCursor.load",
     "statebackend.operators.rows.row_conversion:RowWriter.take",
     "statebackend.state.table:FrozenOverlay.sorted",

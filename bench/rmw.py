@@ -29,7 +29,7 @@ from rocksdict import WriteBatch
 
 from bench.inproc import MAX_PARALLELISM, Harness, spark_batches
 from statebackend import ArrowProcessor
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.rocks.store import RocksStore
 from statebackend.schema.keys.key_codec import KeyCodec
 

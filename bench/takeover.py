@@ -34,7 +34,7 @@ from snapshot.formats.delta import chain, chain_start, decode_delta, encode_delt
 from snapshot.protocol.messages import BeginReply, LocalCopy, RestoreStep
 from snapshot.storage.memory_store import MemoryStore
 from statebackend import system
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks.rocksdb_options import RocksSettings, store_options
 from statebackend.rocks.store import _MARKER_KEY, Marker

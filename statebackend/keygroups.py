@@ -1,6 +1,6 @@
 """Key groups: the unit of rescaling, and which subtask owns which.
 
-A key's hash names its key group (`statebackend.hashing`), a number below the job's max
+A key's hash names its key group (`statebackend.key_hashing`), a number below the job's max
 parallelism, which is fixed for the job's life. Each subtask owns one contiguous range of groups.
 Formulas and cases are those of Apache Flink's `KeyGroupRangeAssignment`.
 """

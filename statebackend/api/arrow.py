@@ -18,7 +18,6 @@ from statebackend.api.context import NoTimers, Schema, check_mode
 from statebackend.api.state_protocols import OperatorRows
 from statebackend.errors import UsageError
 from statebackend.operators.declared_states import Times
-from statebackend.operators.vector.arrow_operator import Output
 from statebackend.operators.vector.column_states import (
     ArrowListState,
     ArrowMapState,
@@ -26,6 +25,7 @@ from statebackend.operators.vector.column_states import (
 )
 from statebackend.operators.vector.column_timers import ArrowTimers
 from statebackend.operators.vector.key_vector import Keys
+from statebackend.operators.vector.per_batch_loop import Output
 from statebackend.state.ttl_cells import TTL
 from statebackend.state.unbound import OfOneEpoch
 

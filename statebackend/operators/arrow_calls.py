@@ -22,7 +22,6 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import EpochFigures, OperatorPlan
 from statebackend.operators.processor_calls import check_shape
 from statebackend.operators.processor_contexts import RecordingContext, outside_open
-from statebackend.operators.vector.arrow_operator import Output, VectorOperator
 from statebackend.operators.vector.column_entries import Entries, TtlEntries
 from statebackend.operators.vector.column_states import (
     ArrowListState,
@@ -33,6 +32,7 @@ from statebackend.operators.vector.column_states import (
 from statebackend.operators.vector.column_timers import ArrowTimers
 from statebackend.operators.vector.column_ttl_list import ArrowTtlListState
 from statebackend.operators.vector.key_vector import Keys
+from statebackend.operators.vector.per_batch_loop import Output, VectorOperator
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.state.column_table import ColumnTable

@@ -16,12 +16,12 @@ from pyspark.sql.types import StructType
 from statebackend.operators.declared_states import EpochState, Times
 from statebackend.operators.errors.user_errors import described
 from statebackend.operators.input.group_by_key import Groups
-from statebackend.operators.keyed_operator import InputReader, KeyOperator, OutputWriter
 from statebackend.operators.operator_plan import BatchCalls, Calls, EpochFigures, OperatorPlan
 from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
+from statebackend.operators.per_key_loop import InputReader, KeyOperator, OutputWriter
 from statebackend.operators.rows.row_conversion import RowWriter, row_type, shown_keys
-from statebackend.operators.rows.row_processor import RowReader
-from statebackend.operators.stateful_processor import TwsCalls
+from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.stateful_processor_calls import TwsCalls
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable, state_prefix
 from statebackend.state.timers import TimerIndex
@@ -255,7 +255,7 @@ def _writer(plan: OperatorPlan, processor: Any) -> OutputWriter:
         return described(plan.uid, processor)
 
     if plan.flavour == "pandas":
-        from statebackend.operators.pandas_frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.frame_writer import FrameWriter
 
         return FrameWriter(plan.output_schema, who, timezone=plan.timezone)
     return RowWriter(plan.output_schema, who)

@@ -14,8 +14,8 @@ import msgspec
 
 from statebackend.errors import StateMismatchError
 from statebackend.operators.declared_states import StateDeclaration
-from statebackend.schema.defaults import remembered
 from statebackend.schema.evolution import Incompatible, Problem, resolve
+from statebackend.schema.field_defaults import remembered
 from statebackend.schema.keys.key_schemas import is_same_key, other_key
 from statebackend.schema.meanings import declared_by_rules
 from statebackend.schema.types import schema_from_json

@@ -16,9 +16,9 @@ import pyarrow as pa
 from statebackend.operators.epoch_phases import OperatorPhases
 from statebackend.operators.input.group_by_key import Groups, group_batch
 from statebackend.operators.input.lateness import LateRows
-from statebackend.operators.keyed_operator import InputReader, KeyOperator
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.operator_snapshot import StoredOperatorState
+from statebackend.operators.per_key_loop import InputReader, KeyOperator
 from statebackend.operators.rows.row_conversion import columns_to_python, make_rows, row_type
 from statebackend.state.streaming_timers import StreamingTimers
 from statebackend.state.table import StateTable

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from statebackend.rocks.faults import classify
-from statebackend.rocks.reading import META_PREFIX
+from statebackend.rocks.rocksdb_errors import classify
+from statebackend.rocks.rocksdb_reads import META_PREFIX
 
 __all__ = [
     "LAST_GROUP",

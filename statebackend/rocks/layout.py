@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange, group_key
-from statebackend.rocks.reading import META_PREFIX
+from statebackend.rocks.rocksdb_reads import META_PREFIX
 
 __all__ = [
     "LAYOUT_FILE",

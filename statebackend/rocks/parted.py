@@ -17,10 +17,10 @@ import msgspec
 
 from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.rocks.clipping import LAST_GROUP, group_key
-from statebackend.rocks.faults import classify
 from statebackend.rocks.layout import LAYOUT_FILE, Layout, Routes, read_layout, write_layout
-from statebackend.rocks.reading import META_PREFIX, KeyRange
+from statebackend.rocks.rocksdb_errors import classify
 from statebackend.rocks.rocksdb_options import RocksSettings
+from statebackend.rocks.rocksdb_reads import META_PREFIX, KeyRange
 from statebackend.rocks.store import Marker, RocksStore, Rows, StoreSlice
 from statebackend.rocks.store_figures import joined_figures
 

@@ -3,7 +3,7 @@
 What is handled here so that nobody else has to know it (each was reproduced on rocksdict 0.3.29):
 
 * every RocksDB error is a plain ``Exception``: :func:`classify` types it by its prefix;
-* iterators swallow corruption and keep the lock: see :mod:`statebackend.rocks.reading`;
+* iterators swallow corruption and keep the lock: see :mod:`statebackend.rocks.rocksdb_reads`;
 * of a store that is there, the options of its family are read from its files, without cache and
   filters, unless the family is named: it always is;
 * any open rewrites ``rocksdict-config.json``: options are always passed, never loaded;
@@ -35,7 +35,6 @@ from statebackend.rocks.clipping import (
     note_clipped,
     outside,
 )
-from statebackend.rocks.faults import classify, close_at_once
 from statebackend.rocks.filter_placement import WholeFilters, are_in_parts, went_over
 from statebackend.rocks.load_compaction import (
     LoadCompaction,
@@ -43,7 +42,7 @@ from statebackend.rocks.load_compaction import (
     hold_up_writes,
     level0_files,
 )
-from statebackend.rocks.reading import META_PREFIX, RocksReads
+from statebackend.rocks.rocksdb_errors import classify, close_at_once
 from statebackend.rocks.rocksdb_options import (
     LEVEL0_FULL_FILES,
     LEVEL0_STOP_FILES,
@@ -51,6 +50,7 @@ from statebackend.rocks.rocksdb_options import (
     level0_files_max,
     store_options,
 )
+from statebackend.rocks.rocksdb_reads import META_PREFIX, RocksReads
 from statebackend.rocks.store_figures import store_figures
 
 __all__ = [

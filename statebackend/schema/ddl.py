@@ -8,7 +8,7 @@ Spark's that a schema can use, and recorded answers of Spark hold the two togeth
 * or a bare type, ``map<string, bigint>``, which becomes the only field, `value`
 
 For schemas of state there is more than Spark reads: ``n int DEFAULT 0``, a literal after the type
-(see `statebackend.schema.defaults`).
+(see `statebackend.schema.field_defaults`).
 
 Words are case-insensitive, names are kept as written. `timestamp` is the one with local time zone
 (Spark's `spark.sql.timestampType` is not looked at).
@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError
-from statebackend.schema.ddltokens import Token, Unparsed, collation_name, tokens_of, unescaped
+from statebackend.schema.ddl_tokens import Token, Unparsed, collation_name, tokens_of, unescaped
 
 __all__ = ["DEFAULT", "parse_ddl", "parse_ddl_default", "parse_ddl_type", "quoted"]
 
@@ -68,7 +68,7 @@ def parse_ddl(text: str, *, defaults: bool = False) -> T.StructType:
 
 
 def parse_ddl_default(text: object) -> bool | int | str | None:
-    """A literal as `statebackend.schema.defaults` keeps it; None for NULL.
+    """A literal as `statebackend.schema.field_defaults` keeps it; None for NULL.
 
     Raises:
         SchemaError: no literal.

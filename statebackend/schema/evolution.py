@@ -3,7 +3,7 @@
 Fields are matched by name: as it is written, else (as in Spark) whatever the case. A field of both
 keeps its values and may be widened (`statebackend.schema.widening`); one that is only in the old
 schema is dropped; one that is only in the new schema is null, or has its default
-(`statebackend.schema.defaults`). So it goes in structs within, in an array's elements and a map's
+(`statebackend.schema.field_defaults`). So it goes in structs within, in an array's elements and a map's
 values; a map's keys may only be widened. What may be null stays so.
 
 A chain of schemas is gone through one after the other, never from the first to the last at once:
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from statebackend.schema.defaults import wire_default
+from statebackend.schema.field_defaults import wire_default
 from statebackend.schema.meanings import elsewhere, moved, other_meaning
 from statebackend.schema.msgpack_types import arrow_from_wire, from_wire
 from statebackend.schema.scalars import Convert

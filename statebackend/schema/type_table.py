@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from statebackend.hashing import LONG_DIGITS
+from statebackend.key_hashing import LONG_DIGITS
 from statebackend.schema import scalars as S
 from statebackend.schema.scalars import Convert, Scalar
 

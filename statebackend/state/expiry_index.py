@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from statebackend.errors import LocalCopyError, SettingError
 from statebackend.state.cells import Cell
-from statebackend.state.ranges import clamped, pack_at, set_between
 from statebackend.state.table import StateTable
+from statebackend.state.time_ranges import clamped, pack_at, set_between
 
 __all__ = [
     "BY_EXPIRY",

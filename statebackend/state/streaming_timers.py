@@ -23,8 +23,16 @@ import pyarrow as pa
 from statebackend.state.binary_columns import take
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
-from statebackend.state.ranges import BIAS, clamped, of_base, of_run, pack_at, resolved, times_of
 from statebackend.state.table import StateTable
+from statebackend.state.time_ranges import (
+    BIAS,
+    clamped,
+    of_base,
+    of_run,
+    pack_at,
+    resolved,
+    times_of,
+)
 from statebackend.state.timers import BY_TIME, DUE_AT_LIMIT, DueTimers, TimerIndex, chunks_of
 
 __all__ = ["StreamingTimers"]

@@ -26,7 +26,8 @@ from statebackend.state.binary_columns import take
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
 from statebackend.state.confirmed import after
-from statebackend.state.ranges import (
+from statebackend.state.table import StateTable
+from statebackend.state.time_ranges import (
     ABOVE,
     BIAS,
     SORTED_BYTES,
@@ -38,7 +39,6 @@ from statebackend.state.ranges import (
     set_between,
     times_of,
 )
-from statebackend.state.table import StateTable
 from statebackend.state.unbound import OfOneEpoch
 
 __all__ = ["BY_KEY", "BY_TIME", "DueTimers", "TimerIndex", "at_bytes", "chunks_of"]

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statebackend.errors import SchemaError, ValueMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
 from statebackend.operators.vector.values import columns_of
 from statebackend.schema.codec import codec_for
@@ -26,7 +26,7 @@ from statebackend.state.expiry_index import (
     map_kind,
     stamp_time,
 )
-from statebackend.state.ranges import BIAS
+from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME, at_bytes
 from statebackend.state.ttl_cells import TTL
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from pyspark.sql.types import StructType
 
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.schema.keys.key_column_decoding import decode_leading_columns
 from statebackend.state.blocks import binary_array
 from statebackend.state.expiry_index import BY_EXPIRY, MAP

@@ -10,7 +10,7 @@ import pyarrow.types as pt
 from pyspark.sql.types import StructType
 
 from statebackend.errors import UsageError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.vector.values import arrow_fields, columns_of
 from statebackend.schema.keys.key_codec import KeyCodec
 

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SettingError, UsageError, ValueMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.declared_states import EpochTimes, parse_schema

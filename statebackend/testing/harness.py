@@ -26,8 +26,8 @@ from statebackend.operators.declared_states import Declarations, EpochState, Epo
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.errors.spark_errors import TesterUseError, UnknownStateError
 from statebackend.operators.input.group_by_key import Groups
-from statebackend.operators.keyed_operator import InputReader, KeyOperator
 from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.per_key_loop import InputReader, KeyOperator
 from statebackend.operators.processor_copies import copied
 from statebackend.operators.redeclared_states import versions_of
 from statebackend.rocks.store import Marker, RocksStore

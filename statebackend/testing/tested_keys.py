@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from statebackend.errors import UsageError, ValueMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.declared_states import parse_schema
 from statebackend.schema.keys.key_codec import KeyCodec

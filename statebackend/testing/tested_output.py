@@ -60,7 +60,7 @@ class OutputCheck:
         from statebackend.operators.pandas_frames.frame_reader import (
             FrameReader,  # they import pandas
         )
-        from statebackend.operators.pandas_frames.framewriter import FrameWriter
+        from statebackend.operators.pandas_frames.frame_writer import FrameWriter
 
         assert self._schema is not None
         batches = _written(FrameWriter(self._schema, _who, timezone="UTC"), output)

@@ -204,7 +204,7 @@ def test_the_truth_knows_that_sessions_meet_at_their_ends() -> None:
 def test_windows_that_overlap_much_are_filled_a_few_rows_at_a_time(
     asked: ASKED, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.operators.aggregate.windowed._EXPANDED_ROWS", 30)
+    monkeypatch.setattr("statebackend.operators.aggregate.window_processor._EXPANDED_ROWS", 30)
     window = sliding("10 seconds", "1 second")
     nothing: Row = dict.fromkeys(SCHEMA.names)
     keys = [1.5, -2.0, 0.0, 1.5, 1.5, -2.0, 1.5] * 2

@@ -30,7 +30,7 @@ from statebackend.operators.aggregate.functions import (
     top_k,
     tumbling,
 )
-from statebackend.operators.aggregate.partial import PartialAggregation
+from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
 
 SCHEMA = T.StructType(
     [

@@ -32,7 +32,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from tests.api.processors import Alarm, AlarmInPandas, Remembering, RunningCountInPandas, Words
 
 # --- a processor goes from its test into a query -------------------------------------------------

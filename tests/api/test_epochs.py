@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import ProcessorError, ValueMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.input.group_by_key import Groups, group_rows

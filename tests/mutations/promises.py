@@ -110,7 +110,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "keys that are equal in Spark are one key",
-        "statebackend/schema/keys/keyscalars.py",
+        "statebackend/schema/keys/key_scalars.py",
         "as_float(plain + 0.0)",
         "as_float(plain)",
         ("tests/schema", _EXACT),

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from statebackend.errors import ForeignRowError, LocalDirError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.rows.row_conversion import arrow_schema

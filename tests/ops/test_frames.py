@@ -16,12 +16,12 @@ from pyspark.sql.conversion import ArrowBatchTransformer
 
 from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.pandas_frames import frame_reader as frames
-from statebackend.operators.pandas_frames.frame_makers import (
+from statebackend.operators.pandas_frames.frame_reader import FrameReader, frame_names
+from statebackend.operators.pandas_frames.frame_slicing import (
     choose_maker,
     inner_maker,
     public_maker,
 )
-from statebackend.operators.pandas_frames.frame_reader import FrameReader, frame_names
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import KeyCursor

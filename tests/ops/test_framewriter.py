@@ -17,14 +17,14 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import PandasToArrowConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.pandas_frames import framewriter
-from statebackend.operators.pandas_frames.framewriter import (
+from statebackend.operators.pandas_frames import frame_writer as framewriter
+from statebackend.operators.pandas_frames.frame_writer import (
     FrameWriter,
     choose_copier,
     inner_copy,
     public_copy,
 )
-from statebackend.operators.rows.field_checks import MisfitError
+from statebackend.operators.rows.returned_row_checks import MisfitError
 from statebackend.operators.rows.row_conversion import arrow_schema
 
 ZONE = "America/New_York"

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import BarrierMissingError, CorruptionError, ForeignRowError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.input.lateness import EventMaxima
 from statebackend.operators.input.packing import GROUP, PACKED_SCHEMA, RowPacker, unpacked

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackend.operators.pandas_frames import quickframes
-from statebackend.operators.pandas_frames.quickframes import quick_frames, quick_manager
+from statebackend.operators.pandas_frames import dataframe_shortcut as quickframes
+from statebackend.operators.pandas_frames.dataframe_shortcut import quick_frames, quick_manager
 
 PLAIN = [
     st.integers(),

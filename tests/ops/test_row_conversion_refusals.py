@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.field_checks import MisfitError
+from statebackend.operators.rows.returned_row_checks import MisfitError
 from statebackend.operators.rows.row_conversion import RowWriter, columns_to_python, row_type
 from tests.ops.rowwriters import INNER, same, schema_of, writer
 

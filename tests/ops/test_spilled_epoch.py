@@ -19,8 +19,8 @@ from statebackend.errors import (
     NullKeyError,
     ProcessorError,
 )
-from statebackend.hashing import key_groups
-from statebackend.operators import keyed_operator as rows_module
+from statebackend.key_hashing import key_groups
+from statebackend.operators import per_key_loop as rows_module
 from statebackend.operators.input.staging import InputStage
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec

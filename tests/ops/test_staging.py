@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from statebackend.errors import LocalDirError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.input import staging
 from statebackend.operators.input.group_by_key import Groups, group_part
 from statebackend.operators.input.staging import InputStage, StagedRows

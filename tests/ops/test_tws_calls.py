@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.errors import ProcessorError, ValueMismatchError
-from statebackend.operators import keyed_operator as operator_module
+from statebackend.operators import per_key_loop as operator_module
 from statebackend.operators.declared_states import EpochTimes, StateDeclaration
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.input.group_by_key import Groups, group_rows

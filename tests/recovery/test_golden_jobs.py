@@ -19,7 +19,7 @@ from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.errors import StateMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.state.ttl_cells import TTL

@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from statebackend.errors import CorruptionError, FormatError, SchemaError, ValueMismatchError
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
-from statebackend.schema.defaults import check_defaults, remembered, wire_default
 from statebackend.schema.evolution import Evolution, Incompatible, Problem, resolve
+from statebackend.schema.field_defaults import check_defaults, remembered, wire_default
 from statebackend.schema.fixed_rows import FixedCodec
 from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions

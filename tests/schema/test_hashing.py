@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend.errors import ParallelismError, UnsupportedTypeError, UsageError
-from statebackend.hashing import hash_columns, key_groups, murmur_mix
+from statebackend.key_hashing import hash_columns, key_groups, murmur_mix
 from statebackend.keygroups import (
     MAX_PARALLELISM,
     KeyGroupRange,

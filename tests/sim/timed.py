@@ -16,8 +16,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from snapshot.protocol.messages import BeginReply
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import OperatorPhases
-from statebackend.operators.keyed_operator import KeyOperator
 from statebackend.operators.operator_plan import EpochFigures
+from statebackend.operators.per_key_loop import KeyOperator
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable
 from statebackend.state.timers import TimerIndex

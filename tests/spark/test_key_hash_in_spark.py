@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statebackend.hashing import hash_columns, key_groups
+from statebackend.key_hashing import hash_columns, key_groups
 from statebackend.spark.frames.keyhash import key_group_expression, surrogates
 from tests.schema.key_vectors import load
 

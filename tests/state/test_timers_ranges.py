@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.state.blocks import SortedRows, binary_array
-from statebackend.state.ranges import set_between
 from statebackend.state.table import MemoryBase, StateTable
+from statebackend.state.time_ranges import set_between
 
 MARKER = Marker(job_id="j", operator="o", key_group_start=0, key_group_end=4, epoch=0, chain="c")
 KEY = st.binary(min_size=1, max_size=3).map(lambda tail: b"\0" + tail)

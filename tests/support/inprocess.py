@@ -27,12 +27,12 @@ from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import key_group_range, subtask_of
 from statebackend.operators.declared_states import Declarations
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.rocks.store import RocksSettings
 from statebackend.rpc.driver_service import Endpoint
 from statebackend.runtime.driver.operator_specs import Operator, operator_specs

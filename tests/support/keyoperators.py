@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructType
 
-from statebackend.operators.keyed_operator import KeyOperator
 from statebackend.operators.pandas_frames.frame_reader import FrameReader, FrameWriter
+from statebackend.operators.per_key_loop import KeyOperator
 from statebackend.operators.rows.row_conversion import RowWriter
-from statebackend.operators.rows.row_processor import RowReader
+from statebackend.operators.rows.row_reader import RowReader
 from statebackend.state.cursor import KeyCursor
 
 

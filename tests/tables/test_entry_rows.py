@@ -16,7 +16,7 @@ from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.expiry_index import expiry_stamp
-from statebackend.state.ranges import clamped
+from statebackend.state.time_ranges import clamped
 from statebackend.tables.entry_rows import StateRows
 from statebackend.tables.stored_job import StoredState
 from tests.schema.strategies import same, tables, to_arrow, types

@@ -27,7 +27,7 @@ PROTOCOL = (
     "snapshot/x.py",
     "recovery/decide/restore_plan.py",
     "recovery/decide/rewind.py",
-    "statebackend/hashing.py",
+    "statebackend/key_hashing.py",
     "statebackend/keygroups.py",
     "statebackend/schema/x.py",
     "statebackend/state/x.py",

@@ -251,7 +251,7 @@ import numpy as np, pyarrow as pa, pyarrow.compute as pc
 from pyspark.sql import types as T
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.operators.arrow_calls import record_arrow_states
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.operator_plan import OperatorPlan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import check_parallelism, subtask_of
 from statebackend.state.binary_columns import take
 

@@ -13,7 +13,7 @@ from statebackend.errors import SettingError
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.declared_states import Declarations
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 
 __all__ = ["flavour_of", "recorder"]
 

@@ -104,7 +104,7 @@ class SlotTask:
         with contextlib.ExitStack() as stack:
             stack.enter_context(quick_turns())
             if any(spec.quick_frames for spec in self.run.specs.values()):
-                from statebackend.operators.pandas_frames.quickframes import (
+                from statebackend.operators.pandas_frames.dataframe_shortcut import (
                     quick_frames,  # imports pandas
                 )
 

@@ -8,7 +8,7 @@ from statebackend.operators.aggregate.aggregate_processor import (
 )
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan
 from statebackend.operators.aggregate.sessions import SessionsProcessor
-from statebackend.operators.aggregate.windowed import WindowsProcessor
+from statebackend.operators.aggregate.window_processor import WindowsProcessor
 
 __all__ = ["processor_for"]
 

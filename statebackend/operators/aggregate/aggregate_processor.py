@@ -22,7 +22,7 @@ from statebackend.operators.aggregate.aggregation_plan import (
 from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_of, take
 from statebackend.operators.aggregate.distinct import Pairs, ValueAccumulator
 from statebackend.operators.aggregate.row_numbers import first_rows, group_rows
-from statebackend.operators.aggregate.stored import (
+from statebackend.operators.aggregate.stored_accumulators import (
     Accumulators,
     Entries,
     StoredTotals,

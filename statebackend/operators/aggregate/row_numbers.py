@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 from pyspark.sql import types as T
 
-from statebackend.hashing import canonical_bits
+from statebackend.key_hashing import canonical_bits
 from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_of
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import indices_of, places_array, valid_bits

@@ -18,7 +18,7 @@ from statebackend.errors import (
     UsageError,
     ValueMismatchError,
 )
-from statebackend.operators.rows.field_checks import MisfitError
+from statebackend.operators.rows.returned_row_checks import MisfitError
 
 __all__ = ["batch_failure", "call_once", "described", "failure"]
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from statebackend.hashing import key_groups as hash_key_groups
+from statebackend.key_hashing import key_groups as hash_key_groups
 from statebackend.operators.input.lateness import LateRows
 from statebackend.operators.input.staging import Part, StagedRows
 from statebackend.state.binary_columns import (

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from statebackend import system
 from statebackend.errors import CorruptionError, ValueMismatchError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.rows.row_conversion import arrow_schema

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.hashing import hash_columns, murmur_mix
+from statebackend.key_hashing import hash_columns, murmur_mix
 from statebackend.keygroups import MAX_PARALLELISM
 from statebackend.state.blocks import BlockFile, SpillFolder
 

@@ -42,8 +42,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from statebackend.operators.pandas_frames.frame_makers import Array, Make, frame_maker
-from statebackend.operators.pandas_frames.framewriter import FrameWriter
+from statebackend.operators.pandas_frames.frame_slicing import Array, Make, frame_maker
+from statebackend.operators.pandas_frames.frame_writer import FrameWriter
 
 __all__ = ["FrameReader", "FrameWriter", "empty_frames", "frame_names"]
 

@@ -19,8 +19,9 @@ from pyspark.sql.types import StructType
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.errors import StateBackendError, UsageError, ValueMismatchError
 from statebackend.operators.errors.user_errors import failure
+from statebackend.operators.pandas_frames.dataframe_shortcut import quick_frames
 from statebackend.operators.pandas_frames.frame_reader import FrameReader, empty_frames
-from statebackend.operators.pandas_frames.framewriter import FrameWriter
+from statebackend.operators.pandas_frames.frame_writer import FrameWriter
 from statebackend.operators.pandas_frames.group_state import (
     STATE,
     TIMEOUT,
@@ -30,15 +31,14 @@ from statebackend.operators.pandas_frames.group_state import (
     Timeouts,
     with_timeouts,
 )
-from statebackend.operators.pandas_frames.quickframes import quick_frames
-from statebackend.operators.rows.field_checks import MisfitError
+from statebackend.operators.rows.returned_row_checks import MisfitError
 from statebackend.operators.vector.column_states import ArrowValueState
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.cells import is_flat
 
 __all__ = ["FunctionPlan", "StateFunction"]
 
-# As in statebackend.operators.keyed_operator: rows that are Python objects at one time.
+# As in statebackend.operators.per_key_loop: rows that are Python objects at one time.
 _CHUNK_ROWS: Final = 16_384
 _CHUNK_ROWS_MIN: Final = 1_024  # however small Spark's frames are to be
 _CHUNK_BYTES: Final = 8 << 20

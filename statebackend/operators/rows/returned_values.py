@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 )
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.field_checks import by_name, inner_names, refuse_unknown
+from statebackend.operators.rows.returned_row_checks import by_name, inner_names, refuse_unknown
 
 __all__ = ["column_array"]
 

@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from statebackend.operators.rows.field_checks import RowShapes
+from statebackend.operators.rows.returned_row_checks import RowShapes
 from statebackend.operators.rows.returned_values import column_array
 from statebackend.schema.keys.key_codec import KeyCodec
 

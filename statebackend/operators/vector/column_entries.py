@@ -43,8 +43,8 @@ from statebackend.state.expiry_index import (
     read_share_ms,
     stamp_time,
 )
-from statebackend.state.ranges import clamped
 from statebackend.state.table import state_prefix
+from statebackend.state.time_ranges import clamped
 
 __all__ = ["Entries", "TtlEntries", "places_in", "scan_state", "under_keys"]
 

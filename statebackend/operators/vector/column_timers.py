@@ -24,8 +24,8 @@ from statebackend.state.binary_columns import (
 )
 from statebackend.state.blocks import binary_array
 from statebackend.state.column_table import ColumnTable
-from statebackend.state.ranges import BIAS
 from statebackend.state.streaming_timers import StreamingTimers
+from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME, TimerIndex
 from statebackend.state.unbound import OfOneEpoch
 

@@ -40,7 +40,7 @@ from pyspark.sql import types as T
 from statebackend.errors import CorruptionError, NullKeyError, ValueMismatchError
 from statebackend.schema.conform import conform_all
 from statebackend.schema.keys.key_column_encoding import encode_columns
-from statebackend.schema.keys.keyscalars import KeyTuple, field_decoder, field_encoder
+from statebackend.schema.keys.key_scalars import KeyTuple, field_decoder, field_encoder
 from statebackend.schema.type_table import simple
 from statebackend.schema.types import check_key_schema
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import types as T
 
-from statebackend.hashing import canonical_bits
+from statebackend.key_hashing import canonical_bits
 from statebackend.schema.arrow_buffers import (
     Mask,
     boolean_array,

@@ -13,7 +13,7 @@ from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregate_processor import AggregateProcessor
 from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, plan_aggregate
 from statebackend.operators.aggregate.functions import Window
-from statebackend.operators.aggregate.partial import PartialAggregation
+from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
 from statebackend.runtime.operator_time import NO_TIME, TimePlan, time_plan
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.frame_builder import Early

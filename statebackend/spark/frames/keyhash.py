@@ -1,6 +1,6 @@
 """The hash from key to key group as a Spark expression, and keys that name subtasks.
 
-`key_group_expression` is the twin of `statebackend.hashing.key_groups`, in public PySpark
+`key_group_expression` is the twin of `statebackend.key_hashing.key_groups`, in public PySpark
 functions only; the two must agree bit for bit.
 """
 
@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from statebackend.errors import UsageError
-from statebackend.hashing import hash_columns
+from statebackend.key_hashing import hash_columns
 from statebackend.keygroups import check_parallelism
 
 __all__ = ["key_group_expression", "surrogates"]

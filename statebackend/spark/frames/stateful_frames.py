@@ -14,7 +14,7 @@ from statebackend.api.arrow import ArrowProcessor
 from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.runtime.driver.inputs import grouped_input, key_names, united_sides
 from statebackend.settings import Settings
 from statebackend.spark.frames.aggregate_arguments import emitted_in, window_of

@@ -169,7 +169,7 @@ class StaticTask:
             spill = OverlaySpill(limit_bytes=spec.overlay_budget_bytes, folder=work.path)
             stack.callback(spill.close)
             if spec.quick_frames:
-                from statebackend.operators.pandas_frames.quickframes import (
+                from statebackend.operators.pandas_frames.dataframe_shortcut import (
                     quick_frames,  # imports pandas
                 )
 

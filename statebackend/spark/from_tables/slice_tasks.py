@@ -27,7 +27,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.state.blocks import BlockFile, binary_array
-from statebackend.state.ranges import BIAS
+from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_TIME
 from statebackend.system import SYSTEM, expanded
 from statebackend.tables.given_rows import Entry, GivenState, timer_entries

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.errors import BarrierMissingError, ForeignRowError, HashMismatchError
-from statebackend.hashing import key_groups as hash_key_groups
+from statebackend.key_hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.input.broadcast_rows import BroadcastRows
 from statebackend.operators.input.group_by_key import Groups, group_parts

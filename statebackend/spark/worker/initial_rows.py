@@ -11,7 +11,7 @@ from recovery.restore.fetch import fetch_file
 from snapshot.protocol.messages import SlicePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, HashMismatchError
-from statebackend.hashing import key_groups as hash_key_groups
+from statebackend.key_hashing import key_groups as hash_key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.input.staging import InputStage
 from statebackend.spark.worker.epoch_input import EpochInput

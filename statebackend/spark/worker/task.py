@@ -269,7 +269,7 @@ class SubtaskEpoch:
         parts = taken.groups(spec.plan.key_codec, late)
         with contextlib.ExitStack() as stack:
             if spec.quick_frames:
-                from statebackend.operators.pandas_frames.quickframes import (
+                from statebackend.operators.pandas_frames.dataframe_shortcut import (
                     quick_frames,  # imports pandas
                 )
 

@@ -14,13 +14,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import TTL
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.state.table import MemoryBase, StateTable
 
 FLAVOURS = ["rows", "pandas", "keyed", "sides"]

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import KeyContextError, ProcessorError, UsageError, ValueMismatchError
 from statebackend.operators.processor_calls import record_keyed_states
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.testing.tester import ProcessorTester
 from tests.api.mistakes.any_processor import (
     CLASSES,

@@ -13,7 +13,7 @@ from statebackend.continuous.exchange.partitioner import (
     rebalance,
 )
 from statebackend.errors import ParallelismError
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import key_group_range
 from tests.continuous.exchange.peers import rows
 

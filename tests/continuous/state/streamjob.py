@@ -28,7 +28,7 @@ from statebackend.continuous.driver.pending_acks import PendingAcks
 from statebackend.continuous.worker.checkpointed_state import Frozen
 from statebackend.continuous.worker.keyed_state import KeyedFrozen, SubtaskState
 from statebackend.continuous.worker.list_state import PlainState
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import subtask_of
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.operator_plan import OperatorPlan

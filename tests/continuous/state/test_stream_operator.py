@@ -19,7 +19,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.operator_snapshot import HeldOperatorState, StoredOperatorState
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.operators.stateful_processor import record_states
+from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes
 from statebackend.schema.ddl import parse_ddl
 from statebackend.state.column_table import ColumnTable

@@ -27,7 +27,7 @@ from snapshot.formats.delta import chain, chain_rescaled, chain_start, decode_de
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import parse_record, record_name
 from statebackend import StateBackend
-from statebackend.hashing import key_groups
+from statebackend.key_hashing import key_groups
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import RocksStore
 from statebackend.schema.keys.key_codec import KeyCodec

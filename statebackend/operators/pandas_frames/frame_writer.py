@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.field_checks import (
+from statebackend.operators.rows.returned_row_checks import (
     MisfitError,
     how_to_name,
     inner_names,

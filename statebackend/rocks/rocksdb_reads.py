@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from statebackend.errors import StateBackendError
-from statebackend.rocks.faults import classify
+from statebackend.rocks.rocksdb_errors import classify
 
 __all__ = ["META_PREFIX", "KeyRange", "RocksReads"]
 
