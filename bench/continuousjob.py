@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from statebackend import ArrowContext, ArrowProcessor
 from statebackend.continuous.sinks.sink import Committer, NoCommitter, Sink, SinkContext, SinkWriter
-from statebackend.continuous.sources.generated import GeneratedSource
+from statebackend.continuous.sources.generated_source import GeneratedSource
 from statebackend.keygroups import default_max_parallelism, subtask_of
 
 __all__ = [

@@ -26,12 +26,12 @@ from bench.machine import ROOT, busy_share
 from snapshot.barriers.barrier import EndOfInput
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_client import ExchangeClient
 from statebackend.continuous.exchange.channel_messages import Address, Identity
-from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import by_key_group, rebalance
-from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.rpc.driver_service import Call, Client, Server
 from statebackend.rpc.tls import self_signed
 

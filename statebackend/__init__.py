@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from statebackend.api.processors import KeyedProcessor as KeyedProcessor
     from statebackend.backend import StateBackend as StateBackend
     from statebackend.cli.progress_bars import progress_bar as progress_bar
-    from statebackend.continuous.driver.query import ContinuousQuery as ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery as ContinuousQuery
     from statebackend.continuous.kafka.kafka_protobuf import ProtobufValue as ProtobufValue
     from statebackend.continuous.kafka.kafka_values import AvroValue as AvroValue
-    from statebackend.continuous.sinks.callback import CallbackSink as CallbackSink
-    from statebackend.continuous.sinks.collect import CollectSink as CollectSink
+    from statebackend.continuous.sinks.callback_sink import CallbackSink as CallbackSink
+    from statebackend.continuous.sinks.collect_sink import CollectSink as CollectSink
     from statebackend.continuous.sinks.delta_sink import DeltaSink as DeltaSink
     from statebackend.continuous.sinks.file_sink import FileSink as FileSink
     from statebackend.continuous.sinks.iceberg_sink import IcebergSink as IcebergSink
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from statebackend.continuous.sinks.sink import SinkContext as SinkContext
     from statebackend.continuous.sinks.sink import SinkWriter as SinkWriter
     from statebackend.continuous.sources.file_source import FileSource as FileSource
-    from statebackend.continuous.sources.generated import RangeSource as RangeSource
+    from statebackend.continuous.sources.generated_source import RangeSource as RangeSource
     from statebackend.continuous.sources.kafka_source import KafkaSource as KafkaSource
-    from statebackend.continuous.sources.nexmark import NexmarkSource as NexmarkSource
-    from statebackend.continuous.sources.redisstreams import RedisStreamSource as RedisStreamSource
+    from statebackend.continuous.sources.nexmark_source import NexmarkSource as NexmarkSource
+    from statebackend.continuous.sources.redis_source import RedisStreamSource as RedisStreamSource
     from statebackend.continuous.sources.source import Discovery as Discovery
     from statebackend.continuous.sources.source import Source as Source
     from statebackend.continuous.sources.source import Split as Split
@@ -119,13 +119,13 @@ _EXPORTS: dict[str, str] = {
     "AvroValue": "statebackend.continuous.kafka.kafka_values",
     "ProtobufValue": "statebackend.continuous.kafka.kafka_protobuf",
     "BroadcastProcessor": "statebackend.api.processors",
-    "CallbackSink": "statebackend.continuous.sinks.callback",
+    "CallbackSink": "statebackend.continuous.sinks.callback_sink",
     "CheckpointProgress": "snapshot.log.checkpoint_progress",
     "CoProcessor": "statebackend.api.processors",
-    "CollectSink": "statebackend.continuous.sinks.collect",
+    "CollectSink": "statebackend.continuous.sinks.collect_sink",
     "Committer": "statebackend.continuous.sinks.sink",
     "ContinuousCheckpoint": "snapshot.log.progress_events",
-    "ContinuousQuery": "statebackend.continuous.driver.query",
+    "ContinuousQuery": "statebackend.continuous.driver.continuous_query",
     "Discovery": "statebackend.continuous.sources.source",
     "DeltaSink": "statebackend.continuous.sinks.delta_sink",
     "DrillJob": "recovery.drill.jobs.drill_job",
@@ -140,14 +140,14 @@ _EXPORTS: dict[str, str] = {
     "KafkaSource": "statebackend.continuous.sources.kafka_source",
     "KeyedProcessor": "statebackend.api.processors",
     "Keys": "statebackend.api.arrow",
-    "NexmarkSource": "statebackend.continuous.sources.nexmark",
+    "NexmarkSource": "statebackend.continuous.sources.nexmark_source",
     "NoRestart": "recovery.decide.restarting",
     "OperatorState": "statebackend.tables.given_operators",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.testing.tester",
     "ProgressListener": "statebackend.monitoring.progress_listener",
-    "RangeSource": "statebackend.continuous.sources.generated",
-    "RedisStreamSource": "statebackend.continuous.sources.redisstreams",
+    "RangeSource": "statebackend.continuous.sources.generated_source",
+    "RedisStreamSource": "statebackend.continuous.sources.redis_source",
     "RescalePolicy": "statebackend.scaling.policy",
     "Rescaler": "statebackend.scaling.rescaler",
     "RestoreReport": "snapshot.protocol.messages",

@@ -3,8 +3,8 @@
 Fields are matched by name: as it is written, else (as in Spark) whatever the case. A field of both
 keeps its values and may be widened (`statebackend.schema.widening`); one that is only in the old
 schema is dropped; one that is only in the new schema is null, or has its default
-(`statebackend.schema.field_defaults`). So it goes in structs within, in an array's elements and a map's
-values; a map's keys may only be widened. What may be null stays so.
+(`statebackend.schema.field_defaults`). So it goes in structs within, in an array's elements and a
+map's values; a map's keys may only be widened. What may be null stays so.
 
 A chain of schemas is gone through one after the other, never from the first to the last at once:
 a field that was dropped and added again is a new one, whether its row was rewritten in between or

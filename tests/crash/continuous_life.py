@@ -20,7 +20,7 @@ from recovery.savepoints.savepoint import delete_savepoint, is_probe, read_savep
 from recovery.savepoints.savepoint_check import check_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.storage.local_store import LocalStore
-from statebackend.continuous.driver.query import ContinuousQuery
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.errors import NotRestorableError
 from statebackend.keygroups import key_group_range
 from tests.crash.continuous_job import (

@@ -23,7 +23,7 @@ from statebackend.errors import SettingError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
 
 __all__ = ["EndingSource", "let_end", "run"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Discovery, Source
+from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import OverdueError, StateBackendError
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Event, Future, Queue, Threads

@@ -17,7 +17,7 @@ from snapshot.barriers import checkpoints as cp
 from snapshot.barriers.checkpoints import Checkpoints, Reason, Subtask
 from snapshot.barriers.tolerable_failures import Failures
 from snapshot.barriers.trigger import Kind, Request, Trigger
-from statebackend.continuous.driver.effects import (
+from statebackend.continuous.driver.effect_types import (
     Broken,
     Ended,
     Out,
@@ -42,8 +42,8 @@ from statebackend.continuous.job.slot_messages import (
     Stop,
 )
 from statebackend.continuous.job.slot_messages import Trigger as Tripped
-from statebackend.continuous.sources.assigner import SplitAssigner
 from statebackend.continuous.sources.source import Discovery
+from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import CheckpointsFailedError, StateBackendError
 from statebackend.runtime.driver.job_standing import UnderWay
 

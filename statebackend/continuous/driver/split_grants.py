@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from snapshot.barriers.checkpoints import Subtask
-from statebackend.continuous.driver.effects import Send
+from statebackend.continuous.driver.effect_types import Send
 from statebackend.continuous.driver.run_slots import RunSlots
 from statebackend.continuous.job.graph import Graph, reads_together
 from statebackend.continuous.job.slot_messages import Grant
-from statebackend.continuous.sources.assigner import SplitAssigner, Wait
 from statebackend.continuous.sources.source import Assignment
+from statebackend.continuous.sources.split_assigner import SplitAssigner, Wait
 
 __all__ = ["SplitGrants"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from snapshot.barriers.checkpoints import Subtask
 from statebackend.continuous.sinks.sink import Sink
-from statebackend.continuous.sources.generated import GeneratedSource
+from statebackend.continuous.sources.generated_source import GeneratedSource
 from statebackend.continuous.sources.source import Source
 from statebackend.continuous.worker.two_inputs import Side
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from statebackend.continuous.files.file_formats import check_types
-from statebackend.continuous.sources.lines import JsonLines
+from statebackend.continuous.sources.line_files import JsonLines
 from statebackend.errors import (
     EnvironmentMissingError,
     SchemaError,

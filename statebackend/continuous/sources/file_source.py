@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 
 from statebackend.continuous.files.file_formats import check_format, check_types
 from statebackend.continuous.files.folder_access import Place
-from statebackend.continuous.sources.lines import CsvLines, JsonLines, LineReader
-from statebackend.continuous.sources.rowgroups import RowGroupReader
+from statebackend.continuous.sources.line_files import CsvLines, JsonLines, LineReader
+from statebackend.continuous.sources.parquet_row_groups import RowGroupReader
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import NotReplayableError, SettingError
 

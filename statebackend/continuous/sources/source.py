@@ -4,7 +4,7 @@ A *split* is a part of the input with an order of its own: a file, a partition, 
 *position* says how far a split was read; it is JSON, and the split read from it gives the rest:
 the same rows in the same order, however often. Both are state of the job: a split that is being
 read is an element of its subtask's list state, one that is not is in the assigner's
-(`statebackend.continuous.sources.assigner`), and a checkpoint holds every split exactly once.
+(`statebackend.continuous.sources.split_assigner`), and a checkpoint holds every split exactly once.
 """
 
 from __future__ import annotations

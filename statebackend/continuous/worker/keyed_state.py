@@ -19,7 +19,6 @@ from snapshot.barriers.channel_watermarks import END_MS
 from snapshot.formats.delta_stream import EncodedDelta, encode_frozen
 from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy
 from statebackend.continuous.worker.attempt_layers import AttemptLayers
-from statebackend.continuous.worker.background_pace import RateLimit
 from statebackend.continuous.worker.checkpointed_state import (
     Background,
     CheckpointedState,
@@ -28,6 +27,7 @@ from statebackend.continuous.worker.checkpointed_state import (
     SharedFuture,
 )
 from statebackend.continuous.worker.overtaken_rows import Overtaken, decode, taken_out
+from statebackend.continuous.worker.rate_limit import RateLimit
 from statebackend.errors import LocalCopyError, StaleRequestError, StateBackendError
 from statebackend.operators.operator_snapshot import StoredOperatorState, encoded
 from statebackend.operators.streaming_operator import StreamOperator, StreamTimes

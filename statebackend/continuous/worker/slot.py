@@ -19,12 +19,12 @@ from pyspark import BarrierTaskContext, Broadcast
 from recovery.local.local_copies import copies_seen
 from recovery.local.workspace import Workspace
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_client import ExchangeClient
 from statebackend.continuous.exchange.channel_messages import Address, Identity
-from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import Partitioner, broadcast, by_key_group
-from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.continuous.job.graph import Edge, Graph
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import (

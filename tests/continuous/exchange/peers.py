@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from snapshot.barriers.barrier import EndOfInput
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_client import ExchangeClient
 from statebackend.continuous.exchange.channel_messages import Address, Identity
-from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.rpc.tls import Tls
 
 ME = Identity(job="sums", run="run-1", generation=3, token="a secret of this run")

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from snapshot.barriers.barrier import Barrier, EndOfInput, Watermark
 from statebackend.continuous.exchange.channel import ChannelSender, LocalChannel
+from statebackend.continuous.exchange.channel_client import ExchangeClient
 from statebackend.continuous.exchange.channel_messages import Address
-from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import by_key_group
-from statebackend.continuous.exchange.server import ExchangeServer
 from tests.continuous.exchange.peers import ME, process, rows
 
 SLOTS, BATCHES, ROWS = 3, 60, 200

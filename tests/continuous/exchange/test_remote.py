@@ -18,6 +18,7 @@ import pytest
 
 from snapshot.barriers.barrier import Barrier, EndOfInput
 from statebackend.continuous.exchange import channel_messages as messages
+from statebackend.continuous.exchange.channel_client import ExchangeClient
 from statebackend.continuous.exchange.channel_messages import (
     Address,
     Hello,
@@ -25,11 +26,10 @@ from statebackend.continuous.exchange.channel_messages import (
     Rows,
     Signal,
 )
-from statebackend.continuous.exchange.client import ExchangeClient
+from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.pulse import Pulse
-from statebackend.continuous.exchange.server import ExchangeServer
 from statebackend.errors import (
     PeerLostError,
     ProtocolError,
@@ -183,7 +183,7 @@ def test_a_channel_has_one_stream_in_a_run(server: ExchangeServer) -> None:
 def test_another_protocol_is_refused(
     server: ExchangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.continuous.exchange.client.PROTOCOL", 99)
+    monkeypatch.setattr("statebackend.continuous.exchange.channel_client.PROTOCOL", 99)
     assert type(refused(server, ME)) is ProtocolError
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.api.processors import KeyedProcessor
-from statebackend.continuous.sources.generated import GeneratedSource
+from statebackend.continuous.sources.generated_source import GeneratedSource
 from statebackend.continuous.sources.source import Json, Split, SplitReader
 from statebackend.schema.types import arrow_schema
 from statebackend.system import monotonic_s

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
-from statebackend.continuous.sources.generated import ENDLESS, GeneratedSource
+from statebackend.continuous.sources.generated_source import ENDLESS, GeneratedSource
 from statebackend.schema.types import arrow_schema
 from statebackend.system import monotonic_s
 

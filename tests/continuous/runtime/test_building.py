@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from statebackend.api.processors import CoProcessor, KeyedProcessor
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import (
     DuplicateUidError,
     MaxParallelismChangedError,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from recovery.decide.restarting import FixedDelay
-from statebackend.continuous.driver.run import JobRun, StageEnded
+from statebackend.continuous.driver.run_loop import JobRun, StageEnded
 from statebackend.continuous.job.job_options import RunOptions
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.worker.slot import Slot
 from statebackend.errors import ConnectorError, PeerLostError, ProcessorError, StateBackendError
 from statebackend.system import SYSTEM
@@ -31,7 +31,7 @@ from tests.continuous.runtime.world import soon
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from statebackend.continuous.sinks.sink import SinkContext, SinkWriter
     from tests.continuous.runtime.world import World
 

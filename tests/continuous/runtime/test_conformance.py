@@ -10,12 +10,12 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay
 from statebackend import system
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.conformance import OUTPUT, FailingOnce, Sums, exact
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 QUICK: dict[str, dict[str, Any]] = {"as it is": {}, "inline limit 16": {"inline_limit_bytes": 16}}

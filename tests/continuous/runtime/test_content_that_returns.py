@@ -14,7 +14,7 @@ from recovery.decide.restarting import FixedDelay
 from snapshot.log.commit_log import CommitLog
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sources.file_source import FileSource
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from tests.continuous.runtime.jobs import OUTPUT, Numbers
@@ -23,7 +23,7 @@ from tests.continuous.runtime.world import soon
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 pytestmark = pytest.mark.full  # whole jobs with cleaning

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from recovery.decide.restarting import FixedDelay, NoRestart
-from statebackend.continuous.driver.run import _stage_error
+from statebackend.continuous.driver.run_loop import _stage_error
 from statebackend.continuous.driver.slot_stage import Stage
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.worker import slot as slot_module
 from statebackend.errors import (
     PeerLostError,

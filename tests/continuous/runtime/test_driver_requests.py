@@ -35,7 +35,7 @@ from tests.continuous.runtime.world import soon
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from statebackend.continuous.worker.slot import Slot
     from tests.continuous.runtime.world import World
 

@@ -11,7 +11,7 @@ from recovery.decide.restarting import FixedDelay, NoRestart
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from statebackend import system
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import FencedError, JobRunningError, ProcessorError, SettingError
 from tests.continuous.runtime.jobs import (
@@ -33,7 +33,7 @@ from tests.continuous.runtime.world import World, soon
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from statebackend.continuous.sources.source import Source
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from recovery.decide.restarting import FixedDelay
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.schema.types import arrow_schema
 from tests.continuous.runtime.jobs import KEYS, HeldClock, Numbers, Windows
 from tests.continuous.runtime.world import soon

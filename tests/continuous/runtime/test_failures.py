@@ -12,9 +12,9 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay, NoRestart
 from statebackend import system
-from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.job.slot_messages import Failed, Report
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.sink import Committer, SinkWriter
 from statebackend.continuous.sources.file_source import FileSource
 from statebackend.continuous.worker.driver_link import DriverLink

@@ -8,13 +8,13 @@ from recovery.inspect.history_reader import HistoryReader
 from snapshot.barriers.checkpoints import Reason, Subtask
 from snapshot.log.figures_book import FiguresBook
 from statebackend.continuous.driver.checkpoint_book import CheckpointBook
-from statebackend.continuous.driver.effects import Settled
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.driver.effect_types import Settled
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers
 from tests.continuous.runtime.world import World, soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
 
 
 def complete(query: ContinuousQuery, count: int) -> None:

@@ -30,8 +30,8 @@ from statebackend.continuous.job.slot_messages import (
     Stop,
     Trigger,
 )
-from statebackend.continuous.sinks.collect import CollectSink
-from statebackend.continuous.sources.assigner import SplitAssigner
+from statebackend.continuous.sinks.collect_sink import CollectSink
+from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import PeerLostError, ProcessorError
 from tests.continuous.runtime.jobs import Numbers
 

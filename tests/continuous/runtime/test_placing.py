@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.decide.restarting import FixedDelay
-from statebackend.continuous.driver.assignment import placed
+from statebackend.continuous.driver.slot_assignment import placed
 from statebackend.continuous.job.slot_messages import Copy
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.keygroups import key_group_range
 from tests.continuous.runtime.jobs import OUTPUT, ArrowCounting, Counting, Numbers
 from tests.continuous.runtime.world import soon

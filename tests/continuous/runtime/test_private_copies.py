@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import OUTPUT, ArrowCounting, Numbers, check_counts, truth
 from tests.continuous.runtime.world import World, soon
 from tests.support.exposed import exposed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from recovery.decide.restarting import FixedDelay
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import (
     OUTPUT,
     PerClass,

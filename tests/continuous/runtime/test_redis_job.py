@@ -8,7 +8,7 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay
 from statebackend.continuous.sinks.file_sink import FileSink
-from statebackend.continuous.sources.redisstreams import RedisStreamSource
+from statebackend.continuous.sources.redis_source import RedisStreamSource
 from tests.continuous.runtime.jobs import OUTPUT, Counting, check_counts
 from tests.continuous.runtime.redisjob import (
     ENTRIES,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 

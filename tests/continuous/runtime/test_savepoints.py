@@ -16,7 +16,7 @@ from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
 from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
 from statebackend.cli.app import app
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import (
     CheckpointLocationError,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from recovery.inspect.verify import VerifyReport
     from recovery.savepoints.savepoint import Savepoint
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 pytestmark = pytest.mark.full  # whole jobs and their clones

@@ -27,8 +27,8 @@ from recovery.savepoints.between_modes import (
 from recovery.savepoints.state_at_epoch import KeptRecord, Needed, StateAt
 from snapshot.formats.record import Manifest, SliceEntry
 from statebackend.continuous.driver.job_from_savepoint import begin_with
-from statebackend.continuous.sinks.callback import CallbackSink
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.callback_sink import CallbackSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.worker.overtaken_rows import (
     ELEMENT,
     ChannelQueue,

@@ -13,7 +13,7 @@ from recovery.decide.restarting import FixedDelay
 from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
 from statebackend.continuous.driver.run_state import Publish, RunState
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import StoreUnreachableError
 from statebackend.runtime.worker import participant
 from tests.continuous.runtime.jobs import (

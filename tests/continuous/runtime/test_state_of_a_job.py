@@ -9,7 +9,7 @@ import pytest
 
 import statebackend
 from statebackend import OperatorState
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import (
     KEYS,
     OUTPUT,

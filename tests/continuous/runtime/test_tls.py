@@ -8,7 +8,7 @@ import pyarrow.flight as flight
 import pytest
 
 from recovery.decide.restarting import FixedDelay, NoRestart
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.worker import slot as slot_module
 from statebackend.errors import EnvironmentMissingError
 from statebackend.rpc.tls import Tls, self_signed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from recovery.decide.restarting import FixedDelay
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import SchemaError, SettingError
 from tests.continuous.runtime.jobs import (
     KEYS,
@@ -22,7 +22,7 @@ from tests.continuous.runtime.jobs import (
 from tests.continuous.runtime.world import soon
 
 if TYPE_CHECKING:
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 SIDES = "key BIGINT, side INT, n BIGINT, total BIGINT"

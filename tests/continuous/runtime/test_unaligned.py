@@ -10,7 +10,7 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay
 from statebackend import system
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import RescaleError, SettingError, StateMismatchError
 from statebackend.schema.ddl import parse_ddl
 from tests.continuous.runtime.jobs import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from snapshot.log.progress_events import ContinuousCheckpoint
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
     from tests.continuous.runtime.world import World
 
 pytestmark = pytest.mark.full  # whole jobs, whatever fails

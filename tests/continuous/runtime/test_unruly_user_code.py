@@ -10,7 +10,7 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay, NoRestart
 from statebackend import system
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.sink import Committer
 from statebackend.errors import (
     CorruptionError,

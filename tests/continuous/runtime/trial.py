@@ -24,7 +24,7 @@ import pytest
 from recovery.decide.restarting import FixedDelay
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
-from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.driver.run_state import RunState
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.sinks.file_sink import FileSink

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from statebackend.continuous.sinks.callback import CallbackSink
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.callback_sink import CallbackSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.sink import SinkContext
 from statebackend.errors import CorruptionError
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from statebackend.continuous.sources.assigner import WAIT, SplitAssigner, Wait
-from statebackend.continuous.sources.generated import RangeSource
+from statebackend.continuous.sources.generated_source import RangeSource
 from statebackend.continuous.sources.source import (
     Assignment,
     Discovery,
@@ -19,6 +18,7 @@ from statebackend.continuous.sources.source import (
     decode_assignment,
     encode_assignment,
 )
+from statebackend.continuous.sources.split_assigner import WAIT, SplitAssigner, Wait
 from statebackend.errors import CorruptionError, ProtocolError, UnsupportedFormatError
 
 

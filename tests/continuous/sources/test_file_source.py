@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sinks.sink import SinkContext
-from statebackend.continuous.sources import lines as lines_module
+from statebackend.continuous.sources import line_files as lines_module
 from statebackend.continuous.sources.file_source import FileSource
 from statebackend.continuous.sources.source import Json, Split, SplitReader
 from statebackend.errors import (

@@ -15,8 +15,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend.continuous.sources.generated import GeneratedSource, RangeSource
-from statebackend.continuous.sources.nexmark import FIRST_MS, KINDS, NexmarkSource
+from statebackend.continuous.sources.generated_source import GeneratedSource, RangeSource
+from statebackend.continuous.sources.nexmark_source import FIRST_MS, KINDS, NexmarkSource
 from statebackend.continuous.sources.source import Json, SplitReader
 from statebackend.errors import SchemaError, SettingError
 from statebackend.schema.types import arrow_schema

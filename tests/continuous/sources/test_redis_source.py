@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statebackend.continuous.sources.redisstreams import RedisStreamSource
+from statebackend.continuous.sources.redis_source import RedisStreamSource
 from statebackend.continuous.sources.source import Json, SplitReader
 from statebackend.errors import (
     ConnectorError,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from statebackend.continuous.worker.background_pace import RateLimit
+from statebackend.continuous.worker.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

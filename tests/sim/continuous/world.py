@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from statebackend.continuous.driver.query import ContinuousQuery
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.errors import OutputLostError, StateBackendError
 from statebackend.runtime.worker import operator_state_io as operatorstate
 from statebackend.runtime.worker.operator_state_io import KeptBlobs

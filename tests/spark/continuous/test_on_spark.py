@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from statebackend.backend import StateBackend
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
 
 WINDOWS = "key BIGINT, start BIGINT, n BIGINT, total BIGINT"
 

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.decide.restarting import FixedDelay
 from statebackend.continuous.sinks.file_sink import FileSink
-from statebackend.continuous.sources.redisstreams import RedisStreamSource
+from statebackend.continuous.sources.redis_source import RedisStreamSource
 from tests.continuous.runtime.jobs import OUTPUT, Counting, check_counts
 from tests.continuous.runtime.redisjob import (
     ENTRIES,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from statebackend.backend import StateBackend
-    from statebackend.continuous.driver.query import ContinuousQuery
+    from statebackend.continuous.driver.continuous_query import ContinuousQuery
 
 
 @pytest.fixture

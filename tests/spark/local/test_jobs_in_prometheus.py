@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from statebackend.continuous.sinks.collect import CollectSink
+from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.monitoring.shipped_files import DASHBOARD
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers
 from tests.continuous.runtime.world import World as ContinuousWorld

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import types as T
 
-from statebackend.continuous.sources.generated import Clock, GeneratedSource
+from statebackend.continuous.sources.generated_source import Clock, GeneratedSource
 from statebackend.errors import SchemaError, SettingError
 from statebackend.schema.types import arrow_schema, as_schema
 from statebackend.system import monotonic_s, wall_ms

@@ -58,7 +58,7 @@ from statebackend.continuous.job.slot_messages import (
     SplitEnded,
 )
 from statebackend.continuous.sinks.sink import Committer, run_name
-from statebackend.continuous.sources.assigner import SplitAssigner
+from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import PeerLostError, SparkLostError, StateBackendError
 from statebackend.runtime.driver.job_standing import UnderWay
 from statebackend.system import SYSTEM, System

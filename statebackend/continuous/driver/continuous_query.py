@@ -20,7 +20,7 @@ from statebackend.continuous.driver.driver_lists import DriverLists
 from statebackend.continuous.driver.driver_tasks import Stopped, failure_of
 from statebackend.continuous.driver.job_from_savepoint import begin_with
 from statebackend.continuous.driver.observed_query import observe_query
-from statebackend.continuous.driver.run import JobRun
+from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.driver.savepoint_requests import SavepointRequests
 from statebackend.continuous.driver.slot_stage import Cluster, cluster_of
 from statebackend.continuous.driver.spark_names import SparkNames
