@@ -103,7 +103,7 @@ def _count_calls() -> None:
 
 def _timed(notes: str) -> None:
     """Note what Spark's own part of ``start()`` took."""
-    from statebackend.spark.start.writer_calls import WriterCalls
+    from statebackend.spark.start.stateful_writer import WriterCalls
 
     plain: Callable[..., Any] = WriterCalls.spark_start
 

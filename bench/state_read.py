@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 from bench.inproc import Harness, spark_batches
 from bench.state_read_spark import read_in_spark
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.tables.read import read_state
+from statebackend.tables.read_state import read_state
 
 __all__ = ["state_read", "state_read_text"]
 

@@ -70,25 +70,25 @@ if TYPE_CHECKING:
     from statebackend.operators.aggregate.functions import sliding as sliding
     from statebackend.operators.aggregate.functions import top_k as top_k
     from statebackend.operators.aggregate.functions import tumbling as tumbling
-    from statebackend.scaling.policy import RescalePolicy as RescalePolicy
+    from statebackend.scaling.rescale_policy import RescalePolicy as RescalePolicy
     from statebackend.scaling.rescaler import Rescaler as Rescaler
     from statebackend.spark.from_spark.import_spark import SparkImport as SparkImport
     from statebackend.spark.from_spark.import_spark import import_spark as import_spark
     from statebackend.spark.from_tables.write_savepoint import write_savepoint as write_savepoint
-    from statebackend.spark.state_source import register as register
+    from statebackend.spark.state_data_source import register as register
     from statebackend.state.ttl_cells import TTL as TTL
-    from statebackend.tables.changes import read_changes as read_changes
-    from statebackend.tables.edit import edit_savepoint as edit_savepoint
+    from statebackend.tables.edit_savepoint import edit_savepoint as edit_savepoint
     from statebackend.tables.erase_keys import EraseReport as EraseReport
     from statebackend.tables.erase_keys import erase_keys as erase_keys
     from statebackend.tables.given_operators import OperatorState as OperatorState
     from statebackend.tables.portable.portable_export import export_savepoint as export_savepoint
     from statebackend.tables.portable.portable_import import import_savepoint as import_savepoint
-    from statebackend.tables.read import epochs as epochs
-    from statebackend.tables.read import read_state as read_state
-    from statebackend.tables.read import read_timers as read_timers
-    from statebackend.tables.read import states as states
-    from statebackend.testing.tester import ProcessorTester as ProcessorTester
+    from statebackend.tables.read_changes import read_changes as read_changes
+    from statebackend.tables.read_state import epochs as epochs
+    from statebackend.tables.read_state import read_state as read_state
+    from statebackend.tables.read_state import read_timers as read_timers
+    from statebackend.tables.read_state import states as states
+    from statebackend.testing.processor_tester import ProcessorTester as ProcessorTester
 
 __version__ = "0.1.0"
 
@@ -144,11 +144,11 @@ _EXPORTS: dict[str, str] = {
     "NoRestart": "recovery.decide.restarting",
     "OperatorState": "statebackend.tables.given_operators",
     "ProcessorContext": "statebackend.api.context",
-    "ProcessorTester": "statebackend.testing.tester",
+    "ProcessorTester": "statebackend.testing.processor_tester",
     "ProgressListener": "statebackend.monitoring.progress_listener",
     "RangeSource": "statebackend.continuous.sources.generated_source",
     "RedisStreamSource": "statebackend.continuous.sources.redis_source",
-    "RescalePolicy": "statebackend.scaling.policy",
+    "RescalePolicy": "statebackend.scaling.rescale_policy",
     "Rescaler": "statebackend.scaling.rescaler",
     "RestoreReport": "snapshot.protocol.messages",
     "Savepoint": "recovery.savepoints.savepoint",
@@ -163,8 +163,8 @@ _EXPORTS: dict[str, str] = {
     "StateBackendError": "statebackend.errors",
     "approx_count_distinct": "statebackend.operators.aggregate.functions",
     "count_distinct": "statebackend.operators.aggregate.functions",
-    "edit_savepoint": "statebackend.tables.edit",
-    "epochs": "statebackend.tables.read",
+    "edit_savepoint": "statebackend.tables.edit_savepoint",
+    "epochs": "statebackend.tables.read_state",
     "export_savepoint": "statebackend.tables.portable.portable_export",
     "first": "statebackend.operators.aggregate.functions",
     "import_savepoint": "statebackend.tables.portable.portable_import",
@@ -173,14 +173,14 @@ _EXPORTS: dict[str, str] = {
     "last": "statebackend.operators.aggregate.functions",
     "once": "statebackend.once_batches",
     "progress_bar": "statebackend.cli.progress_bars",
-    "read_changes": "statebackend.tables.changes",
-    "read_state": "statebackend.tables.read",
-    "read_timers": "statebackend.tables.read",
-    "register": "statebackend.spark.state_source",
+    "read_changes": "statebackend.tables.read_changes",
+    "read_state": "statebackend.tables.read_state",
+    "read_timers": "statebackend.tables.read_state",
+    "register": "statebackend.spark.state_data_source",
     "run_drill": "recovery.drill.run.runner",
     "session": "statebackend.operators.aggregate.functions",
     "sliding": "statebackend.operators.aggregate.functions",
-    "states": "statebackend.tables.read",
+    "states": "statebackend.tables.read_state",
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.functions",
     "uninstall": "statebackend.installation",

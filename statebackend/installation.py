@@ -22,8 +22,8 @@ from recovery.savepoints.savepoint import Savepoint
 from statebackend.backend import StateBackend
 from statebackend.settings import ENABLED
 from statebackend.spark.start.stateful_query import told_shortly
-from statebackend.spark.start.stream_writer import functions_in
-from statebackend.spark.start.writer_calls import StatefulStreamWriter
+from statebackend.spark.start.stateful_writer import StatefulStreamWriter
+from statebackend.spark.start.writer_inspection import functions_in
 from statebackend.threads import THREADS
 
 __all__ = ["Installed", "install", "installed", "uninstall"]

@@ -1,8 +1,8 @@
 """From key columns to key group. Part of the format: no release may change a single result.
 
 The hash is evaluated in two places that must agree bit for bit: in Spark's plan, where rows are
-sent to subtasks (`statebackend.spark.frames.keyhash`), and here, where state is addressed. Three
-steps:
+sent to subtasks (`statebackend.spark.frames.key_hash_expression`), and here, where state is
+addressed. Three steps:
 
 1. *code* (int32) is Spark SQL's `hash(*columns)`: Murmur3_x86_32, seed 42, chained: the result
    over one column is the seed for the next. A null leaves the seed as it is.

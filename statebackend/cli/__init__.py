@@ -17,7 +17,7 @@ NEEDED = ("rich", "typer")
 def main() -> None:
     """Run the command line, and exit: 0 all is well, 1 something was found, 2 it did not work."""
     try:
-        from statebackend.cli.app import app
+        from statebackend.cli.job_commands import app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise

@@ -27,7 +27,7 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, probe
 from statebackend import system
-from statebackend.cli import show
+from statebackend.cli import job_tables
 from statebackend.cli.console_output import (
     NoProgress,
     console,
@@ -169,7 +169,7 @@ def describe_one(
     else:
         _show(console(), found)
         if report is not None:
-            show.verification(console(), report)
+            job_tables.verification(console(), report)
     if report is not None and not report.ok:
         raise typer.Exit(FOUND)
 

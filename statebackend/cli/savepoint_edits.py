@@ -68,7 +68,7 @@ def edit(
     s3_region: Region = "",
 ) -> None:
     """Write a savepoint anew with other names, without some states, or several in one."""
-    from statebackend.tables.edit import edit_savepoint
+    from statebackend.tables.edit_savepoint import edit_savepoint
 
     with progress_bar("edit", "subtasks", quiet=as_json or no_progress) as progress:
         made = edit_savepoint(

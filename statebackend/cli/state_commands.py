@@ -107,7 +107,7 @@ class _Source:
                 "Both --state and --timers were given." if timers else "No state was named.",
                 todo="Give --state NAME or --timers; `statebackend state list` shows the names.",
             )
-        from statebackend.tables.read import read_state, read_timers  # imports PySpark
+        from statebackend.tables.read_state import read_state, read_timers  # imports PySpark
 
         return read_timers(**given) if timers else read_state(**given, state=state)
 
@@ -126,7 +126,7 @@ def list_states(
 ) -> None:
     """Operators and their states: kinds, schemas, times to live."""
     _check_into(to)
-    from statebackend.tables.read import states  # imports PySpark
+    from statebackend.tables.read_state import states  # imports PySpark
 
     source = _Source(uri, job, epoch, savepoint, s3_endpoint, s3_region)
     found = states(**source.given())

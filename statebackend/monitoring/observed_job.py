@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snapshot.log.progress_book import ProgressBook
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.job_standing import Standing
+from statebackend.runtime.driver.job_status import Standing
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 

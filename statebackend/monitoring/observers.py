@@ -29,11 +29,11 @@ def _observers(settings: Settings) -> list[Observer]:
     """
     found: list[Observer] = []
     if settings.metrics_port:
-        from statebackend.monitoring.metrics_server import metrics_server
+        from statebackend.monitoring.prometheus_server import metrics_server
 
         found.append(metrics_server(settings.metrics_host, settings.metrics_port))
     if settings.otel:
-        from statebackend.monitoring.telemetry import telemetry
+        from statebackend.monitoring.opentelemetry_export import telemetry
 
         found.append(telemetry())
     if settings.ui_port:
@@ -50,13 +50,13 @@ def check_observers(settings: Settings) -> None:
         EnvironmentMissingError: a package is not installed.
     """
     if settings.metrics_port:
-        from statebackend.monitoring import metrics_server
+        from statebackend.monitoring import prometheus_server
 
-        metrics_server.check_installed()
+        prometheus_server.check_installed()
     if settings.otel:
-        from statebackend.monitoring import telemetry
+        from statebackend.monitoring import opentelemetry_export
 
-        telemetry.check_installed()
+        opentelemetry_export.check_installed()
     if settings.ui_port:
         from statebackend.ui import driver_page
 

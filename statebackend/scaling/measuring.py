@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from snapshot.log.checkpoint_progress import CheckpointProgress
-from statebackend.scaling.policy import Load
+from statebackend.scaling.rescale_policy import Load
 
 __all__ = ["Meter", "state_bytes_of", "waiting_rows_of"]
 

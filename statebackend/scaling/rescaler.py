@@ -14,8 +14,8 @@ from snapshot.log.progress_events import RescaleProgress
 from statebackend import system
 from statebackend.backend import StateBackend
 from statebackend.errors import FencedError, RescaleError, SettingError
-from statebackend.scaling.policy import Load, RescalePolicy, Suggestion, suggest
-from statebackend.scaling.watched import SparkQuery, Watched
+from statebackend.scaling.measured_query import SparkQuery, Watched
+from statebackend.scaling.rescale_policy import Load, RescalePolicy, Suggestion, suggest
 
 __all__ = ["Rescaler"]
 

@@ -51,7 +51,7 @@ from statebackend.state.blocks import binary_array
 from statebackend.state.expiry_index import BY_EXPIRY, MAP, map_kind
 from statebackend.state.timers import BY_KEY, BY_TIME
 from statebackend.system import SYSTEM, System
-from statebackend.tables.scan import Entries
+from statebackend.tables.state_scan import Entries
 from statebackend.tables.stored_job import StoredJob, StoredOperator, job_in
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.work_done import WorkDone

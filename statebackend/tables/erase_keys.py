@@ -29,7 +29,7 @@ from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StateBackendError, UsageError
 from statebackend.system import SYSTEM, System
 from statebackend.tables.erase_from_log import ErasedKeys, Erasing, entries_of, epoch_to_erase_in
-from statebackend.tables.scan import scratch_folder
+from statebackend.tables.state_scan import scratch_folder
 from statebackend.tables.stored_job import StoredJob, StoredOperator, job_in
 from statebackend.tables.wanted_keys import encoded_keys
 from statebackend.work_done import Progress, WorkDone

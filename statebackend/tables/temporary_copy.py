@@ -12,7 +12,7 @@ from recovery.restore.restorer import Restorer, Site
 from snapshot.protocol.lineage import SubtaskLineage
 from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy, RestoreStep
 from statebackend.rocks.store import RocksSettings
-from statebackend.runtime.driver.replies import plan_steps
+from statebackend.runtime.driver.begin_replies import plan_steps
 from statebackend.runtime.driver.restore_records import DamagedSliceError
 from statebackend.system import SYSTEM, System
 from statebackend.tables.stored_job import StoredJob, StoredOperator

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
 from statebackend.operators.rows.row_conversion import RowWriter, collected_rows
-from statebackend.testing.harness import UID
+from statebackend.testing.tested_operator import UID
 
 __all__ = ["OutputCheck"]
 

@@ -23,10 +23,10 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend._setting import PREFIX
 from statebackend.errors import NotRestorableError, StoreUnreachableError
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.job_standing import Standing, UnderWay, under_way_in
+from statebackend.runtime.driver.job_status import Standing, UnderWay, under_way_in
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import SETTINGS, Settings
-from statebackend.tables.lookup import LookedUp, StateLookup
+from statebackend.tables.state_lookup import LookedUp, StateLookup
 from statebackend.ui.job_figures import (
     LookedUpValue,
     OperatorState,

@@ -26,7 +26,7 @@ from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import job_folder
 from statebackend.errors import FormatError
 from statebackend.system import SYSTEM, System
-from statebackend.tables.read import read_state, state_rows
+from statebackend.tables.read_state import read_state, state_rows
 from statebackend.tables.stored_job import restored_bytes
 from statebackend.ui.job_figures import (
     JobLine,

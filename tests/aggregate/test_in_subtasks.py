@@ -21,7 +21,7 @@ from statebackend.operators.aggregate.functions import (
     sliding,
     top_k,
 )
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.aggregate.engine import Row, batch_of, rows_of
 
 SCHEMA = T.StructType(

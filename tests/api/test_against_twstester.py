@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Alarm
 
 KEYS = st.integers(0, 5)

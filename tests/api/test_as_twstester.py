@@ -16,7 +16,7 @@ from pyspark.errors import (
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import (
     METHODS,
     Alarm,

@@ -15,7 +15,7 @@ from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import CoProcessor, KeyedProcessor
 from statebackend.errors import StateMismatchError, UsageError
 from statebackend.state.ttl_cells import TTL
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 
 HOUR = TTL(3_600_000)
 

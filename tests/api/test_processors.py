@@ -24,7 +24,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.processor_calls import has_initial, record_keyed_states
 from statebackend.state.ttl_cells import TTL
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Pairs, Reminder, Totals
 
 

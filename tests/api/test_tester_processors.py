@@ -10,7 +10,7 @@ from pyspark.sql import Row
 
 from statebackend.api.context import ProcessorContext
 from statebackend.errors import UsageError
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Alarm, Forgetting, Pairs, Remembering, Reminder, Totals
 from tests.api.tester_inputs import amounts, stored, words
 

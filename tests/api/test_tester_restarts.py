@@ -20,7 +20,7 @@ from statebackend.errors import (
     error_for_code,
 )
 from statebackend.operators.errors import spark_errors as sparkerrors
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import (
     Alarm,
     Clock,

@@ -19,7 +19,7 @@ from pyspark.sql import Row
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import NullKeyError, SettingError, UsageError, ValueMismatchError
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Reminder, RunningCount, RunningCountInPandas, Totals
 from tests.api.tester_inputs import Leaky, amounts, words
 
@@ -213,7 +213,7 @@ _ALONE = """
 import sys
 from pyspark import SparkContext
 from pyspark.sql import Row
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Words
 with ProcessorTester(Words(), keySchema="key string") as tester:
     assert tester.test("a", [Row(word="x")]) == [Row(words=["x"])]

@@ -9,7 +9,7 @@ from pyspark.sql import Row
 
 from statebackend.api.context import ProcessorContext
 from statebackend.api.processors import KeyedProcessor
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 
 
 def words(*some: str) -> list[Row]:

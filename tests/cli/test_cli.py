@@ -19,7 +19,7 @@ from snapshot.storage.open import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
 from statebackend.cli import doctor
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.errors import LocalDirError
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
@@ -399,7 +399,7 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_it_starts_neither_spark_nor_a_database() -> None:
     program = (
-        "import sys, statebackend.cli.app; "
+        "import sys, statebackend.cli.job_commands; "
         "print([m for m in ('pyspark', 'rocksdict', 'boto3') if m in sys.modules])"
     )
     assert started("-c", program).stdout == "[]\n"

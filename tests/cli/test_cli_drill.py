@@ -23,7 +23,7 @@ from recovery.drill.catalogue import ALL
 from recovery.drill.jobs.bundled import BUNDLED
 from recovery.drill.report.outcome import DrillReport, Struck
 from recovery.drill.run import runner
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.errors import DrillError
 from tests.recovery.drill.reports import LOSSES, full_report
 

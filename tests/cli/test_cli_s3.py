@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from snapshot.storage.open import open_store
 from snapshot.storage.uris import job_folder
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
 if TYPE_CHECKING:

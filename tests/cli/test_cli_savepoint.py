@@ -14,7 +14,7 @@ from recovery.savepoints.savepoint import read_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.open import open_store
 from snapshot.storage.uris import job_folder
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id

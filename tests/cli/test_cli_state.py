@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv, parquet
 from typer.testing import CliRunner
 
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.cli.state_commands import _check_flat, _plain
 from statebackend.errors import SettingError
 from tests.support.golden import EPOCHS, Kept, keys_of, values_of

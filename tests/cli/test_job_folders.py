@@ -17,7 +17,7 @@ from snapshot.storage.object_store import ObjectInfo, is_name
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import folder_name, job_folder
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job
 from tests.cli.folder import Folder, new_id

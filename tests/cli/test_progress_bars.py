@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import statebackend
 from snapshot.storage.open import open_store
 from snapshot.storage.uris import job_folder
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.cli.progress_bars import progress_bar, progress_bars
 from statebackend.spark.from_tables.write_savepoint import write_savepoint
 from statebackend.tables.given_operators import OperatorState

@@ -10,11 +10,11 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.cli.savepoint_edits import _options
 from statebackend.spark.from_tables.write_savepoint import write_savepoint
 from statebackend.tables.given_operators import OperatorState
-from statebackend.tables.read import read_state
+from statebackend.tables.read_state import read_state
 
 ROWS = pa.table({"user": ["ann", "bob"], "n": pa.array([1, 2], pa.int64())})
 

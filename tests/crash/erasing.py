@@ -18,7 +18,7 @@ from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.system import SYSTEM
 from statebackend.tables.erase_keys import EraseReport, erase_in_job
-from statebackend.tables.read import read_state
+from statebackend.tables.read_state import read_state
 from tests.crash.disk import Image, write_image
 from tests.crash.recorder import Recorder
 from tests.recovery.driver import new_id

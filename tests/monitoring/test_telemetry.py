@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from snapshot.log.progress_events import ContinuousCheckpoint
 from statebackend.monitoring.observed_job import ObservedJob
-from statebackend.monitoring.telemetry import Telemetry
+from statebackend.monitoring.opentelemetry_export import Telemetry
 from tests.monitoring.watched import acked, durable, watched_job
 
 

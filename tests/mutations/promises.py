@@ -180,7 +180,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "a written savepoint holds every row",
-        "statebackend/tables/write_given.py",
+        "statebackend/tables/savepoint_of_rows.py",
         "    if some:\n        yield made(some)\n",
         "    if len(some) >= _PIECE:\n        yield made(some)\n",
         ("tests/tables",),

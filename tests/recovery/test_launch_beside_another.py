@@ -21,7 +21,7 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch
-from statebackend.spark.start.surroundings import StartOptions, Surroundings
+from statebackend.spark.start.launch_dependencies import StartOptions, Surroundings
 from tests.recovery.driver import (
     JOB,
     MAX_PARALLELISM,

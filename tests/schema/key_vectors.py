@@ -182,7 +182,7 @@ def generate(path: Path, cases: Iterator[tuple[list[Any], list[list[Any]]]]) -> 
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
-    from statebackend.spark.frames.keyhash import key_group_expression
+    from statebackend.spark.frames.key_hash_expression import key_group_expression
 
     spark = (
         SparkSession.builder.master("local[1]")

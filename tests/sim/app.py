@@ -24,7 +24,7 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.operator_time import TimePlan
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch, Operator
-from statebackend.spark.start.surroundings import StartOptions, Surroundings
+from statebackend.spark.start.launch_dependencies import StartOptions, Surroundings
 from tests.sim import second, timemodel
 from tests.sim.bucket import SimStore
 from tests.sim.clocks import WallClock

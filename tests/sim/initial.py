@@ -18,7 +18,7 @@ from snapshot.protocol.messages import SlicePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError
 from statebackend.keygroups import key_group_range
-from statebackend.spark.frames.initial_state import InitialState
+from statebackend.spark.frames.initial_state_writer import InitialState
 from tests.sim.location import GROUPS, State, clipped, key_of
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.rpc.driver_service import Endpoint
-from statebackend.spark.worker import delegated_epochs as hosting
+from statebackend.spark.worker import worker_delegation as hosting
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import Request, pass_on
-from statebackend.spark.worker.delegated_epochs import DelegatedEpochs, Run
+from statebackend.spark.worker.delegation_messages import Request, pass_on
+from statebackend.spark.worker.worker_delegation import DelegatedEpochs, Run
 from tests.recovery.local.open_stores import REAL, subtask
 from tests.recovery.local.small_copies import SMALL
 

@@ -17,10 +17,10 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.spark.frames.heartbeat import SOURCE_NAME
-from statebackend.spark.frames.replayable import Source
+from statebackend.spark.frames.repeatable_sources import Source
 from statebackend.spark.start.query_from_savepoint import NewQuery, begin_with
 from statebackend.tables.saved_query import SavedQuery
-from statebackend.tables.write_given import OperatorState, write_saved_query
+from statebackend.tables.savepoint_of_rows import OperatorState, write_saved_query
 from tests.recovery.test_savepoint_later import Files
 
 PLAN = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"logOffset":%d}'

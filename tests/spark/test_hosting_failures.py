@@ -14,8 +14,8 @@ import pytest
 
 from recovery.local import local_sockets
 from statebackend.errors import PeerLostError, ProcessorError
-from statebackend.spark.worker import delegated_epochs as hosting
-from statebackend.spark.worker.delegated_calls import ConnectionClosed, Frames, Request, pass_on
+from statebackend.spark.worker import worker_delegation as hosting
+from statebackend.spark.worker.delegation_messages import ConnectionClosed, Frames, Request, pass_on
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import ENDPOINT, TIMEOUT_S, Worker, knows, numbers, rows, until_free
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend.key_hashing import hash_columns, key_groups
-from statebackend.spark.frames.keyhash import key_group_expression, surrogates
+from statebackend.spark.frames.key_hash_expression import key_group_expression, surrogates
 from tests.schema.key_vectors import load
 
 if TYPE_CHECKING:

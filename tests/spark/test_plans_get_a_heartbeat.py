@@ -9,8 +9,8 @@ from recovery.savepoints.savepoint import SPARK_FOLDER, Savepoint, SavepointFile
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import CheckpointLocationError, CorruptionError, SettingError
 from statebackend.spark.frames.heartbeat import SOURCE_NAME
-from statebackend.spark.frames.replayable import Source
-from statebackend.spark.start.new_location import location_files
+from statebackend.spark.frames.repeatable_sources import Source
+from statebackend.spark.start.location_from_savepoint import location_files
 
 FILES = {
     "offsets/4": b'v1\n{"batchWatermarkMs":7}\n{"logOffset":1}\n{"logOffset":8}',

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from snapshot.log.progress_book import ProgressBook
 from statebackend.errors import FencedError, RescaleError, SettingError, StoreUnreachableError
 from statebackend.scaling.measuring import Meter, state_bytes_of, waiting_rows_of
-from statebackend.scaling.policy import Load, RescalePolicy, Suggestion, suggest
+from statebackend.scaling.rescale_policy import Load, RescalePolicy, Suggestion, suggest
 from statebackend.scaling.rescaler import Rescaler
 
 QUICK = RescalePolicy(window_s=20.0, warm_up_s=10.0, up_pause_s=30.0, down_pause_s=60.0)

@@ -21,7 +21,7 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import open_store
 from statebackend import system
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError, UsageError
 from statebackend.system import SYSTEM
 from statebackend.tables.erase_from_log import Erasing

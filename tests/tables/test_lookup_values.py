@@ -13,8 +13,8 @@ from pyspark.sql.types import Row
 
 import statebackend
 from statebackend.system import SYSTEM
-from statebackend.tables.lookup import LookedUp, _Copies, _Reading
-from statebackend.tables.scan import state_source
+from statebackend.tables.state_lookup import LookedUp, _Copies, _Reading
+from statebackend.tables.state_scan import state_source
 from statebackend.tables.stored_job import StoredJob, find_job
 from statebackend.tables.wanted_keys import encoded_each
 from tests.support.golden import WEEK

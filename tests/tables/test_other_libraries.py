@@ -13,7 +13,7 @@ import pytest
 
 from statebackend.spark.from_tables.write_savepoint import write_savepoint
 from statebackend.tables.given_operators import OperatorState
-from statebackend.tables.read import read_state
+from statebackend.tables.read_state import read_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "read-state.md"
 ROWS = pa.table({"user": ["ann", "bob"], "n": pa.array([1, 2], pa.int64())})

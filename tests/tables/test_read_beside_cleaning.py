@@ -14,7 +14,7 @@ from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_v
 from snapshot.storage.open import open_store
 from statebackend import system
 from statebackend.errors import NotRestorableError
-from statebackend.tables import scan
+from statebackend.tables import state_scan as scan
 from tests.support.golden import Kept, keys_of, values_of
 from tests.support.inprocess import InProcessJob
 

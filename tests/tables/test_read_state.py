@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 import statebackend
 from statebackend.errors import NotRestorableError, SettingError, UsageError
-from statebackend.tables import scan
+from statebackend.tables import state_scan as scan
 from statebackend.tables.wanted_keys import encoded_keys
 from tests.support.golden import EPOCHS, LATER_MS, WEEK, Kept, keys_of, values_of
 from tests.support.inprocess import STAMP_MS, InProcessJob

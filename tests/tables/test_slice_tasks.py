@@ -19,8 +19,8 @@ from statebackend.errors import NotRestorableError, SettingError
 from statebackend.spark.from_tables.slice_tasks import EntryTask, SliceTask, WrittenSlice
 from statebackend.system import SYSTEM
 from statebackend.tables.given_operators import GivenOperator
+from statebackend.tables.savepoint_of_rows import KeyedSlices, list_heads, write_saved_query
 from statebackend.tables.savepoint_writer import SavepointWriter
-from statebackend.tables.write_given import KeyedSlices, list_heads, write_saved_query
 
 ROWS = pa.table({"user": ["ann", "bob", "ann", "cid"], "n": [1, 2, 3, 4]})
 OF = (2, 8)

@@ -29,7 +29,7 @@ from statebackend.errors import (
 from statebackend.rocks.parted import open_store as open_rocks
 from statebackend.state.expiry_index import ExpiryIndex
 from statebackend.state.table import StateTable
-from statebackend.tables import write_given
+from statebackend.tables import savepoint_of_rows as write_given
 from statebackend.tables.stored_job import find_job
 from statebackend.tables.temporary_copy import fetch_subtask
 from tests.schema.strategies import same, tables, to_arrow, types

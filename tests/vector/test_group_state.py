@@ -18,7 +18,7 @@ from statebackend.operators.pandas_frames.frame_reader import empty_frames
 from statebackend.operators.pandas_frames.group_state import KeyState, StateTimes, timer_ms
 from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
 from statebackend.schema.ddl import parse_ddl
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 
 INPUT, OUTPUT = "k string, v int, op string", "k string, n bigint, what string"
 MODES = {"ProcessingTimeTimeout": "ProcessingTime", "EventTimeTimeout": "EventTime"}

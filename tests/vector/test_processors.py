@@ -27,7 +27,7 @@ from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.table import StateTable
 from statebackend.state.ttl_cells import TTL
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.schema.strategies import to_arrow
 from tests.vector.sides import KEYS, python_rows
 from tests.vector.trials import SOME, Scripted, Totals, amounts, pairs, trial

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from statebackend.api.arrow import ArrowContext, ArrowProcessor
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.ttl_cells import TTL
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 
 KEY, OUT = "k string", "k string, total double"
 Body = Callable[["Scripted", pa.RecordBatch, ArrowContext], Any]

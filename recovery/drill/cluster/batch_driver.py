@@ -134,7 +134,7 @@ class _Watch:
 
 def _doubt(frame: DataFrame) -> str:
     """Why a clone need not read on exactly; empty if it must."""
-    from statebackend.spark.frames.replayable import sources_of
+    from statebackend.spark.frames.repeatable_sources import sources_of
     from statebackend.spark.start.query_from_savepoint import EXACT_SOURCES
 
     for source in sources_of(frame):

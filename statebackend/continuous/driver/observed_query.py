@@ -10,7 +10,7 @@ from statebackend.continuous.job.job_options import RunOptions
 from statebackend.errors import StateBackendError
 from statebackend.monitoring.observed_job import ObservedJob
 from statebackend.monitoring.observers import observe
-from statebackend.runtime.driver.job_standing import Standing, UnderWay
+from statebackend.runtime.driver.job_status import Standing, UnderWay
 from statebackend.runtime.driver.session import RunSession
 
 __all__ = ["observe_query"]

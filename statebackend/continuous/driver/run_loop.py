@@ -60,7 +60,7 @@ from statebackend.continuous.job.slot_messages import (
 from statebackend.continuous.sinks.sink import Committer, run_name
 from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import PeerLostError, SparkLostError, StateBackendError
-from statebackend.runtime.driver.job_standing import UnderWay
+from statebackend.runtime.driver.job_status import UnderWay
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Queue, Thread
 

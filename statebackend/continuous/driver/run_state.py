@@ -45,7 +45,7 @@ from statebackend.continuous.job.slot_messages import Trigger as Tripped
 from statebackend.continuous.sources.source import Discovery
 from statebackend.continuous.sources.split_assigner import SplitAssigner
 from statebackend.errors import CheckpointsFailedError, StateBackendError
-from statebackend.runtime.driver.job_standing import UnderWay
+from statebackend.runtime.driver.job_status import UnderWay
 
 __all__ = ["Broken", "Ended", "Out", "Publish", "RunState", "Send", "Settled", "Write"]
 

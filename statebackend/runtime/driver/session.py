@@ -41,11 +41,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.runtime.driver.attempt_timeouts import Attempts
-from statebackend.runtime.driver.batch_checks import BatchChecks
-from statebackend.runtime.driver.housekeeping import Cleaner
-from statebackend.runtime.driver.job import overtaken
-from statebackend.runtime.driver.lookup_desk import LookupDesk
-from statebackend.runtime.driver.replies import (
+from statebackend.runtime.driver.begin_replies import (
     Admission,
     admission_of,
     base_grant,
@@ -55,7 +51,11 @@ from statebackend.runtime.driver.replies import (
     plan_steps,
     state_parts,
 )
+from statebackend.runtime.driver.housekeeping import Cleaner
+from statebackend.runtime.driver.job import overtaken
+from statebackend.runtime.driver.pending_lookups import LookupDesk
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
+from statebackend.runtime.driver.unchecked_batches import BatchChecks
 from statebackend.system import SYSTEM, System
 from statebackend.threads import Future, WorkQueue
 

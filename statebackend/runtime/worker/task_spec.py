@@ -66,7 +66,7 @@ class TaskSpec:
     store_pool: StorePoolSettings
     store_options: StoreOptions
     quick_frames: bool = False
-    follow_stores_bytes: int = 0  # see statebackend.spark.worker.delegated_epochs
+    follow_stores_bytes: int = 0  # see statebackend.spark.worker.worker_delegation
     packed: bool = False  # rows come as payloads (see statebackend.operators.input.packing)
 
     @property
@@ -107,7 +107,7 @@ def task_spec(
     Args:
         keep_stores: whether workers live longer than a task. may_follow: whether an epoch may run
             in another worker than the one that has the task (see
-            statebackend.spark.worker.delegated_epochs).
+            statebackend.spark.worker.worker_delegation).
         stays_open: a store is open for a whole run. memory: of a worker.
     """
     for_maps = any(state.kind == "map" for state in operator.states.values())

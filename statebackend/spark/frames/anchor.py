@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.input.packing import GROUP
 from statebackend.schema.ddl import quoted
-from statebackend.spark.frames.keyhash import key_group_expression, surrogates
+from statebackend.spark.frames.key_hash_expression import key_group_expression, surrogates
 from statebackend.spark.worker.epoch_input import CONTROL_COLUMNS, NONCE_BITS
 
 __all__ = ["Anchor", "anchored"]

@@ -10,7 +10,7 @@ from statebackend.errors import SchemaError
 from statebackend.keygroups import key_group_range
 from statebackend.operators.input.packing import GROUP
 from statebackend.schema.ddl import quoted
-from statebackend.spark.frames.keyhash import key_group_expression
+from statebackend.spark.frames.key_hash_expression import key_group_expression
 
 __all__ = ["check_rules", "with_rules"]
 

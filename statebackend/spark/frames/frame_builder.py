@@ -36,10 +36,10 @@ from statebackend.settings import Settings
 from statebackend.spark.frames.anchor import Anchor, anchored
 from statebackend.spark.frames.broadcast_input import with_rules
 from statebackend.spark.frames.heartbeat import SOURCE_NAME, HeartbeatFile, beating
-from statebackend.spark.frames.replayable import check_sources, source_names
+from statebackend.spark.frames.repeatable_sources import check_sources, source_names
 from statebackend.spark.frames.static_frames import once_through, static_operator
 from statebackend.spark.session_settings import default_parallelism, frame_limits
-from statebackend.spark.start.stream_writer import function_name
+from statebackend.spark.start.writer_inspection import function_name
 from statebackend.spark.worker.task import SubtaskTask
 from statebackend.system import new_id, warn
 from statebackend.threads import THREADS

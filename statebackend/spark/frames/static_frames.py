@@ -39,7 +39,7 @@ from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.schema.ddl import quoted
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.settings import Settings
-from statebackend.spark.frames.keyhash import key_group_expression
+from statebackend.spark.frames.key_hash_expression import key_group_expression
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import MemoryBase, StateTable
 

@@ -31,7 +31,7 @@ from statebackend.spark.from_spark.spark_operators import (
 from statebackend.spark.from_spark.spark_state_reader import StateReader
 from statebackend.state.ttl_cells import TTL
 from statebackend.tables.given_operators import MAX_PARALLELISM, OperatorState
-from statebackend.tables.write_given import write_saved_query
+from statebackend.tables.savepoint_of_rows import write_saved_query
 from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["ImportedOperator", "ImportedState", "SparkImport", "import_spark"]

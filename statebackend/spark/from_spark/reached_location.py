@@ -27,7 +27,7 @@ from statebackend.errors import (
 )
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.system import SYSTEM
-from statebackend.tables.scan import scratch_folder
+from statebackend.tables.state_scan import scratch_folder
 
 __all__ = ["ReachedLocation", "is_on_s3", "reached", "running"]
 

@@ -31,8 +31,8 @@ from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_TIME
 from statebackend.system import SYSTEM, expanded
 from statebackend.tables.given_rows import Entry, GivenState, timer_entries
+from statebackend.tables.savepoint_of_rows import ListHeadOf, entry_columns
 from statebackend.tables.savepoint_writer import Columns, SliceMaker
-from statebackend.tables.write_given import ListHeadOf, entry_columns
 
 __all__ = ["ENTRIES", "WRITTEN", "EntryTask", "SliceTask", "WrittenSlice"]
 

@@ -34,8 +34,8 @@ from statebackend.spark.from_tables.slice_tasks import (
 from statebackend.spark.session_settings import default_parallelism, retried_whole
 from statebackend.tables.given_operators import GivenOperator, OperatorState
 from statebackend.tables.given_rows import SparkRows
+from statebackend.tables.savepoint_of_rows import KeyedSlices, in_one_process, list_heads
 from statebackend.tables.savepoint_writer import SavepointWriter
-from statebackend.tables.write_given import KeyedSlices, in_one_process, list_heads
 
 __all__ = ["SlicesOnSpark", "slices_on_spark"]
 

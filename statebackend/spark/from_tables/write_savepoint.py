@@ -11,7 +11,7 @@ from statebackend.spark.from_tables.slices_on_spark import SlicesOnSpark, slices
 from statebackend.system import SYSTEM, System
 from statebackend.tables.given_operators import MAX_PARALLELISM, OperatorState
 from statebackend.tables.given_sources import stood_at
-from statebackend.tables.write_given import write_saved_query
+from statebackend.tables.savepoint_of_rows import write_saved_query
 
 __all__ = ["write_savepoint"]
 

@@ -43,7 +43,7 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery
 from statebackend.settings import Settings
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
-from statebackend.spark.frames.initial_state import write_initial
+from statebackend.spark.frames.initial_state_writer import write_initial
 from statebackend.spark.frames.physical_plan import check_plan
 from statebackend.spark.session_settings import (
     check_batches_kept,
@@ -55,6 +55,8 @@ from statebackend.spark.session_settings import (
     warn_of_partial_retries,
 )
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.launch_dependencies import StartOptions, Surroundings
+from statebackend.spark.start.output_checks import check_output
 from statebackend.spark.start.query_from_savepoint import (
     NewQuery,
     begin_with,
@@ -64,15 +66,13 @@ from statebackend.spark.start.query_from_savepoint import (
 from statebackend.spark.start.query_identity import refuse_other_place
 from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
-from statebackend.spark.start.stream_writer import (
+from statebackend.spark.start.writer_inspection import (
     check_event_time,
     location_path,
     only_our_python,
     options_of,
     output_mode,
 )
-from statebackend.spark.start.surroundings import StartOptions, Surroundings
-from statebackend.spark.start.unread_output import check_output
 from statebackend.spark.worker.batch_context import ENDPOINT_PROPERTY, JOB_PROPERTY
 
 __all__ = ["Launch", "Operator"]

@@ -41,14 +41,14 @@ from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import OpenSavepoint, open_savepoint, uri_of
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.schema.keys.key_schemas import key_renamed
-from statebackend.spark.frames.replayable import (
+from statebackend.spark.frames.repeatable_sources import (
     REPEATABLE_SOURCES,
     Source,
     sources_in,
     sources_of,
 )
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.new_location import LocationFile, location_files
+from statebackend.spark.start.location_from_savepoint import LocationFile, location_files
 from statebackend.spark.start.sink_log import SinkLog, sink_log, sink_of
 
 __all__ = [

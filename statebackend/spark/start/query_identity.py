@@ -34,7 +34,7 @@ from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.services import Services
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.stream_writer import default_folder, location_path, options_of
+from statebackend.spark.start.writer_inspection import default_folder, location_path, options_of
 from statebackend.system import System, temporary_folder
 
 __all__ = [

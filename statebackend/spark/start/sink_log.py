@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from pyspark.errors import PySparkException
 
 from statebackend.errors import CheckpointLocationError
-from statebackend.spark.start.stream_writer import format_of, table_of
+from statebackend.spark.start.writer_inspection import format_of, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

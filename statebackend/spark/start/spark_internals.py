@@ -21,7 +21,7 @@ from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.runtime.driver.inputs import grouped_input
 from statebackend.spark.session_settings import frame_limits
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.stream_writer import (
+from statebackend.spark.start.writer_inspection import (
     batch_writer,
     format_of,
     function_name,

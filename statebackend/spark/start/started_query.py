@@ -29,7 +29,7 @@ from statebackend.spark.start.query_savepoints import SparkLocation
 from statebackend.spark.start.query_savepoints import take as take_savepoint
 from statebackend.spark.start.watched_query import WatchedQuery
 from statebackend.tables.erase_keys import EraseReport, erase_in_job
-from statebackend.tables.lookup import LookedUp, StateLookup
+from statebackend.tables.state_lookup import LookedUp, StateLookup
 from statebackend.work_done import Progress
 
 __all__ = ["StartedQuery"]

@@ -19,11 +19,11 @@ from statebackend.runtime.driver.services import Services
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
-from statebackend.spark.query_standing import standing_of
+from statebackend.spark.query_status import standing_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
-from statebackend.spark.start.stream_writer import functions_in
-from statebackend.spark.start.surroundings import StartOptions
+from statebackend.spark.start.launch_dependencies import StartOptions
+from statebackend.spark.start.writer_inspection import functions_in
 
 __all__ = ["WatchedQuery", "frames_of"]
 

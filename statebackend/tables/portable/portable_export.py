@@ -34,7 +34,7 @@ from statebackend.tables.portable.portable_manifest import (
     PortableTtl,
     encode_manifest,
 )
-from statebackend.tables.scan import (
+from statebackend.tables.state_scan import (
     StateSource,
     in_batches,
     scratch_folder,

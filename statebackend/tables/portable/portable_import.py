@@ -38,9 +38,9 @@ from statebackend.tables.portable.portable_manifest import (
     PortableState,
     decode_manifest,
 )
+from statebackend.tables.savepoint_of_rows import write_given
 from statebackend.tables.savepoint_writer import SavepointHead
-from statebackend.tables.scan import scratch_folder
-from statebackend.tables.write_given import write_given
+from statebackend.tables.state_scan import scratch_folder
 from statebackend.work_done import Progress, WorkDone
 
 __all__ = ["import_savepoint"]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 
 from statebackend.errors import LocalDirError, ProcessorError, ValueMismatchError
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.mistakes import any_processor
 from tests.api.mistakes.any_processor import CLASSES, Job, Keyed, here, register, remembering
 

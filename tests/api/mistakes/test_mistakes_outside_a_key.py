@@ -15,7 +15,7 @@ from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import KeyContextError, ProcessorError, UsageError, ValueMismatchError
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor_calls import record_states
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.mistakes.any_processor import (
     CLASSES,
     Act,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statebackend.continuous.sinks.collect_sink import CollectSink
-from statebackend.tables.edit import edit_savepoint
+from statebackend.tables.edit_savepoint import edit_savepoint
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, truth
 from tests.continuous.runtime.test_savepoints import PER_S, ROWS, some_epochs
 

@@ -15,7 +15,7 @@ from recovery.decide.restarting import FixedDelay, NoRestart
 from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
 from recovery.savepoints.savepoint_check import check_savepoint
 from statebackend import system
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import (

@@ -54,7 +54,7 @@ from statebackend.runtime.driver.job_savepoints import (
     saved_lineages,
 )
 from statebackend.schema.codec import codec_for
-from statebackend.spark.frames.replayable import Source
+from statebackend.spark.frames.repeatable_sources import Source
 from statebackend.spark.start.query_from_savepoint import NewQuery
 from statebackend.spark.start.query_from_savepoint import begin_with as begin_query_with
 from statebackend.state.operator_state import StoredList, decode_lists, encode_lists, redistribute

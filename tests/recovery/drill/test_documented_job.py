@@ -18,7 +18,7 @@ from recovery.drill.cluster.driver_messages import address_of
 from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.report.outcome import DrillReport
 from recovery.drill.run.naming import load
-from statebackend.testing.tester import ProcessorTester
+from statebackend.testing.processor_tester import ProcessorTester
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "quality" / "drills.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from recovery.local.store_directory import RecentDelta, StoreDirectory
 from snapshot.formats.delta import encode_delta
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
 from statebackend.rpc.envelope import encode
-from statebackend.runtime.driver.lookup_desk import LookupDesk
+from statebackend.runtime.driver.pending_lookups import LookupDesk
 from statebackend.runtime.lookup_messages import LOOKUP, Answer, LookupPoll, Question
 from statebackend.runtime.lookup_messages import decode_questions as questions_in
 from statebackend.runtime.worker.lookup_answers import entries_in

@@ -16,7 +16,7 @@ from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.errors import JobRunningError
-from statebackend.tables import lookup
+from statebackend.tables import state_lookup as lookup
 from tests.continuous.runtime.world import soon
 from tests.spark.local import processors
 from tests.spark.local.world import World

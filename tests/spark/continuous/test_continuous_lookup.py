@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from statebackend.continuous.sinks.file_sink import FileSink
-from statebackend.tables import lookup
+from statebackend.tables import state_lookup as lookup
 from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers
 from tests.continuous.runtime.world import soon
 

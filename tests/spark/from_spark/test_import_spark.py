@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 import statebackend
-from statebackend.cli.app import app
+from statebackend.cli.job_commands import app
 from tests.spark.from_spark import program
 from tests.spark.from_spark.conftest import state_kept_here
 from tests.spark.from_spark.program import CUT, FILES, QUERIES

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
 from statebackend import BroadcastProcessor
-from statebackend.spark.worker import delegated_epochs as hosting
+from statebackend.spark.worker import worker_delegation as hosting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

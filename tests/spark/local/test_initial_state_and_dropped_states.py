@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 from snapshot.log.commit_log import CommitLog
 from statebackend import KeyedProcessor
 from statebackend.errors import FencedError, StateMismatchError
-from statebackend.spark.frames.initial_state import write_initial
+from statebackend.spark.frames.initial_state_writer import write_initial
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger, once
 from tests.spark.local.world import checkpoints, durable_state, manifests
 

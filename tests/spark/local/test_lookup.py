@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from statebackend.errors import SettingError, UsageError
-from statebackend.tables import lookup
+from statebackend.tables import state_lookup as lookup
 from tests.spark.local.world import World, until
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from statebackend.errors import UnsupportedQueryError
-from statebackend.spark.start.unread_output import check_output
+from statebackend.spark.start.output_checks import check_output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

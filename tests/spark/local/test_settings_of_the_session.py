@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from statebackend import KeyedProcessor
-from statebackend.spark.frames.initial_state import write_initial
+from statebackend.spark.frames.initial_state_writer import write_initial
 from statebackend.spark.session_settings import warn_of_partial_retries
 from statebackend.spark.start import launch
 from statebackend.spark.start.checkpoint_location import FILE_MANAGER, CheckpointLocation

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 import statebackend
 from statebackend.errors import NotRestorableError
-from statebackend.spark.state_source import StateTableSource
+from statebackend.spark.state_data_source import StateTableSource
 from tests.spark.local.world import World, setting
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from recovery.savepoints.savepoint import SPARK_FOLDER, Savepoint
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CheckpointLocationError, CorruptionError, SettingError
 from statebackend.spark.frames.heartbeat import SOURCE_NAME
-from statebackend.spark.frames.replayable import Source
+from statebackend.spark.frames.repeatable_sources import Source
 
 __all__ = ["LocationFile", "location_files"]
 

@@ -26,8 +26,8 @@ from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.schema.conform import conform_all
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import take
-from statebackend.testing.harness import UID, Harness
 from statebackend.testing.tested_keys import KeySpace
+from statebackend.testing.tested_operator import UID, Harness
 
 __all__ = ["BatchHarness"]
 

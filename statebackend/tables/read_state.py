@@ -10,7 +10,7 @@ import pyarrow as pa
 from snapshot.formats.record import Manifest
 from snapshot.storage.store_options import StoreOptions
 from statebackend.schema.types import schema_from_json
-from statebackend.tables.scan import StatePlace, state_source, timer_source
+from statebackend.tables.state_scan import StatePlace, state_source, timer_source
 from statebackend.tables.stored_job import find_job, restored_bytes, stored_states
 from statebackend.work_done import Progress
 

@@ -14,7 +14,7 @@ from statebackend.errors import (
 )
 from statebackend.state.blocks import binary_array
 from statebackend.tables.entry_rows import StateRows
-from statebackend.tables.scan import (
+from statebackend.tables.state_scan import (
     BATCH_BYTES,
     BATCH_ROWS,
     ChosenColumns,

@@ -43,7 +43,7 @@ from statebackend import system
 from statebackend.errors import ProtocolError
 from statebackend.rpc.driver_service import Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegated_calls import (
+from statebackend.spark.worker.delegation_messages import (
     SOCKET,
     ConnectionClosed,
     Frames,

@@ -26,9 +26,9 @@ from statebackend.testing.arguments import (
     mode_of,
     refuse_flavour,
 )
-from statebackend.testing.arrow_tester import BatchHarness
-from statebackend.testing.harness import Harness
+from statebackend.testing.tested_arrow_operator import BatchHarness
 from statebackend.testing.tested_keys import KeySpace
+from statebackend.testing.tested_operator import Harness
 from statebackend.testing.tested_output import OutputCheck
 
 __all__ = ["ProcessorTester"]

@@ -17,9 +17,9 @@ from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
-from statebackend.spark.frames.replayable import check_sink
+from statebackend.spark.frames.repeatable_sources import check_sink
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.unread_output import check_output
+from statebackend.spark.start.output_checks import check_output
 
 __all__ = ["StartOptions", "Surroundings"]
 

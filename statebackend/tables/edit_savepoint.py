@@ -39,7 +39,7 @@ from statebackend.tables.savepoint_writer import (
     SavepointHead,
     SavepointWriter,
 )
-from statebackend.tables.scan import Entries, scratch_folder
+from statebackend.tables.state_scan import Entries, scratch_folder
 from statebackend.tables.stored_entries import is_of, with_key_groups
 from statebackend.tables.stored_job import StoredJob, StoredOperator, find_job
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.spark.start.checked_batches import CheckedBatches
-from statebackend.spark.start.stream_writer import with_table
+from statebackend.spark.start.writer_inspection import with_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,12 +20,12 @@ from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_v
 from snapshot.retention.history_keeping import KnownHistory
 from snapshot.storage.object_store import ObjectStore
 from statebackend import system
-from statebackend.cli import drill, history_tables, metrics_commands, savepoint_edits, show
+from statebackend.cli import drill, history_tables, job_tables, metrics_commands, savepoint_edits
 from statebackend.cli import savepoint_commands as savepoint
 from statebackend.cli import state_commands as state
 from statebackend.cli.console_output import FAILED, NoProgress, console, guarded, say_json
 from statebackend.cli.doctor import examine, examine_spark
-from statebackend.cli.import_commands import bring_from_spark
+from statebackend.cli.import_spark_command import bring_from_spark
 from statebackend.cli.job_folders import Place, place_of
 from statebackend.cli.page_command import serve_page
 from statebackend.cli.progress_bars import progress_bar
@@ -90,7 +90,7 @@ def list_jobs(
     if as_json:
         say_json(uri=uri, jobs=jobs)
     else:
-        show.jobs(console(), uri, jobs)
+        job_tables.jobs(console(), uri, jobs)
 
 
 @app.command("run", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
@@ -166,7 +166,7 @@ def describe_jobs(
         say_json(uri=uri, jobs=answers, errors=errors)
     else:
         for one in answers:
-            show.description(console(), one)
+            job_tables.description(console(), one)
     _end(errors)
 
 
@@ -236,7 +236,7 @@ def verify_jobs(
         say_json(uri=uri, ok=ok, jobs=answers, errors=errors)
     else:
         for report in answers:
-            show.verification(console(), report)
+            job_tables.verification(console(), report)
     _end(errors, found=not ok)
 
 
@@ -270,7 +270,7 @@ def collect_garbage(
                 progress=progress,
             )
         if not as_json:
-            show.cleaning(console(), name, report)
+            job_tables.cleaning(console(), name, report)
         shape = msgspec.to_builtins(report, str_keys=True)
         del shape["kinds"], shape["history"]
         return {"job": name, "uri": store.uri, **shape}
@@ -302,6 +302,6 @@ def doctor(
     if as_json:
         say_json(ok=ok, checks=checks)
     else:
-        show.checks(console(), checks)
+        job_tables.checks(console(), checks)
     if not ok:
         raise typer.Exit(FOUND)

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statebackend.runtime.driver.job_standing import Standing
+from statebackend.runtime.driver.job_status import Standing
 from statebackend.spark.start.stateful_query import told_in
 
 __all__ = ["standing_of"]

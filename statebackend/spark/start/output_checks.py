@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from statebackend.errors import UnsupportedQueryError
 from statebackend.runtime.driver.operator_specs import Operator
-from statebackend.spark.start.stream_writer import is_operator, items, nodes_of, uid_in
+from statebackend.spark.start.writer_inspection import is_operator, items, nodes_of, uid_in
 
 __all__ = ["check_output"]
 

@@ -27,7 +27,7 @@ from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.schema.ddl import quoted
-from statebackend.spark.frames.keyhash import key_group_expression
+from statebackend.spark.frames.key_hash_expression import key_group_expression
 
 __all__ = ["write_initial"]
 

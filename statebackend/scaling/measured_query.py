@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statebackend import system
 from statebackend.backend import StateBackend
 from statebackend.scaling.measuring import Meter, state_bytes_of
-from statebackend.scaling.policy import Load
+from statebackend.scaling.rescale_policy import Load
 
 __all__ = ["SparkQuery", "Watched"]
 

@@ -37,7 +37,7 @@ from statebackend.tables.savepoint_writer import (
     SavepointHead,
     SavepointWriter,
 )
-from statebackend.tables.scan import scratch_folder
+from statebackend.tables.state_scan import scratch_folder
 
 __all__ = [
     "KeyedSlices",

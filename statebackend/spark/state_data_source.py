@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import NotRestorableError, ObjectNotFoundError, SettingError
 from statebackend.spark.data_sources import registered
-from statebackend.tables.read import epochs, states
-from statebackend.tables.scan import (
+from statebackend.tables.read_state import epochs, states
+from statebackend.tables.state_scan import (
     ChosenColumns,
     StatePlace,
     StateSource,

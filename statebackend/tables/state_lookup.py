@@ -26,7 +26,7 @@ from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.lookup_messages import Question
 from statebackend.system import System
 from statebackend.tables.entry_rows import StateRows
-from statebackend.tables.scan import StateSource, beside_cleaning, state_source
+from statebackend.tables.state_scan import StateSource, beside_cleaning, state_source
 from statebackend.tables.stored_job import StoredJob, StoredOperator, find_job
 from statebackend.tables.temporary_copy import READ_SETTINGS, fetch_subtask
 from statebackend.tables.wanted_keys import encoded_each
