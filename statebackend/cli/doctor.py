@@ -100,7 +100,7 @@ def examine_spark() -> Iterator[Check]:
     """Start a session, and try what of Spark's private surface is needed."""
     from pyspark.sql import SparkSession  # a JVM is started: not for the other checks
 
-    from statebackend.spark.start.spark_internals import probe_internals
+    from statebackend.spark.spark_internals import probe_internals
 
     builder = SparkSession.builder.master("local[1]").appName("statebackend-doctor")
     session = builder.config("spark.ui.enabled", "false").getOrCreate()

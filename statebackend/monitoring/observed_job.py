@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snapshot.log.progress_book import ProgressBook
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.job_status import Standing
+from statebackend.runtime.driver.job_status import JobStatus
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 
@@ -24,7 +24,7 @@ class ObservedJob:
         is_active: whether its query runs, or is about to run again.
         continuous: whether it is a continuous job.
         restarts: how often a continuous job was started again after a failure.
-        standing: how it stands now, as its own mode knows it. It may ask Spark.
+        status: how it stands now, as its own mode knows it. It may ask Spark.
         committed: the last batch that Spark has committed; None: Spark commits none.
     """
 
@@ -35,5 +35,5 @@ class ObservedJob:
     is_active: Callable[[], bool]
     continuous: bool = False
     restarts: Callable[[], int] = lambda: 0
-    standing: Callable[[], Standing] = Standing
+    status: Callable[[], JobStatus] = JobStatus
     committed: Callable[[], int] | None = None

@@ -10,28 +10,28 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statebackend.runtime.driver.job_status import Standing
+from statebackend.runtime.driver.job_status import JobStatus
 from statebackend.spark.start.stateful_query import told_in
 
-__all__ = ["standing_of"]
+__all__ = ["status_of"]
 
 _BATCHES: Final = 3  # in a row that are slower than their input
 _FASTER: Final = 1.1
 _LINE_LIMIT: Final = 500
 
 
-def standing_of(query: StreamingQuery | None) -> Standing:
+def status_of(query: StreamingQuery | None) -> JobStatus:
     """What Spark says of a query; nothing, where Spark does not answer, or it is not started."""
     if query is None:
-        return Standing()
+        return JobStatus()
     try:
         if not query.isActive:
-            return Standing(failure=_failure(query))
+            return JobStatus(failure=_failure(query))
         status = query.status
         available = bool(status["isDataAvailable"] or status["isTriggerActive"])
-        return Standing(input=available, behind=_behind(_newest(query)))
+        return JobStatus(input=available, behind=_behind(_newest(query)))
     except (Py4JError, PySparkException, OSError):
-        return Standing()
+        return JobStatus()
 
 
 def _failure(query: StreamingQuery) -> str:

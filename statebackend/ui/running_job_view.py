@@ -23,7 +23,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend._setting import PREFIX
 from statebackend.errors import NotRestorableError, StoreUnreachableError
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.job_status import Standing, UnderWay, under_way_in
+from statebackend.runtime.driver.job_status import JobStatus, UnderWay, under_way_in
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import SETTINGS, Settings
 from statebackend.tables.state_lookup import LookedUp, StateLookup
@@ -79,7 +79,7 @@ class Observed(Protocol):
         """Says how often it was started again."""
 
     @property
-    def standing(self) -> Callable[[], Standing]:
+    def status(self) -> Callable[[], JobStatus]:
         """Says how it stands, as its mode knows it."""
 
     @property
@@ -137,13 +137,13 @@ class RunningJobView:
     def facts(self) -> RunFacts | StoredFacts:
         """How it stands now; asks Spark, and no store."""
         observed, now_s = self._observed, self._system.monotonic_s()
-        session, standing = observed.session(), observed.standing()
-        under_way, durable = self._under_way(session, standing)
+        session, status = observed.session(), observed.status()
+        under_way, durable = self._under_way(session, status)
         failed = session.failure if session is not None else None
         writing_at_s = observed.progress.commit_since_s
         out_s = observed.job.store.unreachable_s
         active = self.is_running
-        failure = standing.failure or (f"[{failed.code}] {failed.what}" if failed else "")
+        failure = status.failure or (f"[{failed.code}] {failed.what}" if failed else "")
         begun = session is not None and session.looked_at(lambda run: True)
         return RunFacts(
             active=active,
@@ -158,15 +158,15 @@ class RunningJobView:
             store_out_s=out_s or None,
             writing=writing_at_s is not None,
             writing_s=_ago(now_s, writing_at_s) or 0.0,
-            input=standing.input,
-            behind=standing.behind,
+            input=status.input,
+            behind=status.behind,
             restarts=observed.restarts(),
-            interval_s=standing.interval_s,
+            interval_s=status.interval_s,
             asynchronous=observed.settings.commit == "async" and not observed.continuous,
         )
 
     def _under_way(
-        self, session: RunSession | None, standing: Standing
+        self, session: RunSession | None, status: JobStatus
     ) -> tuple[UnderWay | None, int | None]:
         """The checkpoint that is not complete yet, and the newest that is durable."""
         found: tuple[UnderWay | None, int | None] | None = None
@@ -174,7 +174,7 @@ class RunningJobView:
             found = session.looked_at(lambda run: (under_way_in(run), _durable(run)))
         own, durable = found or (None, None)
         if self._observed.continuous:
-            return standing.under_way, durable
+            return status.under_way, durable
         return own and self._with_begin(own), durable
 
     def _with_begin(self, own: UnderWay) -> UnderWay:
@@ -228,7 +228,7 @@ class RunningJobView:
         """See `JobView`; of one that is under way, as far as it has come."""
         observed = self._observed
         session = observed.session()
-        under_way, _ = self._under_way(session, observed.standing())
+        under_way, _ = self._under_way(session, observed.status())
         if under_way is not None and under_way.epoch == epoch:
             return self._running(under_way)
         return _or(None, lambda: self._stored.checkpoint(epoch))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from recovery.decide.rewind import LogProgress, Verdict, decide_start
 from recovery.local.workspace import Workspace
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.location_rewind import LocationRewind
 from statebackend.state.blocks import BlockFile
 from tests.crash.disk import Image, write_image
 from tests.crash.recorder import Recorder
@@ -78,7 +78,7 @@ def _location(root: Path) -> CheckpointLocation:
 def _start(location: CheckpointLocation, epochs: dict[str, int]) -> int:
     """What a start does; the batch that Spark runs next."""
     log = LogProgress(job="clicks", uri="file:///", query_id="q", last_epochs=epochs)
-    going = GoingBack(location, generation=1, look=list, new_id=new_id)
+    going = LocationRewind(location, generation=1, look=list, new_id=new_id)
     going.repair({})
     progress = location.progress()
     decision = decide_start(progress, log)

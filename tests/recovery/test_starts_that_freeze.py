@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recovery.decide.rewind import LogProgress, TakenBack, Verdict, decide_start
 from statebackend.errors import FencedError, JobRunningError, StateBackendError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation, _CannotReplaceError
-from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.location_rewind import LocationRewind
 from statebackend.spark.start.start_point import refuse_hidden
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Driver:
 
         look()
         recorded = dict(shared.records)
-        going = GoingBack(
+        going = LocationRewind(
             location,
             generation=generation,
             look=look,

@@ -34,10 +34,10 @@ from statebackend.rocks.store import Marker, RocksStore
 from statebackend.runtime.driver import session
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark import session_settings as atstart
-from statebackend.spark.start import going_back as goingback
+from statebackend.spark.start import location_rewind as goingback
 from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.location_rewind import LocationRewind
 from statebackend.spark.start.start_point import StartPoint
 from tests.planted.bug import Patches
 from tests.sim.kernel import current
@@ -266,8 +266,8 @@ def no_rewind() -> Patches:
 
 def taken_for_good() -> Patches:
     """As it was: whoever goes back deletes, and does not look whether he was overtaken."""
-    yield GoingBack, "_look_again", lambda self, own: None
-    yield GoingBack, "repair", lambda self, recorded: None
+    yield LocationRewind, "_look_again", lambda self, own: None
+    yield LocationRewind, "repair", lambda self, recorded: None
     yield CheckpointLocation, "taken_back", lambda self: []
 
 

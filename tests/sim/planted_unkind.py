@@ -14,7 +14,7 @@ from snapshot.protocol.stamps import Stamps
 from statebackend.errors import JobRunningError, RewindError
 from statebackend.runtime.driver import job, job_start
 from statebackend.spark.start import start_point as startpoint
-from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.location_rewind import LocationRewind
 from tests.planted.bug import Patches, PlantedBug
 from tests.sim import chaos, world
 from tests.sim.task import SimEpoch
@@ -224,7 +224,7 @@ def plan_before_not_looked_for() -> Patches:
 
 
 def never_put_back() -> Patches:
-    yield GoingBack, "repair", lambda self, recorded: None
+    yield LocationRewind, "repair", lambda self, recorded: None
 
 
 def claims_refuse() -> Patches:

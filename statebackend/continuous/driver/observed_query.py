@@ -10,7 +10,7 @@ from statebackend.continuous.job.job_options import RunOptions
 from statebackend.errors import StateBackendError
 from statebackend.monitoring.observed_job import ObservedJob
 from statebackend.monitoring.observers import observe
-from statebackend.runtime.driver.job_status import Standing, UnderWay
+from statebackend.runtime.driver.job_status import JobStatus, UnderWay
 from statebackend.runtime.driver.session import RunSession
 
 __all__ = ["observe_query"]
@@ -59,14 +59,14 @@ def observe_query(
             is_active=lambda: query.is_active,
             continuous=True,
             restarts=lambda: query.restarts,
-            standing=lambda: _standing(query, options),
+            status=lambda: _status(query, options),
         )
     )
 
 
-def _standing(query: Query, options: RunOptions) -> Standing:
+def _status(query: Query, options: RunOptions) -> JobStatus:
     error, run = query.exception(), query.run
-    return Standing(
+    return JobStatus(
         failure=f"[{error.code}] {error.what}" if error is not None else "",
         under_way=run.under_way() if run is not None and query.is_active else None,
         interval_s=options.checkpoint_interval_s,

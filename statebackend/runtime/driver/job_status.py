@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snapshot.protocol.running_job import RunningJob
 
-__all__ = ["Standing", "UnderWay", "under_way_in"]
+__all__ = ["JobStatus", "UnderWay", "under_way_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class JobStatus:
     """What a job's page asks for beside its records.
 
     Attributes:

@@ -34,7 +34,7 @@ from statebackend.errors import (
 from statebackend.runtime.driver.job import Job, held_before
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
-from statebackend.spark.start.going_back import GoingBack
+from statebackend.spark.start.location_rewind import LocationRewind
 
 __all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
 
@@ -161,7 +161,7 @@ class StartPoint:
             return held_before(self._log, tenure, anew=True)
 
         new_id = self._job.system.new_id
-        going = GoingBack(location, generation=tenure.generation, look=look, new_id=new_id)
+        going = LocationRewind(location, generation=tenure.generation, look=look, new_id=new_id)
         stamps = _recorded_stamps(look())
         going.repair(stamps)
         # The location first here, too; and who was fenced himself takes nothing back.

@@ -19,7 +19,7 @@ from statebackend.runtime.driver.services import Services
 from statebackend.settings import Settings
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.rebalancing import Rebalancer, SparkPlaces
-from statebackend.spark.query_status import standing_of
+from statebackend.spark.query_status import status_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.launch_dependencies import StartOptions
@@ -125,7 +125,7 @@ class WatchedQuery:
                 progress=session.progress,
                 session=lambda: session,
                 is_active=is_active,
-                standing=lambda: standing_of(self.launch.query),
+                status=lambda: status_of(self.launch.query),
                 committed=lambda: self.place.progress().last_commit,
             )
         )

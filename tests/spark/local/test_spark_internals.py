@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from statebackend.errors import EnvironmentMissingError
-from statebackend.spark.start import spark_internals
-from statebackend.spark.start.spark_internals import check_internals, probe_internals
+from statebackend.spark import spark_internals
+from statebackend.spark.spark_internals import check_internals, probe_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

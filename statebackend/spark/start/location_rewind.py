@@ -14,12 +14,12 @@ from recovery.decide.rewind import OFFSETS, TakenBack, decide_repair, next_to_ta
 from statebackend.errors import CheckpointLocationError, FencedError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 
-__all__ = ["GoingBack"]
+__all__ = ["LocationRewind"]
 
 _log = logging.getLogger("statebackend.spark")
 
 
-class GoingBack:
+class LocationRewind:
     """Changes a checkpoint location for one tenure, before its query starts.
 
     Args:
