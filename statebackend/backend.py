@@ -35,9 +35,9 @@ from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.spark_internals import check_internals
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
+from statebackend.spark.start.go_back_to import check_go_back_to
 from statebackend.spark.start.launch_dependencies import StartOptions
 from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
-from statebackend.spark.start.start_point import check_go_back_to
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.stateful_query import StatefulQuery, stateful_queries
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter, WriterCalls

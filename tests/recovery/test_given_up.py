@@ -26,7 +26,7 @@ def point_of(*declared: str) -> StartPoint:
 def possible(records: list[Manifest], *declared: str) -> list[int]:
     point = point_of(*declared)
     last = max(record.epoch for record in records)
-    return [epoch for epoch in range(last + 1) if point._has_state(records, epoch)]
+    return [epoch for epoch in range(last + 1) if point._asked.has_state(records, epoch)]
 
 
 def test_a_deletion_that_was_given_up_did_not_happen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ from statebackend.rocks.store import Marker, RocksStore
 from statebackend.runtime.driver import session
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark import session_settings as atstart
+from statebackend.spark.start import go_back_to as goback
 from statebackend.spark.start import location_rewind as goingback
-from statebackend.spark.start import start_point as startpoint
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.location_rewind import LocationRewind
 from statebackend.spark.start.start_point import StartPoint
@@ -451,7 +451,7 @@ def newest_of_any_task() -> Patches:
 
 
 def no_way_out() -> Patches:
-    yield startpoint, "_ways_out", lambda possible: ""
+    yield goback, "_ways_out", lambda possible: ""
 
 
 # --- commits behind the batches --------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from recovery.decide.rewind import (
@@ -15,9 +15,7 @@ from recovery.decide.rewind import (
     TakenBack,
     Verdict,
     check_belongs,
-    decide_going_back,
     decide_start,
-    lacks_for,
 )
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
@@ -34,14 +32,13 @@ from statebackend.errors import (
 from statebackend.runtime.driver.job import Job, held_before
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
+from statebackend.spark.start.go_back_to import WENT_BACK, GoBackTo
 from statebackend.spark.start.location_rewind import LocationRewind
 
-__all__ = ["StartPoint", "check_go_back_to", "refuse_hidden"]
+__all__ = ["StartPoint", "refuse_hidden"]
 
 _log = logging.getLogger("statebackend.spark")
-_SHOWN = 5
 _LOOKS: Final = 10  # at a log that grows, before what it lacks is said
-_WENT_BACK: Final = "went_back_to"  # in the settings of a claim
 
 
 class StartPoint:
@@ -69,7 +66,8 @@ class StartPoint:
         check: Callable[[list[Manifest], int], None] = lambda manifests, batch: None,
     ) -> None:
         self._job, self._log, self._operators = job, log, operators
-        self._run, self._go_back_to, self._check = run, go_back_to, check
+        self._run, self._check = run, check
+        self._asked = GoBackTo(go_back_to, job, operators, lambda manifests: self._known(manifests))
         self._given_up: int | None = None  # the newest epoch that the user gives up
         self.first_epoch: int | None = None
         self.first_stamp_ms: int | None = None
@@ -80,9 +78,9 @@ class StartPoint:
         Raises:
             SettingError: the user named an epoch.
         """
-        if self._go_back_to is not None:
+        if self._asked.epoch is not None:
             raise SettingError(
-                f"go_back_to={self._go_back_to} is given, but no checkpoint location is known "
+                f"go_back_to={self._asked.epoch} is given, but no checkpoint location is known "
                 f"before the query starts.",
                 todo="Name it: backend.starting(checkpoint_location=..., go_back_to=...), or "
                 "backend.start(writer, go_back_to=...) with the option checkpointLocation.",
@@ -133,10 +131,10 @@ class StartPoint:
         if decision is None or decision.verdict is not Verdict.START:
             as_asked = decision is None and not hidden
             decision, manifests = self._go_back(location, as_asked=as_asked)
-        if self._go_back_to is not None and self._given_up is None:
+        if self._asked.epoch is not None and self._given_up is None:
             _log.warning(
                 "go_back_to=%d is ignored: %s goes on with batch %d",
-                self._go_back_to,
+                self._asked.epoch,
                 progress.path,
                 decision.batch,
             )
@@ -154,7 +152,7 @@ class StartPoint:
             as_asked: it is known already that this goes back to the epoch that the user named.
         """
         # Whoever runs the job now is fenced before anything is taken from under it.
-        told = {_WENT_BACK: str(self._go_back_to)} if as_asked else {}
+        told = {WENT_BACK: str(self._asked.epoch)} if as_asked else {}
         tenure = self._log.claim(run=self._run, settings=told)
 
         def look() -> list[Manifest]:
@@ -189,7 +187,7 @@ class StartPoint:
                 "job %s goes back to epoch %d, as it was asked to: what came after it is given up "
                 "(epochs up to %d, batches up to %d); %s",
                 self._job.name,
-                self._go_back_to,
+                self._asked.epoch,
                 self._given_up,
                 progress.last_commit,
                 error.what,
@@ -311,67 +309,13 @@ class StartPoint:
             if uid in self._operators and epoch >= lineage.first_epoch - 1:
                 lineage.require(epoch)
 
-    # --- going back further, where the user says so ----------------------------------------------
-
     def _as_asked(
         self, error: StateBackendError, location: LocationProgress, manifests: list[Manifest]
     ) -> StartDecision:
-        """Decide to go back to the epoch that the user named; nothing is changed.
-
-        Args:
-            error: why the query cannot go on otherwise.
-
-        Raises:
-            CheckpointLocationError, RewindError, JobRunningError: no epoch was named, or it cannot
-                be, or the job has gone back to it and on.
-        """
-        possible = self._possible(location, manifests)
-        if self._go_back_to is None:
-            todo = f"{error.todo} {_ways_out(possible)}"
-            raise type(error)(error.what, todo=todo) from error
-        _refuse_again(manifests, self._go_back_to, possible)
-        decision = decide_going_back(location, self._known(manifests), self._go_back_to, possible)
-        self._require(manifests, self._go_back_to)
+        """See `GoBackTo.decide`; the log can go on from there."""
+        decision = self._asked.decide(error, location, manifests)
+        self._require(manifests, decision.batch - 1)
         return decision
-
-    def _possible(self, location: LocationProgress, manifests: list[Manifest]) -> list[int]:
-        """The epochs that may be named, the newest first: state and location can go on after."""
-        known = self._known(manifests).last_epochs
-        newest = min([location.last_commit, *known.values()])
-        return [
-            epoch
-            for epoch in sorted(location.commits or (), reverse=True)
-            if epoch <= newest
-            and not lacks_for(location, epoch + 1)
-            and self._has_state(manifests, epoch)
-            and not _has_gone_back(manifests, epoch)
-        ]
-
-    def _has_state(self, manifests: list[Manifest], epoch: int) -> bool:
-        ids = {m.sequence: m.states for m in manifests}
-        try:
-            return all(
-                lineage.at(self._operators[uid].parallelism, epoch).is_known(epoch)
-                and _has_same_states(lineage, epoch, ids, self._operators[uid].states)
-                for uid, lineage in self._job.resolved.of(manifests).items()
-                if uid in self._operators
-            )
-        except StateBackendError:  # it cannot be told what it was made of
-            return False
-
-
-def check_go_back_to(value: object) -> None:
-    """Refuse what is no epoch; None is none.
-
-    Raises:
-        SettingError: naming it.
-    """
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return
-    raise SettingError(
-        f"go_back_to= is {value!r}, which is no epoch.",
-        todo="Give an int from 0: the error of a start that is refused without it says which.",
-    )
 
 
 def refuse_hidden(location: CheckpointLocation) -> None:
@@ -388,70 +332,6 @@ def refuse_hidden(location: CheckpointLocation) -> None:
             todo="Let one driver start the job. backend.start(writer) puts it back, and so does "
             "backend.starting(checkpoint_location=...).",
         )
-
-
-def _has_same_states(
-    lineage: OperatorLineage,
-    epoch: int,
-    ids: Mapping[int, Mapping[str, int]],
-    declared: Collection[str],
-) -> bool:
-    """Whether no state was deleted after an epoch, and none that is declared was left out.
-
-    Its name would stand for another state now, which is empty.
-
-    Args:
-        ids: of states, by name, as the records say, by sequence. declared: names, in this start.
-    """
-    entry, last = lineage.epochs.get(epoch), lineage.epochs.get(lineage.last_epoch)
-    if entry is None or last is None:
-        return True
-    then, now = ids[entry.sequence], ids[last.sequence]
-    same = all(now.get(name) == number for name, number in then.items() if name in declared)
-    return same and entry.dropped_ids == last.dropped_ids
-
-
-def _ways_out(possible: list[int]) -> str:
-    if possible:
-        shown = ", ".join(map(str, possible[:_SHOWN]))
-        more = f"go_back_to= can give up what came after epoch {shown}"
-    else:
-        more = (
-            "There is no epoch that go_back_to= could go back to; without a copy, begin a new job "
-            "with the newest savepoint"
-        )
-    return f"{more}: see docs/howto/repair.md."
-
-
-def _refuse_again(manifests: list[Manifest], epoch: int, possible: list[int]) -> None:
-    """Refuse an argument that was left in a script: it has done its work, and the job went on.
-
-    Raises:
-        RewindError: the job has gone back to that epoch before, and more than a batch further.
-    """
-    if _has_gone_back(manifests, epoch):
-        raise RewindError(
-            f"The job was told to go back to epoch {epoch} before, and has gone on since.",
-            todo=f"Leave go_back_to= out of scripts: each epoch is gone back to once. "
-            f"{_ways_out(possible)}",
-        )
-
-
-def _has_gone_back(manifests: list[Manifest], epoch: int) -> bool:
-    """Whether the job was told to go back to an epoch, did, and has gone more than a batch further.
-
-    A claim says what it was about to do, and may have been cut, or refused. What was done then is
-    said by the records after it: they begin with the next epoch. Where that epoch itself was made
-    anew since, it is another one.
-    """
-    for claim in manifests:
-        if claim.settings.get(_WENT_BACK) == str(epoch):
-            since = [
-                m.epoch for m in manifests if m.kind == "checkpoint" and m.sequence > claim.sequence
-            ]
-            if since and min(since) == epoch + 1 < max(since):
-                return True
-    return False
 
 
 def _recorded_stamps(manifests: list[Manifest]) -> dict[int, int]:
