@@ -35,7 +35,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
 from statebackend.rpc.driver_service import Endpoint
 from statebackend.runtime.driver.session import RunSession
-from statebackend.runtime.operator_time import NO_TIME
+from statebackend.runtime.time_plan import NO_TIME
 from statebackend.runtime.worker.shipped_constants import pack
 from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.settings import Settings

@@ -21,7 +21,7 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch, Operator
 from statebackend.spark.start.launch_dependencies import StartOptions, Surroundings

@@ -37,7 +37,7 @@ from statebackend.rocks.store import RocksSettings
 from statebackend.rpc.driver_service import Endpoint
 from statebackend.runtime.driver.operator_specs import Operator, operator_specs
 from statebackend.runtime.driver.session import RunSession
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_constants import pack
 from statebackend.runtime.worker.task_spec import JobPlace, TaskSpec
 from statebackend.settings import Settings

@@ -14,7 +14,7 @@ from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.operators.declared_states import Declarations
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.operator_time import TIME_MODES, TimePlan
+from statebackend.runtime.time_plan import TIME_MODES, TimePlan
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
 from statebackend.settings import Settings
 

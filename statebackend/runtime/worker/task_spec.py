@@ -11,7 +11,7 @@ from recovery.local.store_pool import StorePoolSettings
 from snapshot.storage.store_options import StoreOptions
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.participant import JobSubtask
 
 if TYPE_CHECKING:  # the driver's: no worker need import them

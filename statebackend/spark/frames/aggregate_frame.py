@@ -14,8 +14,9 @@ from statebackend.operators.aggregate.aggregate_processor import AggregateProces
 from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, plan_aggregate
 from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
-from statebackend.runtime.operator_time import NO_TIME, TimePlan, time_plan
+from statebackend.runtime.time_plan import NO_TIME, TimePlan
 from statebackend.schema.ddl import quoted
+from statebackend.spark.frames.event_time import time_plan
 from statebackend.spark.frames.frame_builder import Early
 
 __all__ = ["Aggregated", "aggregated"]

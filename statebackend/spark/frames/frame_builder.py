@@ -26,7 +26,7 @@ from statebackend.runtime.driver.inputs import key_schema_of
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator, check_groups
 from statebackend.runtime.driver.worker_memory import worker_memory
-from statebackend.runtime.operator_time import TimePlan, passing_on, time_plan, with_event_time
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import NO_JOB, task_spec
@@ -35,6 +35,7 @@ from statebackend.schema.types import is_fixed_width
 from statebackend.settings import Settings
 from statebackend.spark.frames.anchor import Anchor, anchored
 from statebackend.spark.frames.broadcast_input import with_rules
+from statebackend.spark.frames.event_time import passing_on, time_plan, with_event_time
 from statebackend.spark.frames.heartbeat import SOURCE_NAME, HeartbeatFile, beating
 from statebackend.spark.frames.repeatable_sources import check_sources, source_names
 from statebackend.spark.frames.static_frames import once_through, static_operator

@@ -16,7 +16,8 @@ from statebackend.errors import SettingError, UnsupportedQueryError
 from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
 from statebackend.runtime.driver.inputs import GroupedInput, grouped_input
-from statebackend.runtime.operator_time import TimePlan, time_plan
+from statebackend.runtime.time_plan import TimePlan
+from statebackend.spark.frames.event_time import time_plan
 from statebackend.spark.session_settings import frame_limits
 
 __all__ = ["FunctionFrame", "function_frame"]

@@ -34,7 +34,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.driver.operator_specs import Operator
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.schema.ddl import quoted
 from statebackend.schema.keys.key_codec import KeyCodec

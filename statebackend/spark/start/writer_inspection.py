@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import UnsupportedQueryError
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 
 __all__ = [
     "FUNCTION_PREFIX",

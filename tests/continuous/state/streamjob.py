@@ -33,7 +33,7 @@ from statebackend.keygroups import subtask_of
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
-from statebackend.runtime.operator_time import TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.participant import JobSubtask, Membership, Participant
 from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.runtime.worker.worker_store import SubtaskStore, local_subtask

@@ -1,9 +1,9 @@
-"""An operator's time: its mode, its event-time column, and how far its watermark lags behind."""
+"""The event time of a frame: its column and watermark, and what goes on behind an operator."""
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -11,48 +11,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
+from statebackend.runtime.time_plan import TIME_MODES, TimePlan
 from statebackend.schema.ddl import quoted
 
-__all__ = [
-    "NO_TIME",
-    "TIME_MODES",
-    "TimePlan",
-    "passing_on",
-    "time_plan",
-    "with_event_time",
-]
+__all__ = ["passing_on", "time_plan", "with_event_time"]
 
-TIME_MODES: Final = ("none", "processing", "event")
 _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
 _PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
 _MOMENTS: Final = (TimestampType, TimestampNTZType)  # a window of event time has the mark, too
 _IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # these neither add nor drop rows
-
-
-@dataclass(frozen=True)
-class TimePlan:
-    """What time means to an operator.
-
-    ``event_position``: of the event-time column, None without one. ``side_position``: of the column
-    that says which of two measured inputs a row is of. ``delay_ms``: None where the
-    operator takes the job's watermark and adds nothing to it. ``drops_late``: whether late rows are
-    left out by their own event time; else the operator looks to it. ``output_position``: of the
-    output's column that operators behind this one take for event time. ``output_delay_ms``: the
-    delay of the watermark that goes with it.
-    """
-
-    mode: str = "none"
-    event_position: int | None = None
-    delay_ms: int | None = None
-    side_position: int | None = None
-    drops_late: bool = True
-    output_position: int | None = None
-    output_delay_ms: int = 0
-
-
-NO_TIME: Final = TimePlan()
 
 
 def time_plan(
