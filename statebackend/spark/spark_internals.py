@@ -18,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import EnvironmentMissingError
 from statebackend.operators.errors import lost_jvm as jvm
-from statebackend.runtime.driver.inputs import grouped_input
+from statebackend.spark.frames.grouped_input import grouped_input
 from statebackend.spark.session_settings import frame_limits
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.writer_inspection import (

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statebackend.backend import StateBackend
 from statebackend.errors import SettingError, SparkLostError
-from statebackend.runtime.driver.inputs import key_names
+from statebackend.spark.frames.grouped_input import key_names
 
 if TYPE_CHECKING:
     from pathlib import Path

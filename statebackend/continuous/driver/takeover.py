@@ -25,10 +25,9 @@ from statebackend.continuous.job.flow import Flow, time_of
 from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.operators.declared_states import StateDeclaration
-from statebackend.runtime.driver.inputs import key_schema_of
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_start import JobStart
-from statebackend.runtime.driver.operator_specs import Operator, check_groups
+from statebackend.runtime.driver.operator_specs import Operator, check_groups, key_schema_of
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 

@@ -2,7 +2,7 @@
 
 The columns of an operator of two inputs: ``side`` (0 left, 1 right), the keys ``k0..``, the left
 side's columns ``l0..``, the right side's ``r0..``, and ``t``, the event time, where it is asked
-for; as `statebackend.runtime.driver.inputs.united_sides` makes them in micro-batches.
+for; as `statebackend.spark.frames.two_input_frames.united_sides` makes them in micro-batches.
 """
 
 from __future__ import annotations

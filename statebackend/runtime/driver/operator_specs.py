@@ -25,7 +25,14 @@ from statebackend.runtime.time_plan import NO_TIME, TimePlan
 from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.schema.types import schema_from_json
 
-__all__ = ["Operator", "check_groups", "check_watermark", "log_changes", "operator_specs"]
+__all__ = [
+    "Operator",
+    "check_groups",
+    "check_watermark",
+    "key_schema_of",
+    "log_changes",
+    "operator_specs",
+]
 
 _log = logging.getLogger("statebackend.spark")
 _KEY_STATE = ""  # the key's schema is kept beside the states', under a name no state can have
@@ -55,6 +62,11 @@ class Operator:
     frame: DataFrame | None = None
     withdrawn: frozenset[str] = frozenset()
     output_mode: str = ""
+
+
+def key_schema_of(rows: StructType, names: list[str]) -> StructType:
+    """The schema of an operator's key."""
+    return StructType([rows[name] for name in names])
 
 
 def operator_specs(

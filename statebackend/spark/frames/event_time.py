@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
 from statebackend.runtime.time_plan import TIME_MODES, TimePlan
 from statebackend.schema.ddl import quoted
 
-__all__ = ["passing_on", "time_plan", "with_event_time"]
+__all__ = ["check_event_time", "passing_on", "time_plan", "with_event_time"]
 
 _SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
 _WATERMARK_NODE: Final = "EventTimeWatermark"
@@ -22,6 +24,9 @@ _DELAY: Final = "spark.watermarkDelayMs"
 _PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
 _MOMENTS: Final = (TimestampType, TimestampNTZType)  # a window of event time has the mark, too
 _IN_BETWEEN: Final = ("Project", "SubqueryAlias", "View")  # these neither add nor drop rows
+_MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
+# Spark passes no watermark on through these: one may be defined behind them.
+_WITHOUT_WATERMARK: Final = ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState")
 
 
 def time_plan(
@@ -150,6 +155,50 @@ def with_event_time(result: DataFrame, when: TimePlan, uid: str) -> DataFrame:
     name = result.columns[when.output_position]
     columns[when.output_position] = columns[when.output_position].alias(name, metadata=metadata)
     return result.select(*columns)
+
+
+def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], append: bool) -> None:
+    """Refuse at the start what Spark would refuse in a batch, or only in plans of its own.
+
+    Args:
+        append: whether that is the query's output mode.
+
+    Raises:
+        UnsupportedQueryError: with the way out.
+    """
+    if not append and any(one.output_position is not None for one in operators):
+        raise UnsupportedQueryError(
+            "The query's output mode is not append, and eventTimeColumnName= was given.",
+            todo="As in Spark, event time goes on behind an operator in outputMode('append') only.",
+        )
+    frame: Any = writer._df
+    if frame.sparkSession.conf.get(_MULTIPLE, "true") != "false" and _is_marked_twice(
+        frame._jdf.queryExecution().analyzed()
+    ):
+        raise UnsupportedQueryError(
+            "withWatermark() was called on a frame whose input has a watermark already, which "
+            "Spark refuses as soon as its watermark moves.",
+            todo="Behind transform_with_state(), process() and transform_arrow() leave it out, and "
+            "give them eventTimeColumnName= with the timestamp column of the output. Behind "
+            "aggregate(), connect() and connect_broadcast() keep it, and give them event_time= and "
+            "watermark_delay= instead of calling withWatermark() before them.",
+        )
+
+
+def _is_marked_twice(plan: Any) -> bool:
+    if str(plan.toString()).count(_WATERMARK_NODE) < 2:
+        return False
+    nodes = [(plan, False)]
+    while nodes:
+        node, below = nodes.pop()
+        name = str(node.getClass().getSimpleName())
+        here = name == _WATERMARK_NODE
+        if here and below:
+            return True
+        below = (below or here) and name not in _WITHOUT_WATERMARK
+        children = node.children()
+        nodes += [(children.apply(i), below) for i in range(children.length())]
+    return False
 
 
 def _is_passed_on(df: DataFrame, column: str) -> bool:

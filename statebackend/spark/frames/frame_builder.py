@@ -22,9 +22,8 @@ from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.rpc.driver_service import Credentials
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.initial_frame import InitialState
-from statebackend.runtime.driver.inputs import key_schema_of
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.driver.operator_specs import Operator, check_groups
+from statebackend.runtime.driver.operator_specs import Operator, check_groups, key_schema_of
 from statebackend.runtime.driver.worker_memory import worker_memory
 from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, pack, sent_by

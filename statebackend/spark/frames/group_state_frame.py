@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from statebackend.errors import SettingError, UnsupportedQueryError
 from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
-from statebackend.runtime.driver.inputs import GroupedInput, grouped_input
 from statebackend.runtime.time_plan import TimePlan
 from statebackend.spark.frames.event_time import time_plan
+from statebackend.spark.frames.grouped_input import GroupedInput, grouped_input
 from statebackend.spark.session_settings import frame_limits
 
 __all__ = ["FunctionFrame", "function_frame"]

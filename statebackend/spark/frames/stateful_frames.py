@@ -15,18 +15,19 @@ from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor_calls import record_states
-from statebackend.runtime.driver.inputs import grouped_input, key_names, united_sides
 from statebackend.settings import Settings
 from statebackend.spark.frames.aggregate_arguments import emitted_in, window_of
 from statebackend.spark.frames.aggregate_frame import aggregated
 from statebackend.spark.frames.broadcast_input import check_rules
 from statebackend.spark.frames.frame_builder import FrameBuilder, OperatorCall
+from statebackend.spark.frames.grouped_input import grouped_input, key_names
 from statebackend.spark.frames.spark_arguments import (
     check_flavour,
     check_processor,
     either,
     uid_of,
 )
+from statebackend.spark.frames.two_input_frames import united_sides
 from statebackend.spark.session_settings import keeps_avro
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ from statebackend.runtime.driver.job_start import JobStart
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery
 from statebackend.settings import Settings
+from statebackend.spark.frames.event_time import check_event_time
 from statebackend.spark.frames.heartbeat import HeartbeatFile, check_trigger
 from statebackend.spark.frames.initial_state_writer import write_initial
 from statebackend.spark.frames.physical_plan import check_plan
@@ -67,7 +68,6 @@ from statebackend.spark.start.query_identity import refuse_other_place
 from statebackend.spark.start.sparks_own_state import refuse_sparks_own
 from statebackend.spark.start.start_point import StartPoint, refuse_hidden
 from statebackend.spark.start.writer_inspection import (
-    check_event_time,
     location_path,
     only_our_python,
     options_of,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statebackend.errors import UnsupportedQueryError
-from statebackend.runtime.time_plan import TimePlan
-
 __all__ = [
     "FUNCTION_PREFIX",
     "batch_writer",
-    "check_event_time",
     "default_folder",
     "format_of",
     "function_name",
@@ -38,10 +34,6 @@ FUNCTION_PREFIX: Final = "statebackend:"
 _OURS: Final = "MapInArrow"
 _PYTHONS: Final = ("Arrow", "Pandas", "Python", "PySpark")
 _TABLE: Final = "_statebackend_table"  # an attribute of a writer
-_MULTIPLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
-_WATERMARK_NODE: Final = "EventTimeWatermark"
-# Spark passes no watermark on through these: one may be defined behind them.
-_WITHOUT_WATERMARK: Final = ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState")
 
 
 def options_of(writer: DataStreamWriter | None) -> dict[str, str]:
@@ -181,47 +173,3 @@ def nodes_of(plan: Any) -> Iterator[Any]:
 def items(sequence: Any) -> Iterator[Any]:
     """A Scala sequence's."""
     return (sequence.apply(i) for i in range(sequence.length()))
-
-
-def check_event_time(writer: DataStreamWriter, operators: Iterable[TimePlan], append: bool) -> None:
-    """Refuse at the start what Spark would refuse in a batch, or only in plans of its own.
-
-    Args:
-        append: whether that is the query's output mode.
-
-    Raises:
-        UnsupportedQueryError: with the way out.
-    """
-    if not append and any(one.output_position is not None for one in operators):
-        raise UnsupportedQueryError(
-            "The query's output mode is not append, and eventTimeColumnName= was given.",
-            todo="As in Spark, event time goes on behind an operator in outputMode('append') only.",
-        )
-    frame: Any = writer._df
-    if frame.sparkSession.conf.get(_MULTIPLE, "true") != "false" and _is_marked_twice(
-        frame._jdf.queryExecution().analyzed()
-    ):
-        raise UnsupportedQueryError(
-            "withWatermark() was called on a frame whose input has a watermark already, which "
-            "Spark refuses as soon as its watermark moves.",
-            todo="Behind transform_with_state(), process() and transform_arrow() leave it out, and "
-            "give them eventTimeColumnName= with the timestamp column of the output. Behind "
-            "aggregate(), connect() and connect_broadcast() keep it, and give them event_time= and "
-            "watermark_delay= instead of calling withWatermark() before them.",
-        )
-
-
-def _is_marked_twice(plan: Any) -> bool:
-    if str(plan.toString()).count(_WATERMARK_NODE) < 2:
-        return False
-    nodes = [(plan, False)]
-    while nodes:
-        node, below = nodes.pop()
-        name = str(node.getClass().getSimpleName())
-        here = name == _WATERMARK_NODE
-        if here and below:
-            return True
-        below = (below or here) and name not in _WITHOUT_WATERMARK
-        children = node.children()
-        nodes += [(children.apply(i), below) for i in range(children.length())]
-    return False

@@ -1,20 +1,16 @@
-"""The inputs of an operator: their key columns, and two of them as one frame."""
+"""What a frame is grouped by: an operator's input, and the names of its key columns."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.types import ByteType, StructType
 
 from statebackend.errors import SchemaError
 from statebackend.operators.errors import lost_jvm as jvm
-from statebackend.schema.ddl import quoted
 
-__all__ = ["GroupedInput", "grouped_input", "key_names", "key_schema_of", "united_sides"]
-
+__all__ = ["GroupedInput", "grouped_input", "key_names"]
 
 _CASE: Final = "spark.sql.caseSensitive"
 _KEY_COLUMN: Final = "statebackend.groupedBy"  # of a column's metadata: the expression
@@ -32,11 +28,6 @@ class GroupedInput(NamedTuple):
     frame: DataFrame
     names: list[str]
     shown: int | None = None
-
-
-def key_schema_of(rows: StructType, names: list[str]) -> StructType:
-    """The schema of an operator's key."""
-    return StructType([rows[name] for name in names])
 
 
 def key_names(df: Any, keys: Any, *, static: bool = False) -> list[str]:
@@ -163,58 +154,3 @@ def _with_expressions(frame: Any, grouped: Any, places: list[int | None]) -> Dat
         made.append(column.alias(name, metadata={_KEY_COLUMN: name}))
     extended: DataFrame = frame.select("*", *made)
     return extended
-
-
-def united_sides(
-    left: DataFrame,
-    right: DataFrame,
-    *,
-    left_keys: list[str],
-    right_keys: list[str],
-    event_time: str | None,
-) -> tuple[DataFrame, list[str], str | None]:
-    """Both inputs of a connected operator as one frame.
-
-    Its columns: ``side`` (0 left, 1 right), the keys ``k0..``, the left side's columns ``l0..``,
-    the right side's ``r0..``, and ``t``, the event time, where it is asked for.
-
-    Returns:
-        the frame, the names of its key columns, and of its event-time column.
-
-    Raises:
-        SchemaError: the keys do not have the same types, or no side has the event time.
-    """
-    kinds = [
-        [frame.schema[name].dataType for name in names]
-        for frame, names in ((left, left_keys), (right, right_keys))
-    ]
-    if kinds[0] != kinds[1]:
-        shown = [", ".join(kind.simpleString() for kind in side) for side in kinds]
-        raise SchemaError(
-            f"The keys of the two sides differ: ({shown[0]}) and ({shown[1]}).",
-            todo="Cast the key columns to the same types.",
-        )
-    if event_time is not None and event_time not in {*left.columns, *right.columns}:
-        raise SchemaError(
-            f"Neither side has a column {event_time!r}.", todo="Name the event-time column."
-        )
-
-    having = left if event_time in left.columns else right
-    event_type: Any = having.schema[event_time].dataType if event_time is not None else None
-
-    def half(side: int, frame: DataFrame, keys: list[str]) -> DataFrame:
-        columns = [F.lit(side).cast(ByteType()).alias("side")]
-        columns += [F.col(quoted(name)).alias(f"k{i}") for i, name in enumerate(keys)]
-        for number, (letter, of) in enumerate((("l", left), ("r", right))):
-            for i, field in enumerate(of.schema.fields):
-                mine = F.col(quoted(field.name)) if number == side else F.lit(None)
-                columns.append(mine.cast(field.dataType).alias(f"{letter}{i}"))
-        if event_time is not None:
-            there = event_time in frame.columns
-            moment = F.col(quoted(event_time)) if there else F.lit(None).cast(event_type)
-            columns.append(moment.alias("t"))
-        return frame.select(*columns)
-
-    both = half(0, left, left_keys).union(half(1, right, right_keys))
-    names = [f"k{i}" for i in range(len(left_keys))]
-    return both, names, "t" if event_time is not None else None
