@@ -27,9 +27,9 @@ from statebackend.once_batches import OnceBatches, Written, once
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.environment import warn_of_other_python
-from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job, store_options
 from statebackend.runtime.driver.job_savepoints import saved_lineages
+from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker

@@ -16,7 +16,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.runtime.driver.housekeeping import StorePatience
+from statebackend.runtime.driver.store_patience import StorePatience
 from tests.recovery.driver import Started, ack_of, begin_of, manifests_of, part_of
 from tests.support.failing_store import FailingStore, Failure
 

@@ -19,8 +19,8 @@ from snapshot.log.commit_log import RecordCache
 from snapshot.storage.counting import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
-from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job import Job
+from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.runtime.time_plan import TimePlan
 from statebackend.settings import Settings
 from statebackend.spark.start.launch import Launch, Operator

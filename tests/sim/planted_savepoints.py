@@ -14,7 +14,7 @@ from recovery.savepoints.savepoint import encode_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from recovery.savepoints.state_copy import Copied
 from statebackend.errors import CheckpointLocationError, NotRestorableError
-from statebackend.runtime.driver.housekeeping import Cleaner
+from statebackend.runtime.driver.background_cleaning import Cleaner
 from tests.planted.bug import Patches
 
 __all__ = ["cleaner_not_held", "cut_is_begun", "json_first", "tip_of_the_log"]

@@ -1,1 +1,1 @@
-"""The driver's side of a job in both modes: its session, replies, operators and housekeeping."""
+"""The driver's side of a job in both modes: its session, replies, operators and cleaning."""

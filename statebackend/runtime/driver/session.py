@@ -41,6 +41,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.runtime.driver.attempt_timeouts import Attempts
+from statebackend.runtime.driver.background_cleaning import Cleaner
 from statebackend.runtime.driver.begin_replies import (
     Admission,
     admission_of,
@@ -51,7 +52,6 @@ from statebackend.runtime.driver.begin_replies import (
     plan_steps,
     state_parts,
 )
-from statebackend.runtime.driver.housekeeping import Cleaner
 from statebackend.runtime.driver.job import overtaken
 from statebackend.runtime.driver.pending_lookups import LookupDesk
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records

@@ -19,8 +19,8 @@ from statebackend.continuous.job.streams import continuous
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.rpc.driver_service import Credentials, Endpoint
-from statebackend.runtime.driver.housekeeping import StorePatience
 from statebackend.runtime.driver.job_savepoints import saved_lineages
+from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.runtime.driver.worker_memory import WorkerMemory
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
