@@ -32,7 +32,9 @@ from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import by_key_group, rebalance
-from statebackend.rpc.driver_service import Call, Client, Server
+from statebackend.rpc.driver_client import Client
+from statebackend.rpc.driver_server import Server
+from statebackend.rpc.envelope import Call
 from statebackend.rpc.tls import self_signed
 
 __all__ = ["exchange", "exchange_text"]

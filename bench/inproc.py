@@ -33,7 +33,7 @@ from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.rocks.store import RocksSettings
-from statebackend.rpc.driver_service import Endpoint
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.time_plan import NO_TIME
 from statebackend.runtime.worker.shipped_constants import pack

@@ -13,7 +13,7 @@ import msgspec
 
 from statebackend.errors import ProtocolError, StateBackendError, error_for_code
 
-__all__ = ["Decoder", "ErrorReply", "encode"]
+__all__ = ["Call", "Decoder", "ErrorReply", "encode"]
 
 T = TypeVar("T")
 _TEXT_CHARACTERS: Final = 16 << 10
@@ -93,6 +93,16 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag=6):
     def error(self) -> StateBackendError:
         """The error as it is raised here."""
         return error_for_code(self.code, self.what, self.todo)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of whoever drives the operators, beside begins and acks; ``body`` is his matter."""
+
+    protocol: int
+    job: str
+    session: str
+    kind: str
+    body: bytes
 
 
 def _sendable(text: str) -> str:

@@ -20,9 +20,10 @@ from snapshot.protocol.messages import (
 )
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, error_for_code
-from statebackend.rpc.driver_service import Credentials, Endpoint, Server
+from statebackend.rpc.driver_server import Server
 from statebackend.rpc.envelope import Decoder, ErrorReply
-from statebackend.rpc.flight_service import read_reply
+from statebackend.rpc.flight_base import read_reply
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or
 from tests.recovery.driver import (

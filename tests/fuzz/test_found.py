@@ -22,9 +22,9 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.operators.vector.column_entries import Entries
 from statebackend.operators.vector.column_states import ArrowListState, StateSite
 from statebackend.rocks.store import RocksSettings, RocksStore
-from statebackend.rpc.driver_service import Server
+from statebackend.rpc.driver_server import Server
 from statebackend.rpc.envelope import Decoder
-from statebackend.rpc.flight_service import read_reply
+from statebackend.rpc.flight_base import read_reply
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys.key_codec import KeyCodec

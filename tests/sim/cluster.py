@@ -40,7 +40,7 @@ class Host:
 
 
 class Client:
-    """What `statebackend.rpc.driver_service.Client` is to a task: requests to its driver."""
+    """What `statebackend.rpc.driver_client.Client` is to a task: requests to its driver."""
 
     def __init__(self, app: App) -> None:
         self._app = app

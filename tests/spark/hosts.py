@@ -15,7 +15,7 @@ from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.rpc.driver_service import Endpoint
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.spark.worker import worker_delegation as hosting
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegation_messages import Request, pass_on

@@ -27,7 +27,10 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.rpc import tls as tls_module
-from statebackend.rpc.driver_service import Call, Client, Credentials, Endpoint, Server, client_for
+from statebackend.rpc.driver_client import Client, client_for
+from statebackend.rpc.driver_server import Server
+from statebackend.rpc.envelope import Call
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.rpc.tls import Tls, driver_tls, self_signed
 from statebackend.runtime.driver.services import Services, driver_server
 from statebackend.settings import Settings

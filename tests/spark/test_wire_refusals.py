@@ -11,9 +11,11 @@ import pytest
 
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import ProtocolError, StaleRequestError
-from statebackend.rpc import driver_service as wire
-from statebackend.rpc.driver_service import Call, Client, Endpoint, Server
-from statebackend.rpc.envelope import Decoder
+from statebackend.rpc import driver_server as wire
+from statebackend.rpc.driver_client import Client
+from statebackend.rpc.driver_server import Server
+from statebackend.rpc.envelope import Call, Decoder
+from statebackend.rpc.session_endpoint import Endpoint
 
 TOKEN, OTHER = "the token of this session", "the token of another session"
 

@@ -34,7 +34,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor_calls import record_states
 from statebackend.rocks.store import RocksSettings
-from statebackend.rpc.driver_service import Endpoint
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.runtime.driver.operator_specs import Operator, operator_specs
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.time_plan import TimePlan

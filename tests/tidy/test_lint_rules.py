@@ -50,7 +50,7 @@ PROTOCOL = (
     *_modules("statebackend/continuous/worker"),
 )
 EDGES = (
-    "statebackend/rpc/driver_service.py",
+    "statebackend/rpc/driver_server.py",
     "statebackend/continuous/exchange/x.py",
     "statebackend/rocks/x.py",
     "statebackend/system.py",

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from statebackend.continuous.job.flow import JobSetup
 from statebackend.continuous.worker.slot import Run, SlotTask
 from statebackend.operators.errors import lost_jvm as jvm
-from statebackend.rpc.driver_service import Credentials, Server
+from statebackend.rpc.driver_server import Server
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.runtime.driver.services import driver_server
 from statebackend.runtime.driver.worker_memory import WorkerMemory, worker_memory
 from statebackend.runtime.worker.shipped_constants import PackedProcessor, sent_by

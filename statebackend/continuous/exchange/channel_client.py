@@ -31,7 +31,7 @@ from statebackend.continuous.exchange.elements import Element
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
-from statebackend.rpc.flight_service import BROKEN, ask, call_options, read_reply
+from statebackend.rpc.flight_base import BROKEN, ask, call_options, read_reply
 from statebackend.rpc.tls import connect
 
 __all__ = ["ExchangeClient", "RemoteChannel"]

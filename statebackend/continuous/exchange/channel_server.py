@@ -29,7 +29,7 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
 from statebackend.rpc.envelope import ErrorReply, encode
-from statebackend.rpc.flight_service import BROKEN, FlightService, same_token
+from statebackend.rpc.flight_base import BROKEN, FlightService, same_token
 from statebackend.rpc.tls import Tls
 
 __all__ = ["ExchangeServer"]

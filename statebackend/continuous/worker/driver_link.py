@@ -21,8 +21,9 @@ from statebackend.errors import (
     StaleRequestError,
     StateBackendError,
 )
-from statebackend.rpc.driver_service import Call, Client, Endpoint
-from statebackend.rpc.envelope import ErrorReply, encode
+from statebackend.rpc.driver_client import Client
+from statebackend.rpc.envelope import Call, ErrorReply, encode
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.runtime.worker.participant import RemoteSession
 from statebackend.system import SYSTEM, System
 

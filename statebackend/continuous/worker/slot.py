@@ -51,7 +51,8 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.operators.streaming_operator import StreamOperator
-from statebackend.rpc.driver_service import Client, Credentials, Endpoint, client_for
+from statebackend.rpc.driver_client import Client, client_for
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.rpc.tls import Tls, self_signed
 from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statebackend.errors import SettingError
-from statebackend.rpc.driver_service import Server
+from statebackend.rpc.driver_server import Server
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings

@@ -19,8 +19,7 @@ from recovery.local.store_directory import StoreDirectory
 from snapshot.formats.delta_stream import as_lists, iter_delta
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import StateBackendError
-from statebackend.rpc.driver_service import Call
-from statebackend.rpc.envelope import encode
+from statebackend.rpc.envelope import Call, encode
 from statebackend.runtime.lookup_messages import (
     LOOKUP,
     Answer,

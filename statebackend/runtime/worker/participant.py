@@ -34,7 +34,9 @@ from snapshot.protocol.messages import (
 from snapshot.storage.counting import CountingStore, VerbCount
 from snapshot.storage.object_store import ObjectStore
 from statebackend.operators.operator_snapshot import OperatorSnapshot
-from statebackend.rpc.driver_service import Client, Endpoint, Handler
+from statebackend.rpc.driver_client import Client
+from statebackend.rpc.driver_server import Handler
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO, StateParts
 from statebackend.runtime.worker.slice_parts import durable_slice, packed_base
 from statebackend.system import SYSTEM, System

@@ -19,7 +19,7 @@ from statebackend.operators.declared_states import Declarations, parse_schema
 from statebackend.operators.input.packing import PACKED_SCHEMA, RowPacker
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.rpc.driver_service import Credentials
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.initial_frame import InitialState
 from statebackend.runtime.driver.job import Job

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.protocol.stamps import Stamps
-from statebackend.rpc.driver_service import Server
+from statebackend.rpc.driver_server import Server
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.services import RunningQuery, Services
 from statebackend.runtime.driver.session import RunSession

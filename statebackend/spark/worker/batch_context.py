@@ -10,7 +10,7 @@ from pyspark import TaskContext
 
 from snapshot.protocol.messages import Use
 from statebackend.errors import WrongBatchError
-from statebackend.rpc.driver_service import Credentials, Endpoint
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.runtime.worker.task_spec import JobPlace
 
 __all__ = ["ENDPOINT_PROPERTY", "JOB_PROPERTY", "EpochContext", "job_place"]

@@ -23,8 +23,8 @@ from recovery.local.local_sockets import connect
 from snapshot.protocol.messages import Use
 from statebackend import system
 from statebackend.errors import PeerLostError, ProtocolError
-from statebackend.rpc.driver_service import Credentials, Endpoint
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 
 __all__ = ["SOCKET", "ConnectionClosed", "Failed", "Frames", "Request", "call", "pass_on"]

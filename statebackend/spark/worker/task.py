@@ -29,7 +29,8 @@ from statebackend.operators.input.lateness import EventMaxima, LateRows, in_time
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_snapshot import OperatorSnapshot
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.rpc.driver_service import Credentials, client_for
+from statebackend.rpc.driver_client import client_for
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.runtime.worker.participant import (
     AckTimes,
     EpochStamp,

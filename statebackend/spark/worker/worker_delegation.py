@@ -41,7 +41,7 @@ from recovery.local.local_sockets import Listener
 from recovery.local.store_pool import StorePool
 from statebackend import system
 from statebackend.errors import ProtocolError
-from statebackend.rpc.driver_service import Endpoint
+from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegation_messages import (
     SOCKET,

@@ -38,7 +38,7 @@ from statebackend.errors import (
     StateBackendError,
 )
 from statebackend.rpc.envelope import Decoder, encode
-from statebackend.rpc.flight_service import TOKEN_HEADER, read_reply
+from statebackend.rpc.flight_base import TOKEN_HEADER, read_reply
 from statebackend.rpc.tls import Tls, self_signed
 from tests.continuous.exchange.peers import (
     ME,

@@ -22,7 +22,7 @@ from tests.continuous.runtime.jobs import OUTPUT, Counting, Numbers, check_count
 
 if TYPE_CHECKING:
     from statebackend.continuous.worker.slot import Run
-    from statebackend.rpc.driver_service import Credentials
+    from statebackend.rpc.session_endpoint import Credentials
     from tests.continuous.runtime.world import World
 
 

@@ -26,7 +26,7 @@ from statebackend.errors import (
     StateBackendError,
     StoreUnreachableError,
 )
-from statebackend.rpc.driver_service import Server
+from statebackend.rpc.driver_server import Server
 from statebackend.runtime.driver.job import Job, taken_from
 from tests.continuous.runtime.jobs import Numbers, check_counts, truth
 from tests.continuous.runtime.unruly import break_slot, count

@@ -31,7 +31,7 @@ from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import StateBackendError, StoreUnreachableError
-from statebackend.rpc.driver_service import Credentials
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.worker import participant
 from statebackend.schema.types import arrow_schema

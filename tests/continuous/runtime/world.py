@@ -17,7 +17,8 @@ from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sources.source import Source
 from statebackend.continuous.worker.slot import Run, Slot
-from statebackend.rpc.driver_service import Credentials, Server
+from statebackend.rpc.driver_server import Server
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.rpc.tls import Tls
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.job_savepoints import saved_lineages

@@ -18,7 +18,7 @@ from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.streams import continuous
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import FencedError, StateBackendError
-from statebackend.rpc.driver_service import Credentials, Endpoint
+from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.runtime.driver.worker_memory import WorkerMemory

@@ -16,7 +16,8 @@ from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.slot import Run, Slot
 from statebackend.errors import CoordinatorUnreachableError, ProcessorError, StateBackendError
 from statebackend.keygroups import key_group_range
-from statebackend.rpc.driver_service import Call, Credentials
+from statebackend.rpc.envelope import Call
+from statebackend.rpc.session_endpoint import Credentials
 from statebackend.runtime.worker.operator_state_io import KeptBlobs
 from statebackend.runtime.worker.participant import Membership, Participant
 from statebackend.runtime.worker.task_spec import TaskSpec
@@ -36,7 +37,7 @@ __all__ = ["SlotProcess"]
 
 
 class _Client:
-    """What `statebackend.rpc.driver_service.Client` is to a slot: requests to its driver."""
+    """What `statebackend.rpc.driver_client.Client` is to a slot: requests to its driver."""
 
     def __init__(self, slot: SlotProcess) -> None:
         self._slot, self._driver = slot, slot.driver

@@ -236,7 +236,7 @@ def test_the_sessions_token_is_nowhere_to_be_read(
 
 
 def test_an_endpoint_shows_no_token() -> None:
-    from statebackend.rpc.driver_service import Endpoint
+    from statebackend.rpc.session_endpoint import Endpoint
 
     endpoint = Endpoint(location="grpc://here:1", session="job/run", token="very secret")
     assert "secret" not in repr(endpoint)

@@ -1,4 +1,4 @@
-"""Arrow Flight between the processes of a job: a token before all else, TLS, and typed answers.
+"""Arrow Flight under every server of a job: a token before all else, TLS, and typed answers.
 
 A call whose token is not known is refused by its headers, and nothing of it is decoded. How much
 gRPC has read of it by then cannot be bounded through pyarrow.
