@@ -96,7 +96,7 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of whoever drives the operators, beside begins and acks; ``body`` is his matter."""
+    """A request of whoever drives the operators, beside begins and acks; ``body`` is up to them."""
 
     protocol: int
     job: str

@@ -17,11 +17,8 @@ from snapshot.protocol.messages import AckRequest
 from snapshot.storage.object_store import ObjectStore
 from statebackend.continuous.job.graph import Graph, reads_together
 from statebackend.continuous.job.slot_messages import Acked
-from statebackend.continuous.sources.source import (
-    decode_assignment,
-    encode_assignment,
-)
 from statebackend.continuous.sources.split_assigner import SplitAssigner
+from statebackend.continuous.sources.split_assignment import decode_assignment, encode_assignment
 from statebackend.continuous.worker.checkpointed_state import Background
 from statebackend.continuous.worker.list_state import PlainState
 from statebackend.continuous.worker.overtaken_rows import Place, decode, watermark

@@ -9,8 +9,8 @@ from statebackend.continuous.driver.effect_types import Send
 from statebackend.continuous.driver.run_slots import RunSlots
 from statebackend.continuous.job.graph import Graph, reads_together
 from statebackend.continuous.job.slot_messages import Grant
-from statebackend.continuous.sources.source import Assignment
 from statebackend.continuous.sources.split_assigner import SplitAssigner, Wait
+from statebackend.continuous.sources.split_assignment import Assignment
 
 __all__ = ["SplitGrants"]
 

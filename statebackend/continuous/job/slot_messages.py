@@ -12,7 +12,7 @@ import msgspec
 
 from snapshot.barriers.barrier import Barrier
 from snapshot.protocol.messages import AckRequest
-from statebackend.continuous.sources.source import Assignment
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.errors import StateBackendError
 from statebackend.rpc.envelope import Decoder, ErrorReply
 

@@ -8,13 +8,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from statebackend.continuous.sinks.sink import (
-    Committer,
-    Sink,
-    SinkContext,
-    SinkWriter,
-    decode_committable,
-)
+from statebackend.continuous.sinks.committables import decode_committable
+from statebackend.continuous.sinks.sink import Committer, Sink, SinkContext, SinkWriter
 
 __all__ = ["CollectSink"]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -34,7 +35,6 @@ from statebackend.continuous.sinks.table_files import (
     check_there,
     missing_in,
     split_by,
-    stats_json,
 )
 from statebackend.errors import (
     ConnectorError,
@@ -324,7 +324,7 @@ class _Table:
                 partition_values=dict(zip(partitions, one.partition, strict=True)),
                 modification_time=one.made_ms,
                 data_change=True,
-                stats=stats_json(one.rows, one.stats),
+                stats=_stats_json(one.rows, one.stats),
             )
             for one in news
         ]
@@ -362,3 +362,16 @@ def table_names(table: DeltaTable) -> list[str]:
 
 def _name(field: Any) -> str:
     return str(getattr(field.type, "type", field.type))
+
+
+def _stats_json(rows: int, stats: Mapping[str, tuple[int, Any, Any]]) -> str:
+    """In the form of Delta's protocol."""
+    bounded = {name: one for name, one in stats.items() if one[1] is not None}
+    return msgspec.json.encode(
+        {
+            "numRecords": rows,
+            "nullCount": {name: one[0] for name, one in stats.items()},
+            "minValues": {name: one[1] for name, one in bounded.items()},
+            "maxValues": {name: one[2] for name, one in bounded.items()},
+        }
+    ).decode()

@@ -35,13 +35,13 @@ from pyspark.sql import types as T
 
 from statebackend.continuous.files.file_formats import check_format, check_types
 from statebackend.continuous.files.folder_access import Place
+from statebackend.continuous.sinks.committables import decode_committable
 from statebackend.continuous.sinks.file_encoders import Encoder, encoder_for
 from statebackend.continuous.sinks.sink import (
     Committer,
     Sink,
     SinkContext,
     SinkWriter,
-    decode_committable,
     generation_of,
 )
 from statebackend.errors import ConnectorError, OutputLostError, SettingError

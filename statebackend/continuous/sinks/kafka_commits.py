@@ -33,7 +33,8 @@ from statebackend.continuous.kafka.kafka_connection import CALL_S, KafkaConnecti
 from statebackend.continuous.kafka.kafka_markers import PARTITION, MarkerTopic, Marks
 from statebackend.continuous.kafka.kafka_producing import RecordProducer
 from statebackend.continuous.kafka.kafka_rows import RECORD
-from statebackend.continuous.sinks.sink import Committer, decode_committable
+from statebackend.continuous.sinks.committables import decode_committable
+from statebackend.continuous.sinks.sink import Committer
 from statebackend.errors import ConnectorError, OutputLostError
 from statebackend.system import SYSTEM, System
 

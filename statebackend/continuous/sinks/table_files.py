@@ -11,7 +11,7 @@ table are in it, and a later commit adds only those above.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Final, Protocol
 
 import msgspec
@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from statebackend.continuous.files.folder_access import Place
+from statebackend.continuous.sinks.committables import decode_committable
 from statebackend.continuous.sinks.sink import (
     Committer,
     Sink,
     SinkContext,
     SinkWriter,
-    decode_committable,
     generation_of,
 )
 from statebackend.errors import ConnectorError, OutputLostError, SettingError
@@ -44,7 +44,6 @@ __all__ = [
     "check_there",
     "missing_in",
     "split_by",
-    "stats_json",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -379,16 +378,3 @@ def _stats(footer: Any) -> dict[str, tuple[int, Any, Any]]:
 def _plain(value: Any) -> bool:
     """Whole numbers and short texts: their bounds are exact, and JSON has one form for them."""
     return type(value) is int or (type(value) is str and len(value) <= 32)
-
-
-def stats_json(rows: int, stats: Mapping[str, tuple[int, Any, Any]]) -> str:
-    """In the form of Delta's protocol."""
-    bounded = {name: one for name, one in stats.items() if one[1] is not None}
-    return msgspec.json.encode(
-        {
-            "numRecords": rows,
-            "nullCount": {name: one[0] for name, one in stats.items()},
-            "minValues": {name: one[1] for name, one in bounded.items()},
-            "maxValues": {name: one[2] for name, one in bounded.items()},
-        }
-    ).decode()

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
-from statebackend.continuous.sources.source import Assignment, Discovery, Json
+from statebackend.continuous.sources.source import Discovery, Json
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.errors import CorruptionError, ProtocolError, UnsupportedFormatError
 
 __all__ = ["FORMAT_VERSION", "WAIT", "SplitAssigner", "Wait"]

@@ -29,7 +29,8 @@ from statebackend.continuous.job.slot_messages import (
     SplitEnded,
     Trigger,
 )
-from statebackend.continuous.sources.source import Assignment, Source, SplitReader
+from statebackend.continuous.sources.source import Source, SplitReader
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.continuous.worker.overtaken_rows import (
     FLIGHT_BYTES,
     Flight,

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event
 from statebackend.continuous.exchange.outbox import Outbox
-from statebackend.continuous.sinks.sink import Prepared, SinkWriter
+from statebackend.continuous.sinks.committables import Prepared
+from statebackend.continuous.sinks.sink import SinkWriter
 from statebackend.continuous.worker.overtaken_rows import ChannelQueue
 from statebackend.errors import StateBackendError
 from statebackend.system import SYSTEM, System

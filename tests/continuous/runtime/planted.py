@@ -22,9 +22,9 @@ from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.driver.run_state import RunState
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.sinks import file_sink as files
-from statebackend.continuous.sinks.sink import Prepared
-from statebackend.continuous.sources.source import Assignment
+from statebackend.continuous.sinks.committables import Prepared
 from statebackend.continuous.sources.split_assigner import SplitAssigner
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.continuous.worker.checkpointed_state import CheckpointedState
 from statebackend.continuous.worker.keyed_state import SubtaskState
 from statebackend.continuous.worker.source_subtask import SourceSubtask

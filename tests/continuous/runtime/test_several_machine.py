@@ -21,7 +21,7 @@ from statebackend.continuous.job.slot_messages import (
     Stop,
     Trigger,
 )
-from statebackend.continuous.sources.source import Assignment
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.errors import SettingError
 from tests.continuous.runtime.test_machine import COUNTS, SOURCES, Driver, P, begun, told
 

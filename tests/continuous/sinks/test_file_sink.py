@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend.continuous.files.folder_access import Place
+from statebackend.continuous.sinks.committables import Prepared
 from statebackend.continuous.sinks.file_sink import FileSink
-from statebackend.continuous.sinks.sink import Prepared, SinkContext, run_name
+from statebackend.continuous.sinks.sink import SinkContext, run_name
 from statebackend.errors import (
     ConnectorError,
     CorruptionError,

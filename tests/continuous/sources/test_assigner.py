@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from statebackend.continuous.sources.generated_source import RangeSource
-from statebackend.continuous.sources.source import (
+from statebackend.continuous.sources.source import Discovery, Split, SplitReader
+from statebackend.continuous.sources.split_assigner import WAIT, SplitAssigner, Wait
+from statebackend.continuous.sources.split_assignment import (
     Assignment,
-    Discovery,
-    Split,
-    SplitReader,
     decode_assignment,
     encode_assignment,
 )
-from statebackend.continuous.sources.split_assigner import WAIT, SplitAssigner, Wait
 from statebackend.errors import CorruptionError, ProtocolError, UnsupportedFormatError
 
 

@@ -17,7 +17,8 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import forward
 from statebackend.continuous.job.slot_messages import Aborted, Acked, Grant, SplitAsked, Trigger
-from statebackend.continuous.sources.source import Assignment, Split
+from statebackend.continuous.sources.source import Split
+from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.continuous.worker.overtaken_rows import (
     ChannelQueue,
     Place,
