@@ -24,7 +24,8 @@ from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend import threads
 from statebackend.api.processors import KeyedProcessor
-from statebackend.continuous.driver.continuous_query import ContinuousQuery, start
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
+from statebackend.continuous.driver.query_start import start
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.streams import continuous

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,17 +17,14 @@ from snapshot.protocol.tenure import Tenure
 from statebackend.continuous.driver.checkpoint_book import CheckpointBook
 from statebackend.continuous.driver.driver_lists import DriverLists
 from statebackend.continuous.driver.driver_tasks import Stopped, failure_of
-from statebackend.continuous.driver.job_from_savepoint import begin_with
 from statebackend.continuous.driver.observed_query import observe_query
 from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.driver.savepoint_requests import SavepointRequests
-from statebackend.continuous.driver.slot_stage import Cluster, cluster_of
+from statebackend.continuous.driver.slot_stage import Cluster
 from statebackend.continuous.driver.spark_names import SparkNames
 from statebackend.continuous.driver.takeover import (
     QUERY_ID,
     Taken,
-    groups_of,
-    operators_of,
     take_over,
 )
 from statebackend.continuous.job.flow import Flow
@@ -37,16 +33,13 @@ from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import Register
 from statebackend.continuous.worker.slot import Run
 from statebackend.errors import (
-    JobRunningError,
     OutputLostError,
-    SettingError,
     StateBackendError,
     UnsupportedFormatError,
     UsageError,
 )
 from statebackend.monitoring.observers import prepare_observers
 from statebackend.runtime.driver.job import taken_from
-from statebackend.runtime.driver.job_start import specs_of
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.driver.session import RunSession
 from statebackend.runtime.worker.participant import Membership
@@ -55,7 +48,7 @@ from statebackend.runtime.worker.task_spec import TaskSpec, task_spec
 from statebackend.threads import Thread
 from statebackend.work_done import Progress
 
-__all__ = ["ContinuousQuery", "start"]
+__all__ = ["ContinuousQuery"]
 
 _log = logging.getLogger("statebackend.continuous")
 
@@ -417,44 +410,3 @@ class ContinuousQuery(SparkNames):
             specs=self._specs,
             processors=self._processors,
         )
-
-
-def start(
-    flow: Flow, parallelism: int, options: RunOptions, cluster: Cluster | None = None
-) -> ContinuousQuery:
-    """See `ContinuousStream.start`. ``cluster``: default: the backend's session."""
-    setup, job = flow.setup, flow.setup.job
-    if not flow.sinks:
-        raise SettingError(
-            f"Job {job.name!r} has no sink.", todo="Call sink() on one of its streams."
-        )
-    if not isinstance(parallelism, int) or parallelism < 1:
-        raise SettingError(f"The parallelism is {parallelism!r}.", todo="Give 1 or more.")
-    if options.mode == "at_least_once" and flow.graph(parallelism, parallelism).single:
-        raise SettingError(
-            "With mode='at_least_once' subtasks take rules that go to all of them into different "
-            "checkpoints.",
-            todo="Leave mode= out.",
-        )
-    running = ContinuousQuery.running_jobs.get(job.store.uri)
-    if running is not None and running.is_active:
-        raise JobRunningError(
-            f"Job {job.name!r} in {job.uri} is being run by this driver.",
-            todo="Stop that query first, or give this one another job= name.",
-        )
-    groups = groups_of(job, setup.settings, parallelism)
-    operators = operators_of(flow, parallelism, groups)
-    dropped = setup.allow_dropped_state
-    check = functools.partial(specs_of, job.name, operators, allow_dropped_state=dropped)
-    if setup.savepoint is not None:
-        begin_with(setup.savepoint, job, check)
-    check(job.manifests())
-    graph = flow.graph(parallelism, groups)
-    query = ContinuousQuery(flow, graph, options, operators, cluster or cluster_of(setup))
-    ContinuousQuery.running_jobs[job.store.uri] = flow.query = query
-    try:
-        query.begin()
-    except BaseException:
-        query.forget()
-        raise
-    return query

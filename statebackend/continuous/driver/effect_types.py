@@ -1,4 +1,4 @@
-"""What a run's machine decides (see `machine`): what is to be done, as plain values."""
+"""The effects that a run's state decides on (see `run_state`): what is to be done, as plain values."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A loop in one thread takes in what slots say, what was written and what time it is, and does what
 the machine answers. Records are written and sinks committed in a second thread, one after the
 other; Spark's job runs in a third; sources are looked at in threads of their own. What does not
-come to an end there holds nobody up for longer than a checkpoint may take (see `apart`).
+come to an end there holds nobody up for longer than a checkpoint may take (see `driver_tasks`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from recovery.decide.restarting import Strategy
 from snapshot.barriers.alignment import Mode
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor
-from statebackend.continuous.driver.continuous_query import ContinuousQuery, start
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
+from statebackend.continuous.driver.query_start import start
 from statebackend.continuous.job.flow import Flow, Operation, check_event
 from statebackend.continuous.job.graph import Edge, KeyedVertex, SinkNode, SourceVertex
 from statebackend.continuous.job.job_options import RESTART, RunOptions

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from statebackend import system
-from statebackend.continuous.driver.continuous_query import ContinuousQuery, start
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
+from statebackend.continuous.driver.query_start import start
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions

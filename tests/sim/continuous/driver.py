@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.decide.restarting import FixedDelay
 from snapshot.storage.store_options import StoreOptions
-from statebackend.continuous.driver.continuous_query import ContinuousQuery, start
+from statebackend.continuous.driver.continuous_query import ContinuousQuery
+from statebackend.continuous.driver.query_start import start
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.job.flow import Flow, JobSetup
 from statebackend.continuous.job.job_options import RunOptions
