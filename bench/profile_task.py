@@ -37,8 +37,8 @@ from bench.trace import Tracer
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
 from statebackend.operators.input.group_by_key import Groups, group_rows
 from statebackend.operators.per_key_loop import KeyOperator
-from statebackend.operators.rows.row_conversion import RowWriter
 from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.rows.row_writer import RowWriter
 from statebackend.operators.stateful_processor_calls import TwsCalls
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
@@ -69,7 +69,7 @@ TARGETS = (
     "statebackend.rocks.store:RocksStore.close",
     "statebackend.operators.rows.row_reader:columns_to_python",
     "statebackend.state.cells:KeyCursor.load",
-    "statebackend.operators.rows.row_conversion:RowWriter.take",
+    "statebackend.operators.rows.row_writer:RowWriter.take",
     "statebackend.state.table:FrozenOverlay.sorted",
     "statebackend.spark.worker.task:encode_frozen",
     "recovery.local.local_copies:LocalSubtask.give_back",

@@ -29,8 +29,8 @@ from snapshot.formats.delta_stream import as_lists, encode_frozen, iter_delta
 from statebackend.key_hashing import key_groups
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.per_key_loop import KeyOperator
-from statebackend.operators.rows.row_conversion import RowWriter
 from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.rows.row_writer import RowWriter
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec

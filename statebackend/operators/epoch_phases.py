@@ -19,8 +19,9 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import BatchCalls, Calls, EpochFigures, OperatorPlan
 from statebackend.operators.operator_snapshot import OperatorSnapshot, StoredOperatorState
 from statebackend.operators.per_key_loop import InputReader, KeyOperator, OutputWriter
-from statebackend.operators.rows.row_conversion import RowWriter, row_type, shown_keys
+from statebackend.operators.rows.row_conversion import row_type, shown_keys
 from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.rows.row_writer import RowWriter
 from statebackend.operators.stateful_processor_calls import TwsCalls
 from statebackend.state.cells import KeyCursor
 from statebackend.state.table import StateTable, state_prefix
@@ -244,7 +245,7 @@ def _reader(
             shown=shown,
         )
     if sides is not None:
-        from statebackend.operators.processor_calls import SideReader
+        from statebackend.operators.two_input_rows import SideReader
 
         return SideReader(schema, positions, *sides, timezone=plan.timezone)
     return RowReader(schema, positions, timezone=plan.timezone, shown=shown)

@@ -15,8 +15,9 @@ from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedPr
 from statebackend.errors import UsageError, ValueMismatchError
 from statebackend.operators.declared_states import EpochTimes, parse_schema
 from statebackend.operators.errors.spark_errors import WrongTimeModeError
-from statebackend.operators.processor_calls import Sides, record_keyed_states
+from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor_calls import record_states
+from statebackend.operators.two_input_rows import Sides
 from statebackend.state.operator_state import BROADCAST, LIST_MODES
 from statebackend.testing.arguments import (
     check_forward,

@@ -8,7 +8,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.rows.row_conversion import RowWriter, collected_rows
+from statebackend.operators.rows.row_conversion import collected_rows
+from statebackend.operators.rows.row_writer import RowWriter
 from statebackend.testing.tested_operator import UID
 
 __all__ = ["OutputCheck"]

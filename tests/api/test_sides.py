@@ -17,7 +17,7 @@ from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
 from statebackend.operators.input.group_by_key import group_rows
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.processor_calls import SideReader, Sides
+from statebackend.operators.two_input_rows import SideReader, Sides
 from statebackend.state.table import MemoryBase, StateTable
 
 LEFT = T.StructType().add("k", "long").add("name", "string").add("l", "integer")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from statebackend.operators.rows.row_conversion import RowWriter
+from statebackend.operators.rows.row_writer import RowWriter
 
 INNER = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
 

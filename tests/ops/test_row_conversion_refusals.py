@@ -15,7 +15,8 @@ from pyspark.sql import types as T
 
 from statebackend.errors import ValueMismatchError
 from statebackend.operators.rows.returned_row_checks import MisfitError
-from statebackend.operators.rows.row_conversion import RowWriter, columns_to_python, row_type
+from statebackend.operators.rows.row_conversion import columns_to_python, row_type
+from statebackend.operators.rows.row_writer import RowWriter
 from tests.ops.rowwriters import INNER, same, schema_of, writer
 
 # --- what does not fit ---------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from pyspark.sql.types import StructType
 
 from statebackend.operators.pandas_frames.frame_reader import FrameReader, FrameWriter
 from statebackend.operators.per_key_loop import KeyOperator
-from statebackend.operators.rows.row_conversion import RowWriter
 from statebackend.operators.rows.row_reader import RowReader
+from statebackend.operators.rows.row_writer import RowWriter
 from statebackend.state.cursor import KeyCursor
 
 

@@ -1,4 +1,4 @@
-"""The effects that a run's state decides on (see `run_state`): what is to be done, as plain values."""
+"""What a run's state decides on (see `run_state`): the effects to be had, as plain values."""
 
 from __future__ import annotations
 

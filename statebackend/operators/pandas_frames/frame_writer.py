@@ -17,17 +17,13 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.pandas.types import _create_converter_from_pandas
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
     DecimalType,
-    MapType,
     StructField,
     StructType,
-    UserDefinedType,
-    VariantType,
 )
 
 from statebackend.errors import ValueMismatchError
+from statebackend.operators.rows.frozen_values import MUTABLE, frozen_in_frame
 from statebackend.operators.rows.returned_row_checks import (
     MisfitError,
     how_to_name,
@@ -38,8 +34,6 @@ from statebackend.operators.rows.row_conversion import arrow_schema
 
 __all__ = ["FrameWriter"]
 
-# Values that user code may go on changing after it has yielded them.
-_MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, VariantType)
 _PLAIN_KINDS: Final = "iufbO"
 _ORDERS_MAX: Final = 256
 _INTEGERS: Final = pa.decimal128(20, 0)
@@ -79,7 +73,7 @@ class FrameWriter:
         self._max_rows = max_rows
         self._by_name = by_name
         self._safe = safe
-        self._mutable = [isinstance(field.dataType, _MUTABLE) for field in schema.fields]
+        self._mutable = [isinstance(field.dataType, MUTABLE) for field in schema.fields]
         self._columns: list[list[Any]] = [[] for _ in schema.fields]
         self._orders: dict[tuple[Any, ...], _Order] = {}
         self._copy_out = _copier()
@@ -347,7 +341,7 @@ def _copied(values: Any) -> Any:
 
 def _all_frozen(values: Any) -> Any:
     for i, value in enumerate(values):
-        values[i] = _frozen(value)
+        values[i] = frozen_in_frame(value)
     return values
 
 
@@ -356,16 +350,3 @@ def _concatenated(pieces: list[Any]) -> Any:
         values = np.concatenate(pieces)
         return pd.Series(values, dtype=values.dtype)
     return pd.concat([pd.Series(piece) for piece in pieces], ignore_index=True)
-
-
-def _frozen(value: Any) -> Any:
-    """The same value, of which nothing can be changed from outside any more."""
-    if isinstance(value, list):
-        return [_frozen(one) for one in value]
-    if isinstance(value, dict):
-        return {_frozen(key): _frozen(one) for key, one in value.items()}
-    if type(value) is tuple:
-        return tuple([_frozen(one) for one in value])
-    if isinstance(value, np.ndarray):
-        return _frozen(value.tolist()) if value.dtype == object else value.copy()
-    return bytes(value) if isinstance(value, bytearray) else value

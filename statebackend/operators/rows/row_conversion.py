@@ -1,4 +1,4 @@
-"""Between Arrow columns and the Python values that Spark's row API shows.
+"""Arrow columns as the Python values and Rows that Spark's row API shows.
 
 What a processor is given looks as in Spark, where it is pyarrow's ``as_py()``: a struct is a dict,
 a map a list of pairs, a timestamp an aware datetime in the session's time zone.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from inspect import signature
-from itertools import islice, repeat
-from operator import attrgetter, is_
+from itertools import repeat
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -24,29 +21,22 @@ from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     ByteType,
     DataType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
-    MapType,
     Row,
     ShortType,
     StructField,
     StructType,
     TimestampType,
-    UserDefinedType,
-    VariantType,
 )
 
-from statebackend.operators.rows.returned_row_checks import RowShapes
-from statebackend.operators.rows.returned_values import column_array
 from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = [
-    "RowWriter",
     "arrow_schema",
     "collected_rows",
     "columns_to_python",
@@ -57,15 +47,6 @@ __all__ = [
 
 _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
 
-# Values that user code may go on changing after it has yielded them.
-_MUTABLE: Final = (ArrayType, MapType, StructType, BinaryType, UserDefinedType, VariantType)
-
-# The first rows of each batch are checked when they are yielded, so that an error has their line
-# and key. The others are checked with the batch, which saves 60 ns a row.
-_WATCHED_ROWS: Final = 256
-
-_UNCHANGING: Final = frozenset({int, float, str, bool, bytes, type(None)})
-_fields_of: Final = attrgetter("__fields__")
 # PySpark 4.1 has no such argument: it is UTC there by default.
 _IN_UTC: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
@@ -75,9 +56,6 @@ _IN_UTC: Final[dict[str, Any]] = (
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema that ``mapInArrow`` must return for ``schema``, to the letter."""
     return to_arrow_schema(schema, **_IN_UTC)
-
-
-# --- what a processor is given -----------------------------------------------------------------
 
 
 def columns_to_python(
@@ -219,147 +197,3 @@ def _shown(dtype: DataType, zone: Any) -> Callable[[Any], Any] | None:
             for name, step, v in zip(names, steps, struct, strict=True)
         }
     return None
-
-
-# --- what it returns ---------------------------------------------------------------------------
-
-
-class RowWriter:
-    """Collects output rows and turns them into record batches of the declared schema.
-
-    A Row with names is matched by name, as in Spark: in any order, and a missing field is null. A
-    field that is no column is refused (Spark leaves it out). Other tuples go by position. A row
-    that does not fit is a ``MisfitError`` at the line that yields it, if it is early in a batch.
-
-    Args:
-        schema: the output schema.
-        describe: says whose rows these are, for errors.
-        max_rows: rows per record batch.
-    """
-
-    def __init__(
-        self, schema: StructType, describe: Callable[[], str], max_rows: int = 10_000
-    ) -> None:
-        self._schema = schema
-        self._arrow = arrow_schema(schema)
-        self._names = schema.names
-        self._describe = describe
-        self._max_rows = max_rows
-        self.rows: list[Any] = []
-        # Converted later: until then the user may change what a row holds, as a list it reuses.
-        self._mutable = any(isinstance(field.dataType, _MUTABLE) for field in schema)
-        self._shapes = RowShapes(schema, describe)
-        self._taken: Callable[[Iterable[Any]], Iterator[Any]] = iter
-        if self._mutable:
-            self._taken = partial(map, _frozen)
-        self.put = self._putter()
-
-    @property
-    def pending(self) -> int:
-        """Rows that are collected and not taken."""
-        return len(self.rows)
-
-    def collect(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        """Collect rows (tuples or Rows); a batch whenever there is one."""
-        return self._collect(self._taken(self._watched(rows)))
-
-    def _collect(self, source: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-        while True:
-            self.rows.extend(islice(source, self._max_rows - len(self.rows)))
-            if len(self.rows) < self._max_rows:
-                return
-            yield self.take()
-
-    def _putter(self) -> Callable[[Iterable[Any]], Iterator[pa.RecordBatch] | None]:
-        """As :meth:`collect`, without a generator for each call: None where no batch is full."""
-        rows, extend, max_rows = self.rows, self.rows.extend, self._max_rows
-        taken, watched = self._taken, self._watched
-
-        def put(output: Iterable[Any]) -> Iterator[pa.RecordBatch] | None:
-            held = len(rows)
-            source = taken(output if held >= _WATCHED_ROWS else watched(output))
-            extend(islice(source, max_rows - held))
-            return None if len(rows) < max_rows else full(source)
-
-        def full(source: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-            yield self.take()
-            yield from self._collect(source)
-
-        return put
-
-    def _watched(self, output: Iterable[Any]) -> Iterator[Any]:
-        """Passes rows on; refuses one that does not fit while ``output`` stands at its line."""
-        names, width, shapes = self._names, len(self._names), self._shapes
-        source = iter(output)
-        for row in islice(source, max(0, _WATCHED_ROWS - len(self.rows))):
-            if type(row) is tuple:
-                if len(row) != width:
-                    shapes.check(row, output)
-            elif getattr(row, "__fields__", None) != names:
-                shapes.check(row, output)
-            yield row
-        yield from source
-
-    def take(self) -> pa.RecordBatch:
-        """The collected rows as one batch; the writer is empty afterwards.
-
-        Raises:
-            ValueMismatchError: what was returned is no row, or a value does not fit.
-        """
-        rows = self.rows[:]
-        self.rows.clear()  # the very list stays: put() holds it
-        columns = self._columns(rows) if rows else [()] * len(self._names)
-        arrays = [
-            column_array(values, field, arrow.type, self._describe)
-            for values, field, arrow in zip(columns, self._schema.fields, self._arrow, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
-
-    def _columns(self, rows: list[Any]) -> Sequence[tuple[Any, ...]]:
-        """The rows as columns, in the schema's order."""
-        names = self._names
-        try:
-            kinds = set(map(type, rows))
-            if kinds == {tuple} or list(map(_fields_of, rows)).count(names) == len(rows):
-                columns = list(zip(*rows, strict=True))
-                if len(columns) == len(names):
-                    return columns
-        except (AttributeError, TypeError, ValueError):  # no Row with names, no row, uneven ones
-            pass
-        return list(zip(*self._one_by_one(rows), strict=True))
-
-    def _one_by_one(self, rows: list[Any]) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = []
-        for row in rows:
-            order = self._shapes.order(row)
-            if order is not None:
-                values = (*row, None)
-                row = tuple([values[place] for place in order])
-            found.append(row)
-        return found
-
-
-def _frozen(value: Any) -> Any:
-    """The same value, of which nothing can be changed from outside any more."""
-    kind = type(value)
-    if kind in _UNCHANGING:
-        return value
-    if isinstance(value, tuple):
-        return _frozen_row(value)
-    if isinstance(value, list):
-        return [_frozen(one) for one in value]
-    if isinstance(value, dict):
-        return {_frozen(key): _frozen(one) for key, one in value.items()}
-    if isinstance(value, bytearray):
-        return bytes(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _frozen_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    values = [_frozen(one) for one in row]
-    if all(map(is_, values, row)):
-        return row
-    made = tuple.__new__(type(row), values)
-    if isinstance(row, Row) and "__fields__" in getattr(row, "__dict__", ()):
-        made.__fields__ = row.__fields__  # type: ignore[attr-defined]
-    return made
