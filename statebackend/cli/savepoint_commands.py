@@ -1,9 +1,13 @@
-"""`statebackend savepoint`: make, list, describe and delete savepoints, without Spark."""
+"""`statebackend savepoint`: make, list, describe, delete, edit, export and import savepoints.
+
+None of it starts Spark. What opens databases is imported where it is used: other verbs start at
+once.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -26,6 +30,7 @@ from recovery.savepoints.savepoint_check import check_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open import S3_SCHEMES, probe
+from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.cli import job_tables
 from statebackend.cli.console_output import (
@@ -36,9 +41,9 @@ from statebackend.cli.console_output import (
     say_json,
     table,
 )
-from statebackend.cli.job_folders import Place, place_of
-from statebackend.cli.progress_bars import progress_bar
-from statebackend.errors import NotRestorableError
+from statebackend.cli.job_folders import Place, is_on_s3, place_of
+from statebackend.cli.progress_bars import progress_bar, progress_bars
+from statebackend.errors import NotRestorableError, SettingError
 from statebackend.texts import size, when
 
 __all__ = ["app"]
@@ -59,6 +64,11 @@ Endpoint = Annotated[
 Region = Annotated[
     str, typer.Option("--s3-region", help="Region of the bucket. [env: STATEBACKEND_S3_REGION]")
 ]
+
+
+To = Annotated[str, typer.Option("--to", help="An empty folder, a URI.")]
+Scratch = Annotated[str | None, typer.Option("--scratch-dir", help="For local files meanwhile.")]
+_STATE: Final = "UID:STATE"
 
 
 @app.command("create")
@@ -213,6 +223,108 @@ def delete_one(
         out.print(f"left alone, as not of the savepoint: {escape(', '.join(left[:10]))}")
 
 
+@app.command("edit")
+@guarded
+def edit(
+    savepoints: Annotated[
+        list[str], typer.Argument(metavar="SAVEPOINT...", help="One, or several to merge.")
+    ],
+    to: To,
+    rename_operator: Annotated[
+        list[str] | None, typer.Option("--rename-operator", metavar="OLD=NEW")
+    ] = None,
+    drop_operator: Annotated[
+        list[str] | None, typer.Option("--drop-operator", metavar="UID")
+    ] = None,
+    rename_state: Annotated[
+        list[str] | None, typer.Option("--rename-state", metavar=f"{_STATE}=NEW")
+    ] = None,
+    drop_state: Annotated[list[str] | None, typer.Option("--drop-state", metavar=_STATE)] = None,
+    max_parallelism: Annotated[
+        int | None, typer.Option("--max-parallelism", help="Key groups. Default: as it is.")
+    ] = None,
+    sources: Annotated[
+        str | None,
+        typer.Option("--sources", help="A checkpoint location or savepoint with the offsets."),
+    ] = None,
+    scratch_dir: Scratch = None,
+    as_json: AsJson = False,
+    no_progress: NoProgress = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Write a savepoint anew with other names, without some states, or several in one."""
+    from statebackend.tables.edit_savepoint import edit_savepoint
+
+    with progress_bar("edit", "subtasks", quiet=as_json or no_progress) as progress:
+        made = edit_savepoint(
+            savepoints,
+            to,
+            rename_operators=dict(_pair(text, "=", "OLD=NEW") for text in rename_operator or ()),
+            drop_operators=drop_operator or (),
+            rename_states=dict(_renamed(text) for text in rename_state or ()),
+            drop_states=[_pair(text, ":", _STATE) for text in drop_state or ()],
+            max_parallelism=max_parallelism,
+            sources=sources,
+            options=_options(s3_endpoint, s3_region, to, *savepoints, sources or ""),
+            scratch_dir=scratch_dir,
+            progress=progress,
+        )
+    _say(made, as_json)
+
+
+@app.command("export")
+@guarded
+def export(
+    savepoint: Annotated[str, typer.Argument(metavar="SAVEPOINT", help="The savepoint's URI.")],
+    to: To,
+    scratch_dir: Scratch = None,
+    as_json: AsJson = False,
+    no_progress: NoProgress = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Write a savepoint as Parquet files with a manifest in JSON, which any tool reads."""
+    from statebackend.tables.portable.portable_export import export_savepoint
+
+    options = _options(s3_endpoint, s3_region, to, savepoint)
+    with progress_bars(quiet=as_json or no_progress) as bars:
+        rows = export_savepoint(
+            savepoint,
+            to,
+            options=options,
+            scratch_dir=scratch_dir,
+            progress=bars.add("export", "subtasks"),
+            rows_progress=bars.add("written", "rows"),
+        )
+    if as_json:
+        say_json(to=to, rows=rows)
+    else:
+        console().print(f"{rows:,} rows in {to}", markup=False, highlight=False)
+
+
+@app.command("import")
+@guarded
+def bring_in(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What `export` has written.")],
+    to: To,
+    scratch_dir: Scratch = None,
+    as_json: AsJson = False,
+    no_progress: NoProgress = False,
+    s3_endpoint: Endpoint = "",
+    s3_region: Region = "",
+) -> None:
+    """Write a savepoint from the files that `export` has written, or another tool in their form."""
+    from statebackend.tables.portable.portable_import import import_savepoint
+
+    options = _options(s3_endpoint, s3_region, to, folder)
+    with progress_bar("import", quiet=as_json or no_progress) as progress:
+        made = import_savepoint(
+            folder, to, options=options, scratch_dir=scratch_dir, progress=progress
+        )
+    _say(made, as_json)
+
+
 def _place(uri: str, endpoint: str, region: str) -> Place:
     """A place; flags for S3 are for those of the places that are on S3."""
     on_s3 = uri.partition(":")[0] in S3_SCHEMES
@@ -262,3 +374,30 @@ def _list(out: Console, folder: str, found: list[SavepointInfo]) -> None:
     for one in found:
         if one.problem:
             out.print(f"[red]{escape(one.id)}[/]: {escape(one.problem)}")
+
+
+def _options(endpoint: str, region: str, *uris: str) -> StoreOptions:
+    """How S3 is reached, if one of these lies there: the others' stores do not look at it."""
+    places = (place_of(uri, endpoint, region) for uri in sorted(uris, key=is_on_s3, reverse=True))
+    return next(places).options
+
+
+def _say(made: Savepoint, as_json: bool) -> None:
+    if as_json:
+        say_json(savepoint=made)
+        return
+    operators = ", ".join(one.uid for one in made.operators)
+    line = f"{made.uri}: operators {operators}, after epoch {made.epoch}, {size(made.size_bytes)}"
+    console().print(line, markup=False, highlight=False)
+
+
+def _pair(text: str, between: str, form: str) -> tuple[str, str]:
+    first, found, second = text.partition(between)
+    if not (first and found and second):
+        raise SettingError(f"{text!r} is not of the form {form}.", todo="Write it so.")
+    return first, second
+
+
+def _renamed(text: str) -> tuple[tuple[str, str], str]:
+    old, new = _pair(text, "=", f"{_STATE}=NEW")
+    return _pair(old, ":", f"{_STATE}=NEW"), new

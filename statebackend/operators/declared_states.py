@@ -20,7 +20,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.operators.operator_snapshot import HeldOperatorState, StoredOperatorState
-from statebackend.operators.rows.zoned import zoned, zoned_keys
+from statebackend.operators.rows.zoned_timestamps import zoned, zoned_keys
 from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.field_defaults import check_defaults
 from statebackend.schema.keys.key_codec import KeyCodec

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from statebackend.cli.job_commands import app
-from statebackend.cli.savepoint_edits import _options
+from statebackend.cli.savepoint_commands import _options
 from statebackend.spark.from_tables.write_savepoint import write_savepoint
 from statebackend.tables.given_operators import OperatorState
 from statebackend.tables.read_state import read_state
