@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 from blake3 import blake3
 
+from recovery.local.workspace import Workspace
 from recovery.savepoints.between_modes import CONTINUOUS
 from recovery.savepoints.savepoint import Begun, Savepoint, SavepointFile, SavepointOperator
 from recovery.savepoints.savepoint_folder import SavepointFolder, check_begun
@@ -24,14 +25,23 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.keygroups import key_group_range
 from statebackend.operators.declared_states import StateDeclaration
+from statebackend.state.blocks import BlockFile
 from statebackend.state.operator_state import decode_lists, decode_maps
 from statebackend.system import System
 
-__all__ = ["Columns", "OperatorRecord", "SavepointHead", "SavepointWriter", "SliceMaker"]
+__all__ = [
+    "Columns",
+    "OperatorRecord",
+    "SavepointHead",
+    "SavepointWriter",
+    "SliceMaker",
+    "encode_once",
+]
 
 Columns = Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]
 """Keys, strictly ascending, and their values, in pieces."""
 
+_BLOCK: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _INLINE_BYTES: Final = 256 << 10  # a larger list or map has an object of its own
 
 
@@ -365,6 +375,23 @@ class SavepointWriter:
             spark=self.files,
             next_watermark_ms=head.next_watermark_ms,
         )
+
+
+def encode_once(columns: Columns, work: Workspace) -> EncodedDelta:
+    """What a subtask holds of keys as one delta, where it can be given once only.
+
+    A delta says first how many rows it has, so they are counted in a file.
+    """
+    blocks = BlockFile(work.path(), _BLOCK)
+    try:
+        for pair in columns:
+            blocks.append(pa.RecordBatch.from_arrays(list(pair), schema=_BLOCK))
+        if not blocks.rows:
+            return EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
+        pieces = (tuple(blocks.read(number).columns) for number in range(len(blocks)))
+        return encode_stream(pieces, blocks.rows, work.path())
+    finally:
+        blocks.remove()
 
 
 def _rows(kind: str, blob: bytes) -> int:

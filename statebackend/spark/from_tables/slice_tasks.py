@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-from blake3 import blake3
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -20,19 +19,18 @@ from pyspark.sql.types import (
 )
 
 from recovery.local.workspace import Workspace
-from snapshot.formats.delta_stream import EncodedDelta, encode_stream
 from snapshot.formats.record import SliceEntry
 from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
-from statebackend.state.blocks import BlockFile, binary_array
+from statebackend.state.blocks import binary_array
 from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_TIME
 from statebackend.system import SYSTEM, expanded
 from statebackend.tables.given_rows import Entry, GivenState, timer_entries
 from statebackend.tables.savepoint_of_rows import ListHeadOf, entry_columns
-from statebackend.tables.savepoint_writer import Columns, SliceMaker
+from statebackend.tables.savepoint_writer import SliceMaker, encode_once
 
 __all__ = ["ENTRIES", "WRITTEN", "EntryTask", "SliceTask", "WrittenSlice"]
 
@@ -57,7 +55,6 @@ _ENTRIES: Final = pa.schema(
     ]
 )
 _WRITTEN: Final = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
-_BLOCK: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _TIME: Final = slice(4, 12)  # in a timer's entry by time
 
 
@@ -140,7 +137,7 @@ class SliceTask:
         work = Workspace.of_process(expanded(self.scratch_dir), SYSTEM.new_id)
         for subtask, entries in groupby(_last_of_each(batches), self._subtask):
             due = _FirstTimer()
-            encoded = _encoded(entry_columns(due.watched(entries), self.lists), work)
+            encoded = encode_once(entry_columns(due.watched(entries), self.lists), work)
             entry = self.maker.write(store, encoded, self.uid, subtask, self.of, SYSTEM.new_id)
             self.maker.withdraw_if_deleted(store, entry)
             written = msgspec.json.encode(WrittenSlice(entry, due.at_ms))
@@ -177,17 +174,3 @@ class _FirstTimer:
                 at_ms = int.from_bytes(key[_TIME], "big") - BIAS
                 self.at_ms = at_ms if self.at_ms is None else min(self.at_ms, at_ms)
             yield entry
-
-
-def _encoded(columns: Columns, work: Workspace) -> EncodedDelta:
-    """As one delta; a delta says first how many rows it has, so they are counted in a file."""
-    blocks = BlockFile(work.path(), _BLOCK)
-    try:
-        for pair in columns:
-            blocks.append(pa.RecordBatch.from_arrays(list(pair), schema=_BLOCK))
-        if not blocks.rows:
-            return EncodedDelta(b"", None, blake3(b"").digest(), 0, 0)
-        pieces = (tuple(blocks.read(number).columns) for number in range(len(blocks)))
-        return encode_stream(pieces, blocks.rows, work.path())
-    finally:
-        blocks.remove()
