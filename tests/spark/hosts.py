@@ -18,8 +18,8 @@ from statebackend import system
 from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.spark.worker import worker_delegation as hosting
 from statebackend.spark.worker.batch_context import EpochContext
-from statebackend.spark.worker.delegation_messages import Request, pass_on
-from statebackend.spark.worker.worker_delegation import DelegatedEpochs, Run
+from statebackend.spark.worker.delegation_messages import Request
+from statebackend.spark.worker.worker_delegation import DelegatedEpochs, Run, pass_on
 from tests.recovery.local.open_stores import REAL, subtask
 from tests.recovery.local.small_copies import SMALL
 

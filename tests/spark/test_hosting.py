@@ -14,7 +14,8 @@ import pytest
 
 from statebackend import system
 from statebackend.spark.worker import worker_delegation as hosting
-from statebackend.spark.worker.delegation_messages import Request, pass_on
+from statebackend.spark.worker.delegation_messages import Request
+from statebackend.spark.worker.worker_delegation import pass_on
 from tests.recovery.local.small_copies import marker
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import (

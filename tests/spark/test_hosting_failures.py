@@ -15,7 +15,8 @@ import pytest
 from recovery.local import local_sockets
 from statebackend.errors import PeerLostError, ProcessorError
 from statebackend.spark.worker import worker_delegation as hosting
-from statebackend.spark.worker.delegation_messages import ConnectionClosed, Frames, Request, pass_on
+from statebackend.spark.worker.delegation_messages import ConnectionClosed, Frames, Request
+from statebackend.spark.worker.worker_delegation import pass_on
 from tests.spark.hosts import *  # noqa: F403
 from tests.spark.hosts import ENDPOINT, TIMEOUT_S, Worker, knows, numbers, rows, until_free
 

@@ -1,4 +1,4 @@
-"""What a caller and its callee say over a local socket: the request, Arrow batches, and few words.
+"""What two workers say about a delegated epoch: the request, Arrow batches, and few words.
 
 A frame is a letter, the length (4 bytes, big-endian), and that many bytes. Nothing is pickled.
 Every few seconds each side says that it is alive; one that is frozen is not waited for.
@@ -22,21 +22,17 @@ import pyarrow as pa
 from recovery.local.local_sockets import connect
 from snapshot.protocol.messages import Use
 from statebackend import system
-from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.errors import ProtocolError
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
 from statebackend.rpc.session_endpoint import Credentials, Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 
-__all__ = ["SOCKET", "ConnectionClosed", "Failed", "Frames", "Request", "call", "pass_on"]
-
-SOCKET: Final = "guests"
-"""Beside the hand-over socket of a worker."""
+__all__ = ["ConnectionClosed", "Failed", "Frames", "Request"]
 
 _HEAD: Final = struct.Struct(">cI")
 _TEXT, _YES, _NO, _BATCH, _END, _FAILED = b"T", b"Y", b"N", b"B", b"E", b"X"
 _ALIVE: Final = b"A"
 _TEXT_BYTES: Final = 1 << 20
-_TURN_S: Final = 0.0001
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,53 +268,3 @@ class Frames:
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
         return data
-
-
-def call(
-    address_of_pool: str, request: Request, *, answer_s: float, silence_s: float
-) -> Frames | None:
-    """Ask the process at a hand-over socket to run it; None: it does not, or is silent.
-
-    Args:
-        answer_s: what there is for the answer. silence_s: after that who took it is given up.
-    """
-    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=answer_s)
-    try:
-        frames.connect(Path(address_of_pool).with_name(SOCKET))
-        frames.send_text(encode(request))
-        if frames.receive_flag():
-            frames.timeout_s = silence_s
-            return frames
-    except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
-        pass
-    frames.hang_up()
-    return None
-
-
-def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
-    """A caller's part: its input to the callee, the callee's output to Spark.
-
-    Raises:
-        PeerLostError: the callee ended, or is frozen.
-        StateBackendError: what the epoch raised there; the traceback is a note of it.
-    """
-    # A delegated epoch that computes holds this process's interpreter, which is taken here some ten
-    # times for a batch: at 1 ms each that was 50 ms for an epoch's input.
-    with frames, system.quick_turns(_TURN_S):
-        try:
-            with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
-                for batch in batches:
-                    frames.send_batch(batch)
-                frames.end()
-            while (batch := frames.batch()) is not None:
-                yield batch
-                frames.send_flag(True)
-        except ConnectionClosed as error:
-            raise PeerLostError(
-                "This task ran in another worker, which has the store open. That worker has "
-                f"ended, or was silent for {frames.timeout_s} s ({error}).",
-                todo="Spark tries the task again, without that worker. Find out why it ended, or "
-                "froze.",
-            ) from error
-        except Failed as failed:
-            raise failed.error() from None

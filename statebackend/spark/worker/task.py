@@ -47,10 +47,10 @@ from statebackend.runtime.worker.worker_store import (
     store_pool_of,
 )
 from statebackend.spark.worker.batch_context import EpochContext, job_place
-from statebackend.spark.worker.delegation_messages import Request, pass_on
+from statebackend.spark.worker.delegation_messages import Request
 from statebackend.spark.worker.epoch_input import EpochInput, InputShape, peeked, read_epoch
 from statebackend.spark.worker.initial_state_reader import read_initial
-from statebackend.spark.worker.worker_delegation import DelegatedEpochs
+from statebackend.spark.worker.worker_delegation import DelegatedEpochs, pass_on
 from statebackend.state.spill import OverlaySpill
 from statebackend.state.table import StateTable
 from statebackend.system import SYSTEM, expanded, keep_loaded

@@ -28,6 +28,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -40,22 +41,24 @@ import pyarrow as pa
 from recovery.local.local_sockets import Listener
 from recovery.local.store_pool import StorePool
 from statebackend import system
-from statebackend.errors import ProtocolError
+from statebackend.errors import PeerLostError, ProtocolError
+from statebackend.rpc.envelope import encode
 from statebackend.rpc.session_endpoint import Endpoint
 from statebackend.spark.worker.batch_context import EpochContext
 from statebackend.spark.worker.delegation_messages import (
-    SOCKET,
     ConnectionClosed,
+    Failed,
     Frames,
     Request,
-    call,
 )
 
-__all__ = ["DelegatedEpochs", "Run"]
+__all__ = ["DelegatedEpochs", "Run", "pass_on"]
 
 _log = logging.getLogger("statebackend.task")
 
+_SOCKET: Final = "guests"  # beside the hand-over socket of a worker
 _TICK_S: Final = 0.5
+_TURN_S: Final = 0.0001
 _ANSWER_S: Final = 0.5  # for the answer to a request
 # What a callee takes of that, until its own task begins, and until that has read who it is.
 _BEGIN_S: Final = 0.01
@@ -97,7 +100,7 @@ class DelegatedEpochs:
         self._delegated: tuple[threading.Thread, Frames] | None = None
         self._callee: Frames | None = None  # of this process's task
         self._closed = threading.Event()
-        path = Path(store_pool.address).with_name(SOCKET)
+        path = Path(store_pool.address).with_name(_SOCKET)
         self._listener = Listener(path, "looked for a callee", tick_s=_TICK_S, closed=self._closed)
         self._thread = threading.Thread(
             target=self._serve, name="statebackend-hosting", daemon=True
@@ -249,13 +252,63 @@ class DelegatedEpochs:
         if kept is not None:
             self._goes(_Own.AWAY)
             request = Request.of(uid, kept[0], context, at_least_bytes)
-            callee = call(kept[1], request, answer_s=_ANSWER_S, silence_s=_SILENCE_S)
+            callee = _call(kept[1], request, answer_s=_ANSWER_S, silence_s=_SILENCE_S)
             if callee is not None:
                 self._callee = callee
                 return callee
         self._goes(_Own.HERE)
         self._wait_for_delegated()  # one was let in while this one asked
         return None
+
+
+def _call(
+    address_of_pool: str, request: Request, *, answer_s: float, silence_s: float
+) -> Frames | None:
+    """Ask the process at a hand-over socket to run it; None: it does not, or is silent.
+
+    Args:
+        answer_s: what there is for the answer. silence_s: after that who took it is given up.
+    """
+    frames = Frames(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout_s=answer_s)
+    try:
+        frames.connect(Path(address_of_pool).with_name(_SOCKET))
+        frames.send_text(encode(request))
+        if frames.receive_flag():
+            frames.timeout_s = silence_s
+            return frames
+    except (OSError, ValueError, ConnectionClosed):  # nobody there, or no path at all
+        pass
+    frames.hang_up()
+    return None
+
+
+def pass_on(batches: Iterator[pa.RecordBatch], frames: Frames) -> Iterator[pa.RecordBatch]:
+    """A caller's part: its input to the callee, the callee's output to Spark.
+
+    Raises:
+        PeerLostError: the callee ended, or is frozen.
+        StateBackendError: what the epoch raised there; the traceback is a note of it.
+    """
+    # A delegated epoch that computes holds this process's interpreter, which is taken here some ten
+    # times for a batch: at 1 ms each that was 50 ms for an epoch's input.
+    with frames, system.quick_turns(_TURN_S):
+        try:
+            with contextlib.suppress(ConnectionClosed):  # it may have failed, and says why below
+                for batch in batches:
+                    frames.send_batch(batch)
+                frames.end()
+            while (batch := frames.batch()) is not None:
+                yield batch
+                frames.send_flag(True)
+        except ConnectionClosed as error:
+            raise PeerLostError(
+                "This task ran in another worker, which has the store open. That worker has "
+                f"ended, or was silent for {frames.timeout_s} s ({error}).",
+                todo="Spark tries the task again, without that worker. Find out why it ended, or "
+                "froze.",
+            ) from error
+        except Failed as failed:
+            raise failed.error() from None
 
 
 def _accompany(run: Run, request: Request, frames: Frames) -> None:
