@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from statebackend.operators.aggregate.functions import count_distinct as count_distinct
     from statebackend.operators.aggregate.functions import first as first
     from statebackend.operators.aggregate.functions import last as last
-    from statebackend.operators.aggregate.functions import session as session
-    from statebackend.operators.aggregate.functions import sliding as sliding
     from statebackend.operators.aggregate.functions import top_k as top_k
-    from statebackend.operators.aggregate.functions import tumbling as tumbling
+    from statebackend.operators.aggregate.windows import session as session
+    from statebackend.operators.aggregate.windows import sliding as sliding
+    from statebackend.operators.aggregate.windows import tumbling as tumbling
     from statebackend.scaling.rescale_policy import RescalePolicy as RescalePolicy
     from statebackend.scaling.rescaler import Rescaler as Rescaler
     from statebackend.spark.from_spark.import_spark import SparkImport as SparkImport
@@ -178,11 +178,11 @@ _EXPORTS: dict[str, str] = {
     "read_timers": "statebackend.tables.read_state",
     "register": "statebackend.spark.state_data_source",
     "run_drill": "recovery.drill.run.runner",
-    "session": "statebackend.operators.aggregate.functions",
-    "sliding": "statebackend.operators.aggregate.functions",
+    "session": "statebackend.operators.aggregate.windows",
+    "sliding": "statebackend.operators.aggregate.windows",
     "states": "statebackend.tables.read_state",
     "top_k": "statebackend.operators.aggregate.functions",
-    "tumbling": "statebackend.operators.aggregate.functions",
+    "tumbling": "statebackend.operators.aggregate.windows",
     "uninstall": "statebackend.installation",
     "EraseReport": "statebackend.tables.erase_keys",
     "erase_keys": "statebackend.tables.erase_keys",

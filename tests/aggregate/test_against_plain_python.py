@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
-from statebackend.operators.aggregate.functions import Window, session, sliding, tumbling
+from statebackend.operators.aggregate.windows import Window, session, sliding, tumbling
 from tests.aggregate.columns import ALL, MERGEABLE, SCHEMA, SECOND_US, numbered, rows
 from tests.aggregate.engine import TRUTHS, Job, Row, assert_alike, same
 

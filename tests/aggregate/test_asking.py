@@ -20,17 +20,14 @@ from statebackend.errors import (
 from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
 from statebackend.operators.aggregate.functions import (
-    Window,
     approx_count_distinct,
     count_distinct,
     first,
     last,
-    session,
-    sliding,
     top_k,
-    tumbling,
 )
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.windows import Window, session, sliding, tumbling
 
 SCHEMA = T.StructType(
     [

@@ -11,16 +11,13 @@ from pyspark.sql import types as T
 from statebackend.errors import StateMismatchError, ValueMismatchError
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
 from statebackend.operators.aggregate.functions import (
-    Window,
     approx_count_distinct,
     count_distinct,
     first,
     last,
-    session,
-    sliding,
     top_k,
-    tumbling,
 )
+from statebackend.operators.aggregate.windows import Window, session, sliding, tumbling
 from tests.aggregate.engine import Job
 
 MINUTE_US = 60_000_000

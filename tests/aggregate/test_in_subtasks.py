@@ -17,10 +17,9 @@ from statebackend.operators.aggregate.functions import (
     count_distinct,
     first,
     last,
-    session,
-    sliding,
     top_k,
 )
+from statebackend.operators.aggregate.windows import session, sliding
 from statebackend.testing.processor_tester import ProcessorTester
 from tests.aggregate.engine import Row, batch_of, rows_of
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, PANE, ROWS, plan_aggregate
-from statebackend.operators.aggregate.functions import sliding, tumbling
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.windows import sliding, tumbling
 from statebackend.operators.input.lateness import EventMaxima
 
 SCHEMA = T.StructType(

@@ -8,13 +8,8 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.operators.aggregate.aggregation_plan import plan_aggregate
-from statebackend.operators.aggregate.functions import (
-    Window,
-    count_distinct,
-    session,
-    top_k,
-    tumbling,
-)
+from statebackend.operators.aggregate.functions import count_distinct, top_k
+from statebackend.operators.aggregate.windows import Window, session, tumbling
 from tests.aggregate.engine import Job
 
 SECOND_US = 1_000_000

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from statebackend.errors import SchemaError, SettingError
 from statebackend.operators.aggregate.accumulators import Accumulator
 from statebackend.operators.aggregate.aggregation_parser import parse_aggregations
-from statebackend.operators.aggregate.functions import Window
+from statebackend.operators.aggregate.windows import Window
 from statebackend.schema.types import arrow_schema, arrow_type, check_key_schema
 
 __all__ = ["EVENT_MAX", "PANE", "ROWS", "AggregatePlan", "plan_aggregate"]

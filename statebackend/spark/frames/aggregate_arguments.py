@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import Column
 
 from statebackend.errors import SettingError
-from statebackend.operators.aggregate.functions import Window, session, sliding, tumbling
+from statebackend.operators.aggregate.windows import Window, session, sliding, tumbling
 from statebackend.spark.frames.spark_arguments import either
 
 __all__ = ["emitted_in", "window_of"]

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregate_processor import AggregateProcessor
 from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, plan_aggregate
-from statebackend.operators.aggregate.functions import Window
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.windows import Window
 from statebackend.runtime.time_plan import NO_TIME, TimePlan
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.event_time import time_plan

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statebackend.api.arrow import ArrowProcessor
-from statebackend.operators.aggregate.functions import Window
+from statebackend.operators.aggregate.windows import Window
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.processor_calls import record_keyed_states
 from statebackend.operators.stateful_processor_calls import record_states

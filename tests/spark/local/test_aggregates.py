@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from statebackend.errors import SchemaError, SettingError
-from statebackend.operators.aggregate.functions import session, sliding, tumbling
+from statebackend.operators.aggregate.windows import session, sliding, tumbling
 from statebackend.spark.frames.aggregate_arguments import window_of
 from tests.spark.local.world import BOUND_S, Rows, Sink, finish
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statebackend import ArrowProcessor, BroadcastProcessor, CoProcessor, KeyedProcessor
 from statebackend.errors import PlanError
-from statebackend.operators.aggregate.functions import tumbling
+from statebackend.operators.aggregate.windows import tumbling
 from statebackend.spark.frames import physical_plan as planshape
 from statebackend.spark.frames.physical_plan import misplanned
 from tests.spark.local.world import setting, until
