@@ -27,10 +27,11 @@ from statebackend.testing.arguments import (
     mode_of,
     refuse_flavour,
 )
-from statebackend.testing.tested_arrow_operator import BatchHarness
+from statebackend.testing.tested_arrow_operator import ArrowOperatorUnderTest
 from statebackend.testing.tested_keys import KeySpace
-from statebackend.testing.tested_operator import Harness
+from statebackend.testing.tested_operator import OperatorUnderTest
 from statebackend.testing.tested_output import OutputCheck
+from statebackend.testing.tested_state_access import StateAccess
 
 __all__ = ["ProcessorTester"]
 
@@ -120,9 +121,9 @@ class ProcessorTester:
         schema = None if outputSchema is None else parse_schema(outputSchema, "the output")
         self._check = OutputCheck(schema, rows_only=self._flavour != "rows")
         initial: Any = initial_items(processor, initialStateRow, initialStatePandas)
-        self._harness: Harness
+        self._operator: OperatorUnderTest
         if self._flavour == "arrow":
-            self._harness = BatchHarness(
+            self._operator = ArrowOperatorUnderTest(
                 processor,
                 time_mode=self._mode,
                 key_schema=keySchema,
@@ -132,7 +133,7 @@ class ProcessorTester:
             )
             initial = initialStateBatch
         else:
-            self._harness = Harness(
+            self._operator = OperatorUnderTest(
                 processor,
                 flavour=self._flavour,
                 time_mode=self._mode,
@@ -140,8 +141,9 @@ class ProcessorTester:
                 keys=KeySpace(keySchema, maxParallelism),
                 check=lambda output: self._check(output, pandas=self._pandas),
             )
+        self._states = StateAccess(self._operator)
         try:
-            self._harness.run(self._times(), initial=initial, everywhere=True)
+            self._operator.run(self._times(), initial=initial, everywhere=True)
         except BaseException:
             self.close()
             raise
@@ -159,12 +161,12 @@ class ProcessorTester:
 
     def close(self) -> None:
         """Close the store and remove its directory; may be called twice."""
-        self._harness.close()
+        self._operator.close()
 
     @property
     def processor(self) -> Any:
         """The processor object in use; of the first subtask if there are several."""
-        return self._harness.processors[0]
+        return self._operator.processors[0]
 
     # --- input
 
@@ -184,7 +186,7 @@ class ProcessorTester:
         rows = list(input)
         kept = self._in_time(rows)
         items = [(key, iter(kept))] if kept or not rows else []
-        return self._harness.run(self._times(), items)
+        return self._operator.run(self._times(), items)
 
     def testInPandas(self, key: Any, input: Any) -> Any:
         """As `test`, from DataFrame to DataFrame, for pandas processors."""
@@ -197,7 +199,7 @@ class ProcessorTester:
             in_time = [when(row) > late for _, row in input.iterrows()]
             kept = input[in_time].reset_index(drop=True)
         items = [(key, iter([kept]))] if len(kept) or not len(input) else []
-        return self._returned(self._harness.run(self._times(), items))
+        return self._returned(self._operator.run(self._times(), items))
 
     def testSides(
         self, key: Any, *, left: Iterable[Row] = (), right: Iterable[Row] = ()
@@ -206,7 +208,7 @@ class ProcessorTester:
         if self._flavour != "sides":
             raise refuse_flavour(self.processor)
         sides = Sides(self._in_time(left), self._in_time(right))
-        return self._harness.run(self._times(), [(key, sides)] if any(sides) else [])
+        return self._operator.run(self._times(), [(key, sides)] if any(sides) else [])
 
     def testBroadcast(
         self, rules: Iterable[Row], *, key: Any = None, input: Iterable[Row] = ()
@@ -224,7 +226,7 @@ class ProcessorTester:
             raise refuse_flavour(self.processor)
         kept = self._in_time(input)
         items = [(key, iter(kept))] if kept else []
-        return self._harness.run(self._times(), items, everywhere=True, rules=list(rules))
+        return self._operator.run(self._times(), items, everywhere=True, rules=list(rules))
 
     def testBatch(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """A micro-batch for an `ArrowProcessor`: rows of any keys, in any order.
@@ -248,7 +250,7 @@ class ProcessorTester:
                 f"testBatch() was given a {type(batch).__name__}.",
                 todo="Give a pyarrow.RecordBatch or a pyarrow.Table.",
             )
-        return self._returned(self._harness.run(self._times(), batch))
+        return self._returned(self._operator.run(self._times(), batch))
 
     def _in_time(self, rows: Iterable[Row]) -> list[Row]:
         late_ms, when = self._watermark_ms, self._event_time
@@ -277,7 +279,7 @@ class ProcessorTester:
             )
         check_forward("Processing time", self._now_ms, currentTimeMs)
         self._now_ms = currentTimeMs
-        return self._returned(self._harness.run(self._times(), everywhere=True))
+        return self._returned(self._operator.run(self._times(), everywhere=True))
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
         """Move the watermark on, and run a batch without data: due timers fire.
@@ -290,7 +292,7 @@ class ProcessorTester:
             )
         check_forward("Watermark", self._watermark_ms, currentWatermarkMs)
         late_ms, self._watermark_ms = self._watermark_ms, currentWatermarkMs
-        return self._returned(self._harness.run(self._times(late_ms), everywhere=True))
+        return self._returned(self._operator.run(self._times(late_ms), everywhere=True))
 
     def _times(self, late_ms: int | None = None) -> EpochTimes:
         return EpochTimes(
@@ -300,8 +302,8 @@ class ProcessorTester:
         )
 
     def _returned(self, output: list[Any]) -> Any:
-        if isinstance(self._harness, BatchHarness):
-            return self._harness.table(output)
+        if isinstance(self._operator, ArrowOperatorUnderTest):
+            return self._operator.table(output)
         if not self._pandas:
             return output
         import pandas as pd
@@ -330,7 +332,7 @@ class ProcessorTester:
                 f"{type(self.processor).__bases__[0].__name__} here.",
                 todo="Give a processor of the same base class.",
             )
-        self._harness.restart(processor)
+        self._operator.restart(processor)
 
     def rescale(self, parallelism: int) -> None:
         """Restart with other subtasks, over which keys, state and timers are spread.
@@ -338,7 +340,7 @@ class ProcessorTester:
         Raises:
             ParallelismError: no such parallelism, or above ``maxParallelism``.
         """
-        self._harness.rescale(parallelism)
+        self._operator.rescale(parallelism)
 
     # --- state
 
@@ -394,17 +396,17 @@ class ProcessorTester:
 
     def peekTimers(self, key: Any) -> list[int]:
         """The times of the timers that ``key`` has, ascending."""
-        return self._harness.timers(key)
+        return self._states.timers(key)
 
     def peekOperatorList(self, stateName: str, subtask: int = 0) -> list[tuple[Any, ...]]:
         """The rows of an operator list of one subtask; changes nothing."""
-        return list(self._harness.operator_state(stateName, subtask, LIST_MODES).get())
+        return list(self._states.operator_state(stateName, subtask, LIST_MODES).get())
 
     def peekBroadcastState(
         self, stateName: str, subtask: int = 0
     ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """The entries of a broadcast state; changes nothing."""
-        return dict(self._harness.operator_state(stateName, subtask, (BROADCAST,)).items())
+        return dict(self._states.operator_state(stateName, subtask, (BROADCAST,)).items())
 
     def _cell(self, name: str, kinds: Sequence[str], key: Any, *, write: bool = False) -> Any:
-        return self._harness.cell(name, kinds, key, self._times(), write=write)
+        return self._states.cell(name, kinds, key, self._times(), write=write)

@@ -27,9 +27,9 @@ from statebackend.schema.conform import conform_all
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import take
 from statebackend.testing.tested_keys import KeySpace
-from statebackend.testing.tested_operator import UID, Harness
+from statebackend.testing.tested_operator import UID, OperatorUnderTest
 
-__all__ = ["BatchHarness"]
+__all__ = ["ArrowOperatorUnderTest"]
 
 
 class _Epoch(StatefulEpoch):
@@ -46,7 +46,7 @@ class _Epoch(StatefulEpoch):
         return list(self.run(iter(parts), initial=iter(initial), dropped=dropped))
 
 
-class BatchHarness(Harness):
+class ArrowOperatorUnderTest(OperatorUnderTest):
     """Runs the epochs of an ``ArrowProcessor``.
 
     Args:
@@ -107,7 +107,7 @@ class BatchHarness(Harness):
         everywhere: bool = False,
         rules: Sequence[Any] = (),
     ) -> list[Any]:
-        """As :meth:`Harness.run`; items and initial state are batches, or empty."""
+        """As :meth:`OperatorUnderTest.run`; items and initial state are batches, or empty."""
         self._late_ms = times.late_watermark_ms
         if isinstance(items, pa.RecordBatch | pa.Table):
             self._input, items = self._conformed(items)

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,40 +21,27 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import ProcessorError, StateBackendError, UsageError
 from statebackend.keygroups import check_parallelism, key_group_range, subtask_of
-from statebackend.operators.declared_states import Declarations, EpochState, EpochTimes
+from statebackend.operators.declared_states import Declarations, EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch
-from statebackend.operators.errors.spark_errors import TesterUseError, UnknownStateError
 from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import OperatorPlan
+from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.operators.per_key_loop import InputReader, KeyOperator
 from statebackend.operators.processor_copies import copied
 from statebackend.operators.redeclared_states import versions_of
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.state.cells import KeyCursor, ValueCell
 from statebackend.state.table import FrozenOverlay, StateTable
-from statebackend.state.timers import TimerIndex
-from statebackend.state.ttl_cells import TtlValueCell
 from statebackend.testing.edges import Collector, ItemReader, Items
 from statebackend.testing.tested_keys import KeySpace
 from statebackend.testing.tested_operator_state import EpochOfTester, HeldByTester
 from statebackend.testing.tested_states import StatesUnderTest
 
-__all__ = ["Harness", "as_raised"]
+__all__ = ["UID", "OperatorUnderTest", "as_raised"]
 
 UID: Final = "tester"
 Result = TypeVar("Result")
 Item = tuple[Any, Any]
 """A key as the test gave it, and what the reader would have made for it."""
-
-# Folded states are values to whoever looks at them from outside.
-_RAW: Final = {
-    ("value", False): ValueCell,
-    ("value", True): TtlValueCell,
-    ("reducing", False): ValueCell,
-    ("reducing", True): TtlValueCell,
-    ("aggregating", False): ValueCell,
-    ("aggregating", True): TtlValueCell,
-}
 
 
 class _Epoch(StatefulEpoch):
@@ -108,7 +94,7 @@ class _Inputs:
     rules: Sequence[Any]
 
 
-class Harness:
+class OperatorUnderTest:
     """Runs a processor's epochs.
 
     Args:
@@ -118,6 +104,10 @@ class Harness:
         record: what states a processor asks for (see ``record_states``).
         keys: of the operator.
         check: is given the output of an epoch before the epoch counts; gives what is returned.
+
+    Attributes:
+        states: what is known of the processor's. epochs: how many were run.
+        processors: by subtask.
     """
 
     epoch_type: type[Any] = _Epoch
@@ -135,7 +125,7 @@ class Harness:
         self.keys, self._check = keys, check
         self._original = copied(processor, UID)
         self._time_mode, self._record = time_mode, record
-        self._states = StatesUnderTest.first(self._recorded())
+        self.states = StatesUnderTest.first(self._recorded())
         self._due_drops: set[int] = set()
         self._plan = OperatorPlan(
             uid=UID,
@@ -143,12 +133,12 @@ class Harness:
             input_schema=keys.schema,
             key_positions=(),
             output_schema=StructType(),
-            states=dict(self._states.declared),
+            states=dict(self.states.declared),
             time_mode=time_mode,
-            withdrawn=self._states.withdrawn,
+            withdrawn=self.states.withdrawn,
         )
         self.processors = [processor]
-        self._epochs = 0
+        self.epochs = 0
         folder = Path(tempfile.mkdtemp(prefix="statebackend-tester-"))
         self._subtasks = _Subtasks(folder, [], HeldByTester())
         self._removed = weakref.finalize(self, self._subtasks.remove)
@@ -171,7 +161,7 @@ class Harness:
     def _open(self, parallelism: int) -> None:
         subtasks = self._subtasks
         subtasks.stores[:] = [RocksStore.open(subtasks.path(i)) for i in range(parallelism)]
-        self._due_drops = set(range(parallelism)) if self._states.dropped else set()
+        self._due_drops = set(range(parallelism)) if self.states.dropped else set()
 
     def restart(self, processor: Any = None) -> None:
         """Close the stores, open them again; processors are made anew from the pickled original.
@@ -196,11 +186,11 @@ class Harness:
     def _replace(self, processor: Any) -> None:
         before, self._original = self._original, copied(processor, UID)
         try:
-            self._states = self._states.followed_by(self._recorded(), UID)
+            self.states = self.states.followed_by(self._recorded(), UID)
         except BaseException:
             self._original = before
             raise
-        states = self._states
+        states = self.states
         self._plan = replace(self._plan, states=dict(states.declared), withdrawn=states.withdrawn)
 
     def rescale(self, parallelism: int) -> None:
@@ -226,8 +216,12 @@ class Harness:
         self._subtasks.generation += 1
         self._open(parallelism)
         for subtask, entries in enumerate(split):
-            self._apply(subtask, [key for key, _ in entries], [value for _, value in entries])
+            self.apply(subtask, [key for key, _ in entries], [value for _, value in entries])
         self.processors = [copied(self._original, UID) for _ in range(parallelism)]
+
+    def stored(self, subtask: int) -> StoredOperatorState:
+        """A subtask's states that belong to no key."""
+        return self._subtasks.operator.stored(subtask)
 
     def close(self) -> None:
         """Close the stores and remove them; may be called twice."""
@@ -255,7 +249,7 @@ class Harness:
         """
         subtasks = len(self.stores)
         parts, firsts = self._parts(items, subtasks), self._parts(initial, subtasks)
-        times = replace(times, epoch=self._epochs)
+        times = replace(times, epoch=self.epochs)
         output: list[Any] = []
         changes: list[tuple[int, FrozenOverlay]] = []
         operator = self._subtasks.operator.epoch()
@@ -267,9 +261,9 @@ class Harness:
                 changes.append((subtask, table.freeze(times.epoch)))
         operator.commit()
         for subtask, frozen in changes:
-            self._apply(subtask, *frozen.sorted())
+            self.apply(subtask, *frozen.sorted())
             self._due_drops.discard(subtask)
-        self._epochs += 1
+        self.epochs += 1
         return output
 
     def _epoch(
@@ -282,17 +276,17 @@ class Harness:
     ) -> list[Any]:
         plan = self._planned(initial=inputs.first is not None)
         owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
-        dropped = self._states.dropped if subtask in self._due_drops else []
+        dropped = self.states.dropped if subtask in self._due_drops else []
 
         def run() -> list[Any]:
             epoch = self.epoch_type(
                 plan,
                 self.processors[subtask],
                 table=table,
-                state_ids=self._states.ids,
+                state_ids=self.states.ids,
                 times=times,
                 key_groups=range(owned.start, owned.end + 1),
-                versions=versions_of(self._states.declared),
+                versions=versions_of(self.states.declared),
                 stored=operator.stored(subtask),
             )
             output: list[Any] = epoch.outputs(
@@ -332,96 +326,18 @@ class Harness:
             )
         return parts
 
-    def _apply(self, subtask: int, keys: list[bytes], values: Sequence[bytes | None]) -> None:
+    def apply(self, subtask: int, keys: list[bytes], values: Sequence[bytes | None]) -> None:
+        """Write entries into a subtask's store, as the epoch that was run last."""
         owned = key_group_range(subtask, self.parallelism, self.keys.max_parallelism)
         marker = Marker(
             job_id=UID,
             operator=UID,
             key_group_start=owned.start,
             key_group_end=owned.end,
-            epoch=self._epochs,
+            epoch=self.epochs,
             chain="",
         )
         self.stores[subtask].apply(keys, values, marker)
-
-    # --- looking in from outside
-
-    @contextmanager
-    def cell(
-        self, name: str, kinds: Sequence[str], key: Any, times: EpochTimes, *, write: bool = False
-    ) -> Iterator[Any]:
-        """The cell of a state with ``key`` current; what is written counts only with ``write``.
-
-        Raises:
-            UnknownStateError: the processor has no such state.
-        """
-        declared = self._states.declared
-        found = declared.get(name)
-        if found is None or found.kind not in kinds:
-            has = ", ".join(f"{one.name!r} ({one.kind})" for one in declared.values()) or "none"
-            raise UnknownStateError(
-                f"State {name} has not been initialized as one of kind {' or '.join(kinds)}.",
-                todo=f"The processor's states are: {has}.",
-            )
-        with self._at(key, write=write) as (cursor, table):
-            state = EpochState(
-                cursor,
-                table,
-                declared=declared,
-                ids=self._states.ids,
-                times=times,
-                versions=versions_of(declared),
-            )
-            raw = {"classes": _RAW} if (found.kind, False) in _RAW else {}
-            cell = state.cell(name, found.kind, **raw)
-            self._load(cursor, key)
-            yield cell
-
-    def operator_state(self, name: str, subtask: int, kinds: Sequence[str]) -> Any:
-        """A state that belongs to no key, to be looked at.
-
-        Raises:
-            TesterUseError: the processor has no such state, or there is no such subtask.
-        """
-        found = self._states.declared.get(name)
-        if found is None or found.kind not in kinds or not 0 <= subtask < self.parallelism:
-            has = ", ".join(f"{o.name!r} ({o.kind})" for o in self._states.declared.values())
-            raise TesterUseError(
-                f"State {name} of subtask {subtask} of {self.parallelism} has not been initialized "
-                f"as one of kind {' or '.join(kinds)}.",
-                todo=f"The processor's states are: {has or 'none'}.",
-            )
-        state = EpochState(
-            KeyCursor(),
-            StateTable(self.stores[subtask]),
-            declared=self._states.declared,
-            ids=self._states.ids,
-            times=EpochTimes(),
-            versions=versions_of(self._states.declared),
-            stored=self._subtasks.operator.stored(subtask),
-        )
-        return state.operator_state(name, found.kind)
-
-    def timers(self, key: Any) -> list[int]:
-        """The times of a key's timers."""
-        with self._at(key, write=False) as (cursor, table):
-            index = TimerIndex(cursor, table)
-            self._load(cursor, key)
-            return index.list()
-
-    @contextmanager
-    def _at(self, key: Any, *, write: bool) -> Iterator[tuple[KeyCursor, StateTable]]:
-        _, group, _ = self.keys.place(key)
-        subtask = subtask_of(group, self.parallelism, self.keys.max_parallelism)
-        table = StateTable(self.stores[subtask])
-        yield KeyCursor(), table
-        if write:
-            self._apply(subtask, *table.freeze(self._epochs).sorted())
-
-    def _load(self, cursor: KeyCursor, key: Any) -> None:
-        _, group, encoded = self.keys.place(key)
-        cursor.load([group.to_bytes(2, "big")], [encoded])
-        cursor.index = 0
 
 
 def as_raised(call: Callable[[], Result]) -> Result:

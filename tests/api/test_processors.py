@@ -244,7 +244,7 @@ def test_states_that_differ_from_the_drivers_are_refused() -> None:
         ctx.value_state("more", "n bigint")
 
     with ProcessorTester(Made()) as tester:
-        tester._harness.processors[0].opening = opening
+        tester._operator.processors[0].opening = opening
         with pytest.raises(StateMismatchError, match="'more'"):
             tester.test("a", [Row(n=1)])
 
@@ -258,7 +258,7 @@ def test_state_used_outside_its_key_is_refused() -> None:
             kept.append(ctx.timers)
 
     tester = ProcessorTester(Made(), timeMode="ProcessingTime")
-    tester._harness.processors[0] = Keeping()
+    tester._operator.processors[0] = Keeping()
     tester.test("a", [Row(n=1)])
     with pytest.raises(KeyContextError):
         kept[0].get()

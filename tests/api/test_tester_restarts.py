@@ -96,7 +96,7 @@ def test_state_is_spread_over_the_subtasks() -> None:
         for key in range(60):
             tester.test(key, words("x"))
         tester.rescale(3)
-        sizes = [len(list(store.scan())) for store in tester._harness.stores]
+        sizes = [len(list(store.scan())) for store in tester._operator.stores]
         assert sum(sizes) == 60
         assert min(sizes) > 5
 

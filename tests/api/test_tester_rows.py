@@ -89,7 +89,7 @@ def test_rows_reach_the_processor_as_they_are() -> None:
 
     given = [Row(odd=object()), {"no": "row"}]
     tester = ProcessorTester(Leaky())
-    tester._harness.processors[0] = Looking()  # a closure would be pickled with its list
+    tester._operator.processors[0] = Looking()  # a closure would be pickled with its list
     tester.test("a", given)  # type: ignore[arg-type]
     tester.close()
     assert seen == given
@@ -192,10 +192,10 @@ def test_counters_and_spies_of_a_test_see_every_call() -> None:
 def test_the_directory_goes_with_the_tester() -> None:
     folders = []
     with ProcessorTester(RunningCount()) as tester:
-        folders.append(Path(tester._harness.stores[0].path).parent)
+        folders.append(Path(tester._operator.stores[0].path).parent)
         assert folders[0].is_dir()
     other = ProcessorTester(RunningCount())
-    folders.append(Path(other._harness.stores[0].path).parent)
+    folders.append(Path(other._operator.stores[0].path).parent)
     del other
     gc.collect()
     assert not any(folder.exists() for folder in folders)

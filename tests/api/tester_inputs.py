@@ -22,7 +22,7 @@ def amounts(*some: int) -> list[Row]:
 
 def stored(tester: ProcessorTester) -> int:
     """Entries in all stores."""
-    return sum(len(list(store.scan())) for store in tester._harness.stores)
+    return sum(len(list(store.scan())) for store in tester._operator.stores)
 
 
 class Leaky(KeyedProcessor):

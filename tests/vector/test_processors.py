@@ -238,9 +238,9 @@ def test_zeros_are_one_key_and_nans_are_one() -> None:
 def test_entries_too_short_for_their_time_are_damage() -> None:
     with trial(Totals(TTL(1000))) as under_test:
         under_test.testBatch(SOME)
-        store = under_test._harness.stores[0]
+        store = under_test._operator.stores[0]
         key = next(key for key, value in store.scan() if value)
-        under_test._harness._apply(0, [key], [b"short"])
+        under_test._operator.apply(0, [key], [b"short"])
         with pytest.raises(LocalCopyError, match="shorter"):
             under_test.testBatch(SOME)
 
