@@ -22,7 +22,7 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.operator_plan import EpochFigures, OperatorPlan
 from statebackend.operators.processor_calls import check_shape
 from statebackend.operators.processor_contexts import RecordingContext, outside_open
-from statebackend.operators.vector.column_entries import Entries, TtlEntries
+from statebackend.operators.vector.column_entries import Entries
 from statebackend.operators.vector.column_states import (
     ArrowListState,
     ArrowMapState,
@@ -30,6 +30,7 @@ from statebackend.operators.vector.column_states import (
     StateSite,
 )
 from statebackend.operators.vector.column_timers import ArrowTimers
+from statebackend.operators.vector.column_ttl_entries import TtlEntries
 from statebackend.operators.vector.column_ttl_list import ArrowTtlListState
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.operators.vector.per_batch_loop import Output, VectorOperator
