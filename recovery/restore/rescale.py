@@ -26,8 +26,8 @@ from recovery.local.folders import unusable
 from snapshot.formats.delta import DeltaRows
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.clipping import group_key
-from statebackend.rocks.layout import Layout, write_layout
 from statebackend.rocks.parted import Opener, Store, open_database, open_store
+from statebackend.rocks.parts_layout import Layout, write_layout
 from statebackend.rocks.store import RocksSettings, Rows, StoreSlice
 
 __all__ = ["Piece", "PieceError", "assemble", "clip_pieces", "clip_rows"]

@@ -20,7 +20,7 @@ from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_v
 from snapshot.retention.history_keeping import KnownHistory
 from snapshot.storage.object_store import ObjectStore
 from statebackend import system
-from statebackend.cli import drill, history_tables, job_tables, metrics_commands
+from statebackend.cli import drill_commands, history_tables, job_tables, metrics_commands
 from statebackend.cli import savepoint_commands as savepoint
 from statebackend.cli import state_commands as state
 from statebackend.cli.console_output import FAILED, NoProgress, console, guarded, say_json
@@ -42,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(drill.app, name="drill")
+app.add_typer(drill_commands.app, name="drill")
 app.add_typer(savepoint.app, name="savepoint")
 app.add_typer(state.app, name="state")
 app.add_typer(metrics_commands.app, name="metrics")

@@ -19,7 +19,7 @@ from statebackend.operators.declared_states import (
     Unbound,
     rehearsed,
 )
-from statebackend.state.folds import AggregatingCell, ReducingCell
+from statebackend.state.folding_cells import AggregatingCell, ReducingCell
 from statebackend.state.operator_state import BROADCAST
 from statebackend.state.ttl_cells import TTL
 

@@ -2,7 +2,7 @@
 
 It is how a store is made of others without writing them anew: each of them is hard-linked and
 clipped. ``PARTS`` in the store's folder says which part holds what (see
-:mod:`statebackend.rocks.layout`); a folder without it is one database.
+:mod:`statebackend.rocks.parts_layout`); a folder without it is one database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.rocks.clipping import LAST_GROUP, group_key
-from statebackend.rocks.layout import LAYOUT_FILE, Layout, Routes, read_layout, write_layout
+from statebackend.rocks.parts_layout import LAYOUT_FILE, Layout, Routes, read_layout, write_layout
 from statebackend.rocks.rocksdb_errors import classify
 from statebackend.rocks.rocksdb_options import RocksSettings
 from statebackend.rocks.rocksdb_reads import META_PREFIX, KeyRange

@@ -17,7 +17,7 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from statebackend.rocks.memory import CACHE_MAX_BYTES, CACHE_MIN_BYTES, cache_bytes
+from statebackend.rocks.cache_memory import CACHE_MAX_BYTES, CACHE_MIN_BYTES, cache_bytes
 
 __all__ = [
     "LEVEL0_FULL_FILES",
@@ -46,11 +46,12 @@ _MAP_LEVEL0_FILES: Final = 8
 class RocksSettings:
     """Memory in bytes: the cache of all stores of a process, the write buffer of each.
 
-    A cache of 0 bytes is as large as :func:`~statebackend.rocks.memory.cache_bytes` says, with
-    ``workers`` and ``cache_max_bytes``. ``for_maps``: entries are mostly read one by one, in key
-    order, and those of a key lie together. ``whole_filters``: as long as they are small, see
-    :mod:`statebackend.rocks.filter_placement`; for who opens a store anew that has outgrown them.
-    ``read_once``: it is read to its end and thrown away, so that RocksDB need not merge its files.
+    A cache of 0 bytes is as large as :func:`~statebackend.rocks.cache_memory.cache_bytes` says,
+    with ``workers`` and ``cache_max_bytes``. ``for_maps``: entries are mostly read one by one,
+    in key order, and those of a key lie together. ``whole_filters``: as long as they are small,
+    see :mod:`statebackend.rocks.filter_placement`; for who opens a store anew that has outgrown
+    them. ``read_once``: it is read to its end and thrown away, so that RocksDB need not merge
+    its files.
     """
 
     block_cache_bytes: int = CACHE_MIN_BYTES

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
-from statebackend.schema.columns.msgpack_columns import decode_columns
 from statebackend.schema.conform import conform_all
+from statebackend.schema.msgpack_columns import decode_columns
 from statebackend.schema.msgpack_types import (
     arrow_from_wire,
     from_wire,

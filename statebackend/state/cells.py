@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import LocalCopyError, ValueMismatchError
 from statebackend.schema.type_table import simple_type
-from statebackend.state.cursor import KeyCodecLike, KeyCursor, RowCodecLike
+from statebackend.state.key_cursor import KeyCodecLike, KeyCursor, RowCodecLike
 from statebackend.state.table import StateTable
 from statebackend.state.unbound import OfOneEpoch
 

@@ -20,9 +20,9 @@ from statebackend.state.binary_columns import (
     valid_bits,
 )
 from statebackend.state.blocks import binary_array
-from statebackend.state.confirmed import BaseReads
 from statebackend.state.spill import Run
 from statebackend.state.table import StateTable
+from statebackend.state.table_base import BaseReads
 
 __all__ = ["ColumnTable"]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from statebackend.state.blocks import ABSENT
-from statebackend.state.confirmed import MemoryBase, ReadableBase, after
 from statebackend.state.layer_stack import LayerStack
 from statebackend.state.overlay import FrozenOverlay
 from statebackend.state.row_cache import RowCache
 from statebackend.state.spill import OverlaySpill, Run, merge
+from statebackend.state.table_base import MemoryBase, ReadableBase, after
 
 __all__ = ["FrozenOverlay", "MemoryBase", "ReadableBase", "StateTable", "state_prefix"]
 

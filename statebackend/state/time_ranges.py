@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from statebackend.state.binary_columns import EMPTY, lasts, take, valid_bits
 from statebackend.state.blocks import binary_array
-from statebackend.state.confirmed import after
 from statebackend.state.spill import Run
 from statebackend.state.table import StateTable
+from statebackend.state.table_base import after
 
 __all__ = [
     "ABOVE",

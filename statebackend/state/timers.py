@@ -25,8 +25,8 @@ from statebackend.errors import ValueMismatchError
 from statebackend.state.binary_columns import take
 from statebackend.state.blocks import binary_array
 from statebackend.state.cells import KeyCursor
-from statebackend.state.confirmed import after
 from statebackend.state.table import StateTable
+from statebackend.state.table_base import after
 from statebackend.state.time_ranges import (
     ABOVE,
     BIAS,

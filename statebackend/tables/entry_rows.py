@@ -18,8 +18,8 @@ from statebackend.schema.types import schema_from_json
 from statebackend.schema.versions import codec_of_versions
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array
-from statebackend.state.confirmed import after
 from statebackend.state.expiry_index import STAMP_BYTES, TIME_BYTES
+from statebackend.state.table_base import after
 from statebackend.state.time_ranges import BIAS
 from statebackend.state.timers import BY_KEY, BY_TIME
 from statebackend.tables.stored_job import StoredState

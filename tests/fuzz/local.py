@@ -20,10 +20,10 @@ from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.state.blocks import BlockFile
 from statebackend.state.cells import ListCell
-from statebackend.state.confirmed import MemoryBase
-from statebackend.state.cursor import KeyCursor
 from statebackend.state.expiry_index import ListHead, list_items
+from statebackend.state.key_cursor import KeyCursor
 from statebackend.state.table import StateTable
+from statebackend.state.table_base import MemoryBase
 from tests.fuzz.mutate import damaged_bytes, damaged_value
 from tests.fuzz.target import REFUSED, SAME, TAKEN, Target, refused_or
 from tests.recovery.driver import new_id

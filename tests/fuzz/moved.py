@@ -18,7 +18,7 @@ from recovery.savepoints.savepoint import (
 )
 from snapshot.formats.file_index import FileEntry, decode_index, encode_index, index_of
 from snapshot.storage.memory_store import MemoryStore
-from statebackend.rocks.layout import Layout, Routes, decode_layout, encode_layout
+from statebackend.rocks.parts_layout import Layout, Routes, decode_layout, encode_layout
 from statebackend.state.operator_state import (
     StoredList,
     StoredMap,

@@ -30,10 +30,10 @@ from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.cells import ListCell
 from statebackend.state.column_table import ColumnTable
-from statebackend.state.confirmed import MemoryBase
-from statebackend.state.cursor import KeyCursor
 from statebackend.state.expiry_index import ListHead, list_items
+from statebackend.state.key_cursor import KeyCursor
 from statebackend.state.table import StateTable
+from statebackend.state.table_base import MemoryBase
 from tests.fuzz.stored import sealed
 from tests.recovery.driver import Run, new_id
 

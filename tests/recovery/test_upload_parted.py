@@ -24,8 +24,8 @@ from snapshot.retention.deletable import Fate, View, classify
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import CorruptionError, UnsupportedFormatError
-from statebackend.rocks.layout import LAYOUT_FILE, Layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store
+from statebackend.rocks.parts_layout import LAYOUT_FILE, Layout, write_layout
 from statebackend.rocks.store import RocksStore
 from tests.recovery.local.open_stores import subtask as subtask_of
 from tests.recovery.local.small_copies import SMALL, marker

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from statebackend.rocks.layout import Layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store
+from statebackend.rocks.parts_layout import Layout, write_layout
 from statebackend.rocks.store import Marker, RocksStore
 from tests.rocks.stores import TINY
 

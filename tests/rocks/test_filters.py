@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from statebackend.rocks import rocksdb_options as options
-from statebackend.rocks.layout import Layout
 from statebackend.rocks.parted import PartedStore
+from statebackend.rocks.parts_layout import Layout
 from statebackend.rocks.store import RocksStore
 from tests.rocks.stores import TINY, apply, entries_of, marker
 

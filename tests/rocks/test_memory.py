@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from statebackend import system
-from statebackend.rocks.memory import CACHE_MAX_BYTES, cache_bytes
+from statebackend.rocks.cache_memory import CACHE_MAX_BYTES, cache_bytes
 from statebackend.rocks.rocksdb_options import RocksSettings
 
 GB, MB = 1 << 30, 1 << 20

@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackend.rocks.layout import LAYOUT_FILE
 from statebackend.rocks.parted import PartedStore
-from statebackend.state.confirmed import MemoryBase
+from statebackend.rocks.parts_layout import LAYOUT_FILE
+from statebackend.state.table_base import MemoryBase
 from tests.rocks.conftest import MEMORY
 from tests.rocks.stores import marker
 from tests.rocks.stores_in_parts import *  # noqa: F403

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from statebackend.errors import LocalCopyError
-from statebackend.rocks.layout import Routes
 from statebackend.rocks.parted import PartedStore
+from statebackend.rocks.parts_layout import Routes
 from statebackend.rocks.store import Marker
 from tests.rocks.stores import ROOT, marker
 from tests.rocks.stores_in_parts import *  # noqa: F403

@@ -12,8 +12,8 @@ import pytest
 from blake3 import blake3
 
 from statebackend.errors import LocalCopyError, StoreBusyError
-from statebackend.rocks.layout import LAYOUT_FILE, Layout, read_layout, write_layout
 from statebackend.rocks.parted import PartedStore, open_store
+from statebackend.rocks.parts_layout import LAYOUT_FILE, Layout, read_layout, write_layout
 from statebackend.rocks.store import RocksStore
 from tests.rocks.stores import TINY, marker
 from tests.rocks.stores_in_parts import *  # noqa: F403

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import StateBackendError
 from statebackend.schema import msgpack_rows
-from statebackend.schema.columns.msgpack_columns import decode_columns
+from statebackend.schema.msgpack_columns import decode_columns
 from statebackend.schema.msgpack_rows import MsgpackCodec
 
 EDGES = [0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, 2**32 - 1, 2**32, 2**63 - 1]

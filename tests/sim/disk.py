@@ -22,10 +22,10 @@ from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocks import store as rocks
 from statebackend.rocks.clipping import LAST_GROUP, GroupRange
-from statebackend.rocks.layout import LAYOUT_FILE, decode_layout
 from statebackend.rocks.parted import Opener
+from statebackend.rocks.parts_layout import LAYOUT_FILE, decode_layout
 from statebackend.rocks.store import Marker, RocksStore
-from statebackend.state.confirmed import KeyRange
+from statebackend.state.table_base import KeyRange
 from tests.sim.config import Config
 from tests.sim.files import MemPath
 from tests.sim.kernel import Process, Scheduler, current

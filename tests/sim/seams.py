@@ -35,7 +35,8 @@ from recovery.local.local_copies import LocalSubtask
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
 from snapshot.formats.delta_stream import EncodedDelta
 from snapshot.retention import history_keeping
-from statebackend.rocks import layout, parted
+from statebackend.rocks import parted
+from statebackend.rocks import parts_layout as layout
 from statebackend.rocks import store as rocks
 from statebackend.rocks.parted import Opener
 from statebackend.state.table import FrozenOverlay

@@ -15,7 +15,7 @@ from statebackend.errors import KeyContextError, UsageError, ValueMismatchError
 from statebackend.rocks.store import Marker, RocksStore
 from statebackend.schema.codec import codec_for
 from statebackend.state.cells import KeyCursor
-from statebackend.state.folds import AggregatingCell, ReducingCell
+from statebackend.state.folding_cells import AggregatingCell, ReducingCell
 from statebackend.state.table import MemoryBase, StateTable
 
 NUMBER = codec_for(T.StructType().add("n", T.LongType()))

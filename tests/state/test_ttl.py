@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from statebackend.errors import KeyContextError, SettingError, ValueMismatchError
 from statebackend.rocks.store import RocksStore
 from statebackend.schema.codec import codec_for
-from statebackend.state.folds import AggregatingCell, ReducingCell
+from statebackend.state.folding_cells import AggregatingCell, ReducingCell
 from statebackend.state.ttl_cells import TTL
 from tests.state.expiring import *  # noqa: F403
 from tests.state.expiring import ROWS, Subtask, _check_index, seen, write_all

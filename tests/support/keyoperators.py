@@ -8,7 +8,7 @@ from statebackend.operators.pandas_frames.frame_reader import FrameReader, Frame
 from statebackend.operators.per_key_loop import KeyOperator
 from statebackend.operators.rows.row_reader import RowReader
 from statebackend.operators.rows.row_writer import RowWriter
-from statebackend.state.cursor import KeyCursor
+from statebackend.state.key_cursor import KeyCursor
 
 
 class RowOperator(KeyOperator):

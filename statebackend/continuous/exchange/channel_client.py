@@ -28,7 +28,7 @@ from statebackend.continuous.exchange.channel_messages import (
     peer_lost,
 )
 from statebackend.continuous.exchange.elements import Element
-from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
+from statebackend.continuous.exchange.stream_heartbeats import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
 from statebackend.rpc.envelope import Decoder, ErrorReply, encode
 from statebackend.rpc.flight_base import BROKEN, ask, call_options, read_reply

@@ -26,7 +26,7 @@ from statebackend.continuous.exchange.channel_messages import (
 )
 from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.pulse import HEARTBEAT_S, SILENCE_S, Pulse
+from statebackend.continuous.exchange.stream_heartbeats import HEARTBEAT_S, SILENCE_S, Pulse
 from statebackend.errors import ProtocolError, StaleRequestError, StateBackendError
 from statebackend.rpc.envelope import ErrorReply, encode
 from statebackend.rpc.flight_base import BROKEN, FlightService, same_token

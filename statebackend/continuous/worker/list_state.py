@@ -19,7 +19,7 @@ from statebackend.errors import ProtocolError
 from statebackend.operators.declared_states import EpochState, EpochTimes, StateDeclaration
 from statebackend.operators.operator_snapshot import encoded
 from statebackend.runtime.worker.participant import AckTimes, Participant
-from statebackend.state.cursor import KeyCursor
+from statebackend.state.key_cursor import KeyCursor
 from statebackend.state.table import MemoryBase, StateTable
 
 __all__ = ["PlainState"]

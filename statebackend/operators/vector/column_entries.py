@@ -20,8 +20,8 @@ from statebackend.state.binary_columns import (
     valid_bits,
 )
 from statebackend.state.column_table import ColumnTable
-from statebackend.state.confirmed import after
 from statebackend.state.table import state_prefix
+from statebackend.state.table_base import after
 
 __all__ = ["Entries", "places_in", "scan_state", "under_keys"]
 

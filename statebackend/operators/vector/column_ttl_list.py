@@ -19,7 +19,7 @@ from statebackend.operators.vector.values import Columns, arrow_fields, columns_
 from statebackend.schema.codec import RowCodec
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array
-from statebackend.state.cursor import KeyCursor
+from statebackend.state.key_cursor import KeyCursor
 from statebackend.state.ttl_cells import TTL, TtlListCell
 from statebackend.state.unbound import OfOneEpoch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from statebackend import system
-from statebackend.rocks.memory import CACHE_MAX_BYTES
+from statebackend.rocks.cache_memory import CACHE_MAX_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,7 +29,7 @@ from statebackend.continuous.exchange.channel_messages import (
 from statebackend.continuous.exchange.channel_server import ExchangeServer
 from statebackend.continuous.exchange.closing_connections import sever
 from statebackend.continuous.exchange.inbox import Inbox
-from statebackend.continuous.exchange.pulse import Pulse
+from statebackend.continuous.exchange.stream_heartbeats import Pulse
 from statebackend.errors import (
     PeerLostError,
     ProtocolError,

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statebackend import system
-from statebackend.rocks.memory import CACHE_MAX_BYTES
+from statebackend.rocks.cache_memory import CACHE_MAX_BYTES
 from statebackend.runtime.driver.worker_memory import WorkerMemory, worker_memory
 
 MB = 1 << 20

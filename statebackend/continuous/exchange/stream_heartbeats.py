@@ -1,4 +1,4 @@
-"""The pulse of a process's streams: who is not heard of for too long is taken for gone."""
+"""Heartbeats of a process's streams: who is not heard of for too long is taken for gone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Many stored rows to Arrow columns at once."""
