@@ -25,7 +25,7 @@ from statebackend.schema.codec import RowCodec, codec_for
 from statebackend.schema.field_defaults import check_defaults
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from statebackend.state.cells import KeyCursor, ListCell, MapCell, ValueCell
 from statebackend.state.operator_state import BROADCAST, LIST_MODES
 from statebackend.state.table import StateTable

@@ -16,10 +16,10 @@ from statebackend.errors import StateMismatchError
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.schema.evolution import Incompatible, Problem, resolve
 from statebackend.schema.field_defaults import remembered
+from statebackend.schema.field_meanings import declared_by_rules
 from statebackend.schema.keys.key_schemas import is_same_key, other_key
-from statebackend.schema.meanings import declared_by_rules
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import VERSIONS_MAX
+from statebackend.schema.versioned_rows import VERSIONS_MAX
 from statebackend.state.operator_state import LIST_MODES
 
 __all__ = ["redeclared", "versions_of"]

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statebackend import system
 from statebackend.backend import StateBackend
-from statebackend.scaling.measuring import Meter, state_bytes_of
+from statebackend.scaling.load_meter import Meter, state_bytes_of
 from statebackend.scaling.rescale_policy import Load
 
 __all__ = ["SparkQuery", "Watched"]

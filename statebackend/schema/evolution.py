@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from statebackend.schema.field_defaults import wire_default
-from statebackend.schema.meanings import elsewhere, moved, other_meaning
+from statebackend.schema.field_meanings import elsewhere, moved, other_meaning
 from statebackend.schema.msgpack_types import arrow_from_wire, from_wire
 from statebackend.schema.scalars import Convert
-from statebackend.schema.shapes import row_maker
 from statebackend.schema.types import arrow_type
+from statebackend.schema.value_checks import row_maker
 from statebackend.schema.widening import ArrowConvert, column_widener, may_become, widener
 
 __all__ = ["Evolution", "Incompatible", "Problem", "resolve"]

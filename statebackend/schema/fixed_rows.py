@@ -32,9 +32,9 @@ from statebackend.errors import CorruptionError, FormatError, ValueMismatchError
 from statebackend.schema.arrow_buffers import fixed_array, valid_mask, values_of
 from statebackend.schema.conform import conform_all
 from statebackend.schema.scalars import Convert, Scalar
-from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose
 from statebackend.schema.type_table import simple
 from statebackend.schema.types import arrow_type
+from statebackend.schema.value_checks import as_row, columns_of_one_type, diagnose
 
 __all__ = ["FixedCodec"]
 

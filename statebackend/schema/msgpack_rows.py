@@ -26,8 +26,8 @@ from statebackend.schema.msgpack_types import (
     wire_type,
 )
 from statebackend.schema.scalars import Convert, Refused
-from statebackend.schema.shapes import as_row, columns_of_one_type, diagnose, mismatch
 from statebackend.schema.type_table import simple_type
+from statebackend.schema.value_checks import as_row, columns_of_one_type, diagnose, mismatch
 
 __all__ = ["MsgpackCodec"]
 

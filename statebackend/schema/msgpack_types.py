@@ -34,9 +34,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from statebackend.schema.scalars import SEQUENCES, Convert
-from statebackend.schema.shapes import by_names, mismatch, row_maker, typed
 from statebackend.schema.type_table import BoxedType, boxed_type, simple
 from statebackend.schema.types import arrow_type
+from statebackend.schema.value_checks import by_names, mismatch, row_maker, typed
 
 __all__ = ["arrow_from_wire", "from_wire", "to_wire", "wire_list", "wire_type"]
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from pyspark.sql.types import Row, StructField, StructType
 
 from statebackend.errors import CorruptionError
-from statebackend.operators.vector.values import arrow_fields
+from statebackend.operators.vector.given_columns import arrow_fields
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.keys.key_column_decoding import decode_key_columns, decode_leading_columns
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array
 from statebackend.state.expiry_index import STAMP_BYTES, TIME_BYTES

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import SchemaError, SettingError, ValueMismatchError
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
-from statebackend.operators.vector.values import columns_of
+from statebackend.operators.vector.given_columns import columns_of
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.operator_state import (

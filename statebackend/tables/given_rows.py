@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
-from statebackend.operators.vector.values import columns_of
+from statebackend.operators.vector.given_columns import columns_of
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.expiry_index import (

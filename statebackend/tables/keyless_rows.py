@@ -8,10 +8,10 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from snapshot.protocol.lineage import SliceRef
-from statebackend.operators.vector.values import arrow_fields
+from statebackend.operators.vector.given_columns import arrow_fields
 from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from statebackend.state.blocks import binary_array
 from statebackend.state.operator_state import BROADCAST, decode_lists, decode_maps
 from statebackend.tables.stored_job import StoredJob, StoredOperator, StoredState

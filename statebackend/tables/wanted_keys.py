@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import UsageError
 from statebackend.key_hashing import key_groups
-from statebackend.operators.vector.values import arrow_fields, columns_of
+from statebackend.operators.vector.given_columns import arrow_fields, columns_of
 from statebackend.schema.keys.key_codec import KeyCodec
 
 __all__ = ["encoded_each", "encoded_keys"]

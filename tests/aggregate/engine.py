@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.key_hashing import key_groups
-from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.processor_for_plan import processor_for
 from statebackend.operators.arrow_calls import record_arrow_states
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch

@@ -17,7 +17,6 @@ from statebackend.errors import (
     StateBackendError,
     UnsupportedTypeError,
 )
-from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
 from statebackend.operators.aggregate.functions import (
     approx_count_distinct,
@@ -27,6 +26,7 @@ from statebackend.operators.aggregate.functions import (
     top_k,
 )
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.processor_for_plan import processor_for
 from statebackend.operators.aggregate.windows import Window, session, sliding, tumbling
 
 SCHEMA = T.StructType(

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import types as T
 
 from statebackend.errors import StateMismatchError
-from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregation_plan import AggregatePlan, plan_aggregate
 from statebackend.operators.aggregate.functions import (
     approx_count_distinct,
@@ -19,6 +18,7 @@ from statebackend.operators.aggregate.functions import (
     last,
     top_k,
 )
+from statebackend.operators.aggregate.processor_for_plan import processor_for
 from statebackend.operators.aggregate.windows import session, sliding
 from statebackend.testing.processor_tester import ProcessorTester
 from tests.aggregate.engine import Row, batch_of, rows_of

@@ -14,7 +14,7 @@ from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl, parse_ddl_type
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value
 from tests.fuzz.target import TAKEN, Target, refused_or
 

@@ -19,7 +19,7 @@ from statebackend.schema.evolution import Evolution, Incompatible, Problem, reso
 from statebackend.schema.field_defaults import check_defaults, remembered, wire_default
 from statebackend.schema.fixed_rows import FixedCodec
 from statebackend.schema.types import schema_from_json
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from tests.schema.evolving import expected, histories
 from tests.schema.strategies import same
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from snapshot.log.progress_book import ProgressBook
 from statebackend.errors import FencedError, RescaleError, SettingError, StoreUnreachableError
-from statebackend.scaling.measuring import Meter, state_bytes_of, waiting_rows_of
+from statebackend.scaling.load_meter import Meter, state_bytes_of, waiting_rows_of
 from statebackend.scaling.rescale_policy import Load, RescalePolicy, Suggestion, suggest
 from statebackend.scaling.rescaler import Rescaler
 

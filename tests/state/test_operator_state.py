@@ -27,7 +27,7 @@ from statebackend.operators.operator_snapshot import (
 from statebackend.schema.codec import codec_for
 from statebackend.schema.ddl import parse_ddl
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from statebackend.state.operator_state import (
     BroadcastState,
     OperatorList,

@@ -20,15 +20,15 @@ from statebackend.operators.aggregate.aggregation_plan import (
     partial_name,
 )
 from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_of, take
-from statebackend.operators.aggregate.distinct import Pairs, ValueAccumulator
 from statebackend.operators.aggregate.row_numbers import first_rows, group_rows
 from statebackend.operators.aggregate.stored_accumulators import (
     Accumulators,
     Entries,
     StoredTotals,
 )
+from statebackend.operators.aggregate.value_counts import Pairs, ValueAccumulator
 from statebackend.schema.conform import conform
-from statebackend.schema.meanings import MEANING
+from statebackend.schema.field_meanings import MEANING
 from statebackend.schema.types import arrow_type
 
 __all__ = ["AggregateProcessor", "Rows", "TotalsProcessor", "delete_entries", "distinct_keys"]

@@ -17,10 +17,10 @@ from statebackend.operators.aggregate.accumulators import (
     Variance,
 )
 from statebackend.operators.aggregate.decimals import DecimalMean, DecimalSum
-from statebackend.operators.aggregate.distinct import CountDistinct, TopK
 from statebackend.operators.aggregate.extremes import Extreme, FirstLast, FirstLastBy, ordered
 from statebackend.operators.aggregate.functions import Aggregation
 from statebackend.operators.aggregate.sketches import ApproxCountDistinct
+from statebackend.operators.aggregate.value_counts import CountDistinct, TopK
 from statebackend.schema.types import arrow_type, check_key_schema
 
 __all__ = ["parse_aggregations"]

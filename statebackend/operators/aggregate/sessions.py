@@ -16,15 +16,15 @@ from statebackend.operators.aggregate.aggregate_processor import (
     distinct_keys,
 )
 from statebackend.operators.aggregate.arrow_numpy import Ints, arrow_of, numpy_of, take
-from statebackend.operators.aggregate.distinct import Pairs, ValueAccumulator
 from statebackend.operators.aggregate.row_numbers import order_by_code
 from statebackend.operators.aggregate.stored_accumulators import (
     Accumulators,
     Entries,
     StoredWindows,
 )
+from statebackend.operators.aggregate.value_counts import Pairs, ValueAccumulator
 from statebackend.operators.aggregate.windows import timer_ms
-from statebackend.schema.meanings import MEANING, OF_ALL
+from statebackend.schema.field_meanings import MEANING, OF_ALL
 
 __all__ = ["SessionsProcessor"]
 

@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from statebackend.errors import EnvironmentMissingError, SettingError
 from statebackend.operators.aggregate.accumulators import Accumulator, Columns
 from statebackend.operators.aggregate.arrow_numpy import Ints, numpy_of
-from statebackend.operators.aggregate.distinct import Pairs
+from statebackend.operators.aggregate.value_counts import Pairs
 
 __all__ = ["ApproxCountDistinct"]
 

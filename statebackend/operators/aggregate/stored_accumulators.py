@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 
 from statebackend.operators.aggregate.accumulators import Accumulator, Columns
 from statebackend.operators.aggregate.arrow_numpy import Ints, numpy_of
-from statebackend.schema.meanings import ELSEWHERE, MEANING
+from statebackend.schema.field_meanings import ELSEWHERE, MEANING
 from statebackend.schema.types import arrow_type, is_fixed_width
 
 __all__ = ["Accumulators", "Entries", "StoredTotals", "StoredWindows"]

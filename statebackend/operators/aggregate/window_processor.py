@@ -19,7 +19,7 @@ from statebackend.operators.aggregate.arrow_numpy import Ints, flags, take
 from statebackend.operators.aggregate.row_numbers import order_by_code
 from statebackend.operators.aggregate.stored_accumulators import Entries, StoredWindows
 from statebackend.operators.aggregate.windows import pane_starts, pane_us, windows_of
-from statebackend.schema.meanings import MEANING, OF_ALL
+from statebackend.schema.field_meanings import MEANING, OF_ALL
 from statebackend.state.binary_columns import valid_bits
 
 __all__ = ["WindowsProcessor"]

@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from statebackend.errors import LocalCopyError, UsageError
 from statebackend.operators.vector.column_entries import Entries, places_in, scan_state, under_keys
+from statebackend.operators.vector.given_columns import Columns, arrow_fields, columns_of, record
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
-from statebackend.operators.vector.values import Columns, arrow_fields, columns_of, record
 from statebackend.schema.codec import RowCodec
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.keys.key_column_decoding import decode_key_columns

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.operators.vector.column_states import StateSite
+from statebackend.operators.vector.given_columns import Columns, arrow_fields, columns_of, record
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys
-from statebackend.operators.vector.values import Columns, arrow_fields, columns_of, record
 from statebackend.schema.codec import RowCodec
 from statebackend.state.binary_columns import tail
 from statebackend.state.blocks import binary_array

@@ -14,8 +14,8 @@ from statebackend.operators.input.group_by_key import Groups
 from statebackend.operators.input.staging import StagedRows
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.vector.column_timers import ArrowTimers, Fired
+from statebackend.operators.vector.given_columns import arrow_fields, columns_of, record
 from statebackend.operators.vector.key_vector import GROUP_BYTES, Keys, strictly
-from statebackend.operators.vector.values import arrow_fields, columns_of, record
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.keys.key_column_decoding import decode_key_columns
 from statebackend.state.binary_columns import take

@@ -20,7 +20,7 @@ from statebackend.errors import (
 )
 from statebackend.operators.declared_states import StateDeclaration
 from statebackend.operators.redeclared_states import redeclared, versions_of
-from statebackend.runtime.driver.initial_frame import InitialState
+from statebackend.runtime.driver.initial_state_frame import InitialState
 from statebackend.runtime.time_plan import NO_TIME, TimePlan
 from statebackend.schema.keys.key_schemas import check_operator_key
 from statebackend.schema.types import schema_from_json

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 
 from statebackend.errors import CorruptionError
 from statebackend.schema.scalars import SEQUENCES, Convert
-from statebackend.schema.shapes import by_names, mismatch, row_maker, typed
 from statebackend.schema.type_table import simple
+from statebackend.schema.value_checks import by_names, mismatch, row_maker, typed
 
 __all__ = ["KeyTuple", "field_decoder", "field_encoder"]
 

@@ -9,10 +9,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from statebackend.operators.aggregate.aggregate_calls import processor_for
 from statebackend.operators.aggregate.aggregate_processor import AggregateProcessor
 from statebackend.operators.aggregate.aggregation_plan import EVENT_MAX, plan_aggregate
 from statebackend.operators.aggregate.partial_aggregation import PartialAggregation
+from statebackend.operators.aggregate.processor_for_plan import processor_for
 from statebackend.operators.aggregate.windows import Window
 from statebackend.runtime.time_plan import NO_TIME, TimePlan
 from statebackend.schema.ddl import quoted

@@ -21,7 +21,7 @@ from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.rpc.session_endpoint import Credentials
 from statebackend.rpc.tls import driver_tls
-from statebackend.runtime.driver.initial_frame import InitialState
+from statebackend.runtime.driver.initial_state_frame import InitialState
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.operator_specs import Operator, check_groups, key_schema_of
 from statebackend.runtime.driver.worker_memory import worker_memory

@@ -17,7 +17,7 @@ from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.pandas_frames.group_state_processor import FunctionPlan, StateFunction
 from statebackend.runtime.time_plan import TimePlan
 from statebackend.spark.frames.event_time import time_plan
-from statebackend.spark.frames.grouped_input import GroupedInput, grouped_input
+from statebackend.spark.frames.grouped_input import grouped_for_function
 from statebackend.spark.session_settings import frame_limits
 
 __all__ = ["FunctionFrame", "function_frame"]
@@ -62,7 +62,7 @@ def function_frame(
     Raises:
         UsageError: (one of its kinds) whatever is wrong with them.
     """
-    df, names, shown = _grouped(grouped, keys)
+    df, names, shown = grouped_for_function(grouped, keys)
     _check(function, output_mode, timeout_conf, uid)
     when = _time(df, timeout_conf, event_time, watermark_delay, uid)
     frame_rows, frame_bytes = frame_limits(df.sparkSession)
@@ -85,29 +85,6 @@ def function_frame(
         shown=shown,
     )
     return FunctionFrame(df, names, StateFunction(function, plan), output, when)
-
-
-def _grouped(grouped: GroupedData | DataFrame, keys: str | list[str] | None) -> GroupedInput:
-    """The frame, and its key columns."""
-    if not isinstance(grouped, GroupedData | DataFrame) or (
-        isinstance(grouped, DataFrame) and keys is None
-    ):
-        raise SettingError(
-            f"apply_in_pandas_with_state() was given a {type(grouped).__name__}"
-            f"{'' if keys is not None else ' without keys='}.",
-            todo="Give df.groupBy(...), or a frame and keys=.",
-        )
-    if isinstance(grouped, GroupedData) and keys is not None:
-        raise SettingError(
-            "keys= was given with a frame that is grouped already.", todo="Leave keys= out."
-        )
-    found = grouped_input(grouped, keys)
-    if not found.frame.isStreaming:
-        raise UnsupportedQueryError(
-            "applyInPandasWithState is unsupported in a batch query, as in Spark.",
-            todo="Use applyInPandas, which needs no state.",
-        )
-    return found
 
 
 def _check(function: Any, output_mode: Any, timeout_conf: Any, uid: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from statebackend.errors import SchemaError
+from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
 from statebackend.operators.errors import lost_jvm as jvm
 
-__all__ = ["GroupedInput", "grouped_input", "key_names"]
+__all__ = ["GroupedInput", "grouped_for_function", "grouped_input", "key_names"]
 
 _CASE: Final = "spark.sql.caseSensitive"
 _KEY_COLUMN: Final = "statebackend.groupedBy"  # of a column's metadata: the expression
@@ -108,6 +108,36 @@ def grouped_input(grouped: GroupedData | DataFrame, keys: str | list[str] | None
         names = [next(rest) if place is None else frame.columns[place] for place in places]
     shown = None if made is frame else len(frame.columns)
     return GroupedInput(made, key_names(made, names, static=True), shown)
+
+
+def grouped_for_function(
+    grouped: GroupedData | DataFrame, keys: str | list[str] | None
+) -> GroupedInput:
+    """As `grouped_input`, for ``apply_in_pandas_with_state``: refused where Spark refuses it.
+
+    Raises:
+        SettingError, SchemaError: it is not grouped, or twice.
+        UnsupportedQueryError: the frame is static.
+    """
+    if not isinstance(grouped, GroupedData | DataFrame) or (
+        isinstance(grouped, DataFrame) and keys is None
+    ):
+        raise SettingError(
+            f"apply_in_pandas_with_state() was given a {type(grouped).__name__}"
+            f"{'' if keys is not None else ' without keys='}.",
+            todo="Give df.groupBy(...), or a frame and keys=.",
+        )
+    if isinstance(grouped, GroupedData) and keys is not None:
+        raise SettingError(
+            "keys= was given with a frame that is grouped already.", todo="Leave keys= out."
+        )
+    found = grouped_input(grouped, keys)
+    if not found.frame.isStreaming:
+        raise UnsupportedQueryError(
+            "applyInPandasWithState is unsupported in a batch query, as in Spark.",
+            todo="Use applyInPandas, which needs no state.",
+        )
+    return found
 
 
 def _places(frame: Any, grouped: Any) -> list[int | None]:

@@ -25,7 +25,7 @@ from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.runtime.driver.initial_frame import InitialState
+from statebackend.runtime.driver.initial_state_frame import InitialState
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.key_hash_expression import key_group_expression
 

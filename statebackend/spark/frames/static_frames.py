@@ -32,7 +32,7 @@ from statebackend.operators.input.group_by_key import Groups, group_parts
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.row_conversion import arrow_schema
-from statebackend.runtime.driver.initial_frame import InitialState
+from statebackend.runtime.driver.initial_state_frame import InitialState
 from statebackend.runtime.driver.operator_specs import Operator
 from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_processor import ShippedProcessor

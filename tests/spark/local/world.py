@@ -31,7 +31,7 @@ from statebackend.key_hashing import key_groups
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import RocksStore
 from statebackend.schema.keys.key_codec import KeyCodec
-from statebackend.schema.versions import codec_of_versions
+from statebackend.schema.versioned_rows import codec_of_versions
 from tests.spark.local import processors
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
 
