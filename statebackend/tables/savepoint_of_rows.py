@@ -46,7 +46,7 @@ __all__ = [
     "entry_columns",
     "in_one_process",
     "list_heads",
-    "write_given",
+    "write_operators",
     "write_saved_query",
 ]
 
@@ -113,10 +113,10 @@ def write_saved_query(
     }
     plain = SavepointHead(stamp_ms=system.wall_ms(), watermark_ms=watermark_ms)
     head = plain if stood is None else stood.named(plain)
-    return write_given(target, head, declared, stood, scratch_dir, system, keyed)
+    return write_operators(target, head, declared, stood, scratch_dir, system, keyed)
 
 
-def write_given(
+def write_operators(
     target: ObjectStore,
     head: SavepointHead,
     operators: Mapping[str, GivenOperator],

@@ -29,7 +29,7 @@ from statebackend.errors import (
 from statebackend.rocks.parted import open_store as open_rocks
 from statebackend.state.expiry_index import ExpiryIndex
 from statebackend.state.table import StateTable
-from statebackend.tables import savepoint_of_rows as write_given
+from statebackend.tables import savepoint_of_rows
 from statebackend.tables.stored_job import find_job
 from statebackend.tables.temporary_copy import fetch_subtask
 from tests.schema.strategies import same, tables, to_arrow, types
@@ -267,11 +267,13 @@ def test_what_has_expired_is_removed_and_what_has_not_stays(tmp_path: Path) -> N
 def test_large_values_are_written_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_given, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(savepoint_of_rows, "_PIECE_BYTES", 1 << 16)
     sizes: list[int] = []
-    fill = write_given.binary_array
+    fill = savepoint_of_rows.binary_array
     monkeypatch.setattr(
-        write_given, "binary_array", lambda some: (sizes.append(sum(map(len, some))), fill(some))[1]
+        savepoint_of_rows,
+        "binary_array",
+        lambda some: (sizes.append(sum(map(len, some))), fill(some))[1],
     )
     rows = pa.table({"user": [f"u{n}" for n in range(200)], "text": ["x" * 5_000] * 200})
     to = (tmp_path / "s").as_uri()

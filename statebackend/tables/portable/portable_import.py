@@ -38,7 +38,7 @@ from statebackend.tables.portable.portable_manifest import (
     PortableState,
     decode_manifest,
 )
-from statebackend.tables.savepoint_of_rows import write_given
+from statebackend.tables.savepoint_of_rows import write_operators
 from statebackend.tables.savepoint_writer import SavepointHead
 from statebackend.tables.state_scan import scratch_folder
 from statebackend.work_done import Progress, WorkDone
@@ -92,7 +92,7 @@ def import_savepoint(
         files = _Files(store, scratch, WorkDone(progress))
         files.work.expect(sum(one.size_bytes for one in _row_files(manifest)))
         operators = {one.uid: _operator(one, files) for one in manifest.operators}
-        return write_given(
+        return write_operators(
             target, _head(manifest), operators, _stood(manifest, files), scratch_dir, system
         )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackend.operators.pandas_frames import dataframe_shortcut as quickframes
+from statebackend.operators.pandas_frames import dataframe_shortcut
 from statebackend.operators.pandas_frames.dataframe_shortcut import quick_frames, quick_manager
 
 PLAIN = [
@@ -151,8 +151,8 @@ def test_a_pandas_that_it_does_not_know_is_left_alone(monkeypatch: pytest.Monkey
     def no_parts() -> Any:
         raise ImportError
 
-    monkeypatch.setattr(quickframes, "quick_manager", no_parts)
-    monkeypatch.setattr(quickframes, "_checked", quickframes._checked.__wrapped__)
+    monkeypatch.setattr(dataframe_shortcut, "quick_manager", no_parts)
+    monkeypatch.setattr(dataframe_shortcut, "_checked", dataframe_shortcut._checked.__wrapped__)
     before = pd.DataFrame.__init__
     with quick_frames():
         assert pd.DataFrame.__init__ is before

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import PandasToArrowConversion
 
 from statebackend.errors import ValueMismatchError
-from statebackend.operators.pandas_frames import frame_writer as framewriter
+from statebackend.operators.pandas_frames import frame_writer
 from statebackend.operators.pandas_frames.frame_writer import (
     FrameWriter,
     choose_copier,
@@ -40,7 +40,7 @@ def line_of(mark: str) -> str:
 @pytest.fixture(autouse=True, params=[inner_copy, public_copy])
 def copier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of getting values out of a frame."""
-    monkeypatch.setattr(framewriter, "_copier", lambda: request.param)
+    monkeypatch.setattr(frame_writer, "_copier", lambda: request.param)
 
 
 def writer(schema: T.StructType = K_N, **options: Any) -> FrameWriter:
