@@ -33,13 +33,13 @@ from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
+from statebackend.spark.query_failures import StatefulQuery, stateful_queries
 from statebackend.spark.spark_internals import check_internals
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
 from statebackend.spark.start.go_back_to import check_go_back_to
 from statebackend.spark.start.launch_dependencies import StartOptions
 from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
 from statebackend.spark.start.started_query import StartedQuery
-from statebackend.spark.start.stateful_query import StatefulQuery, stateful_queries
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter, WriterCalls
 from statebackend.spark.start.watched_query import WatchedQuery, frames_of
 from statebackend.spark.start.worker_probe import check_workers

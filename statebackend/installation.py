@@ -21,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from recovery.savepoints.savepoint import Savepoint
 from statebackend.backend import StateBackend
 from statebackend.settings import ENABLED
-from statebackend.spark.start.stateful_query import told_shortly
+from statebackend.spark.query_failures import told_shortly
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter
 from statebackend.spark.start.writer_inspection import functions_in
 from statebackend.threads import THREADS

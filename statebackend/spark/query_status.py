@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statebackend.runtime.driver.job_status import JobStatus
-from statebackend.spark.start.stateful_query import told_in
+from statebackend.spark.query_failures import told_in
 
 __all__ = ["status_of"]
 

@@ -16,7 +16,7 @@ from statebackend.errors import (
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.errors.task_errors import details
 from statebackend.operators.errors.user_errors import failure
-from statebackend.spark.start.stateful_query import told_in
+from statebackend.spark.query_failures import told_in
 
 PLAN = "\n=== Streaming Query ===\nIdentifier: [id = 1]\nLogical Plan:\nProject [a#1]"
 OURS = "statebackend.errors.ProcessorError: [SB1014] The processor raised. Mend it."

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statebackend
-from statebackend.spark.start.stateful_query import QueryFailedError
+from statebackend.spark.query_failures import QueryFailedError
 from tests.spark.local.processors import (
     LEDGER_OUTPUT,
     OneStuckLedger,

@@ -1,4 +1,4 @@
-"""The query that a start returns: Spark's own, whose failure is told in one error of ours.
+"""Tells why a query failed in one error of ours: by the query that a start returns, Spark's own.
 
 Spark's text of a failed query has the error in the middle: behind what the JVM says of it, and
 before the stack of the task and the query's whole plan.
