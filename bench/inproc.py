@@ -25,8 +25,8 @@ from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.operators import OperatorSpec
 from snapshot.protocol.running_job import RunningJob
-from snapshot.storage.counting import CountingStore
-from snapshot.storage.open import open_store
+from snapshot.storage.counting_store import CountingStore
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.hashing import key_groups

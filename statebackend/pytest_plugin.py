@@ -24,7 +24,7 @@ import pytest
 
 if TYPE_CHECKING:
     from recovery.drill.jobs.drill_job import DrillJob
-    from recovery.drill.report.outcome import DrillReport
+    from recovery.drill.report.drill_report import DrillReport
 
 __all__ = ["Drill", "drill"]
 
@@ -211,7 +211,7 @@ class Drill:
         return nodeid
 
     def _keep(self, report: DrillReport) -> None:
-        from recovery.drill.report.report import as_json, write_html
+        from recovery.drill.report.text_report import as_json, write_html
 
         folder = self._item.config.getoption("drill_report")
         if not folder:
@@ -226,7 +226,7 @@ class Drill:
 
     def _judge(self, report: DrillReport, *, lenient: bool) -> None:
         """Fail or skip the test; the report's text stands in its sections if it passes."""
-        from recovery.drill.report.report import as_text
+        from recovery.drill.report.text_report import as_text
 
         text = as_text(report)
         if not report.verdict.exact:

@@ -17,9 +17,9 @@ from typing import BinaryIO, Final
 
 from blake3 import blake3
 
-from recovery.decide.damage import Lost, Needs, needs_of, slice_key, tolerant_lineages
+from recovery.decide.lost_epochs import Lost, Needs, needs_of, slice_key, tolerant_lineages
 from recovery.inspect.describe import LogRead, named_operators, read_log, require_tip
-from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.delta_in_pieces import iter_delta
 from snapshot.formats.file_index import FileEntry, decode_index
 from snapshot.formats.history_object import HISTORY_PREFIX, decode_history, parse_history_name
 from snapshot.formats.record import (

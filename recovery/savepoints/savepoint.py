@@ -20,8 +20,8 @@ from urllib.parse import quote
 import msgspec
 from blake3 import blake3
 
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
-from snapshot.formats.names import parse_base_name, parse_data_name
+from recovery.inspect.job_list import BEGUN_NAME, SAVEPOINT_NAME
+from snapshot.formats.object_names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
 from snapshot.retention.deletable import PROBE_PREFIX
 from snapshot.storage.object_store import ObjectInfo, ObjectStore

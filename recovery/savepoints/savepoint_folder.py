@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
+from recovery.inspect.job_list import BEGUN_NAME, SAVEPOINT_NAME
 from recovery.savepoints.savepoint import (
     Begun,
     Savepoint,

@@ -24,8 +24,8 @@ from snapshot.formats.record import (
     read_record,
     record_name,
 )
-from snapshot.log.listings import check_listed, has_grown
 from snapshot.log.record_cache import RecordCache
+from snapshot.log.stale_listings import check_listed, has_grown
 from snapshot.protocol.tenure import (
     NoPatience,
     Patience,

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from snapshot.barriers.job_watermark import JobTime, OperatorTime
-from snapshot.formats.names import parse_data_name
+from snapshot.formats.object_names import parse_data_name
 from snapshot.formats.record import Manifest
 from snapshot.protocol.bases import Grant
-from snapshot.protocol.keyless_state import NO_BLOBS, OperatorBlobs
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
+from snapshot.protocol.operator_state_slices import NO_BLOBS, OperatorBlobs
 from statebackend.errors import FencedError, ProtocolError
 
 __all__ = [
@@ -81,8 +81,8 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
             watermark and has no say in it.
         two_inputs: it measures two streams, and goes by the one that is behind.
         initial: its initial state by subtask, for its first epoch: objects that are durable,
-            named by `snapshot.formats.names.data_name` with the generation and the epoch that
-            begin.
+            named by `snapshot.formats.object_names.data_name` with the generation and the epoch
+            that begin.
         dropped: those of ``states`` that were deleted by name (see `snapshot.formats.state_ids`).
         versions: value schemas (JSON, oldest first) of states that have had more than one, by name.
     """

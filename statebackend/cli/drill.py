@@ -23,14 +23,14 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from recovery.drill.report import report as reports
+from recovery.drill.report import text_report as reports
 from recovery.drill.run.naming import check_name, drawn_seed, impossible, kind_of, load
 from statebackend.cli.console_output import NoProgress, console, guarded, say_json
 from statebackend.cli.progress_bars import progress_bars
 from statebackend.errors import SettingError
 
 if TYPE_CHECKING:
-    from recovery.drill.report.outcome import DrillReport
+    from recovery.drill.report.drill_report import DrillReport
 
 __all__ = ["app"]
 
@@ -96,7 +96,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 def list_drills(as_json: AsJson = False) -> None:
     """The bundled jobs, and the faults: what happens, what is promised, what each needs."""
     from recovery.drill.catalogue import ALL
-    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.bundled_jobs import BUNDLED
 
     if as_json:
         jobs = [{"name": name, "summary": job.summary} for name, job in BUNDLED.items()]
@@ -198,7 +198,7 @@ def _refuse_impossible(
 
 def _job(job: str, truth: str) -> tuple[Any, Any, str]:
     """What `run_drill` takes as its job and its truth, and what to type for the job."""
-    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.bundled_jobs import BUNDLED
     from recovery.drill.jobs.drill_job import DrillJob
 
     job = job or next(iter(BUNDLED))

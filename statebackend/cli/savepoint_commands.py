@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from recovery.inspect.verify import VerifyReport
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
     SavepointInfo,
@@ -22,10 +22,10 @@ from recovery.savepoints.savepoint import (
     read_savepoint,
     savepoints_folder,
 )
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.verify_savepoint import check_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import S3_SCHEMES, probe
+from snapshot.storage.open_store import S3_SCHEMES, probe
 from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.console_output import (

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 from pyspark.sql.types import StructType
 
+from recovery.savepoints.location_copy import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
-from recovery.savepoints.source_files import SavepointLocation
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open import open_store, probe
+from snapshot.storage.open_store import open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, key_group_range

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.location_part import LocationFiles, StoreLocation
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.location_files import LocationFiles, StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
     below,
@@ -23,7 +23,7 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import CleanReport, clean, outside_view
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StateBackendError, UsageError

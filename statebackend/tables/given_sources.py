@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.location_part import (
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.location_copy import SavepointLocation, copy_source_files
+from recovery.savepoints.location_files import (
     LocationFiles,
     StoreLocation,
     batches_of,
@@ -15,9 +16,8 @@ from recovery.savepoints.location_part import (
     query_id_of,
 )
 from recovery.savepoints.savepoint import SavepointFile
-from recovery.savepoints.source_files import SavepointLocation, copy_source_files
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import NotRestorableError
 from statebackend.system import System

@@ -15,7 +15,7 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError

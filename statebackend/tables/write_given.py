@@ -13,7 +13,7 @@ import pyarrow as pa
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.formats.record import SliceEntry
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store, probe
+from snapshot.storage.open_store import open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.keygroups import check_parallelism, key_group_range
 from statebackend.rocks.parted import Store

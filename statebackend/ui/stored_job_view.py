@@ -9,7 +9,7 @@ from typing import Any, Final
 from recovery.inspect.describe import OperatorInfo, operators_in, read_one
 from recovery.inspect.history import CheckpointFigures, History
 from recovery.inspect.history_reader import HistoryReader
-from recovery.inspect.jobs import split_jobs, summarise
+from recovery.inspect.job_list import split_jobs, summarise
 from recovery.savepoints.savepoint import (
     SavepointInfo,
     below,
@@ -21,7 +21,7 @@ from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open import S3_SCHEMES, open_store
+from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import job_folder
 from statebackend.errors import FormatError

@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.jobs.bundled import BUNDLED
-from recovery.drill.report.outcome import DrillReport, Struck
+from recovery.drill.jobs.bundled_jobs import BUNDLED
+from recovery.drill.report.drill_report import DrillReport, Struck
 from recovery.drill.run import runner
 from statebackend.cli.app import app
 from statebackend.errors import DrillError
@@ -291,7 +291,7 @@ def test_a_report_that_could_not_be_drawn_is_told_before_the_drill(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
+    monkeypatch.delitem(sys.modules, "recovery.drill.report.html_page", raising=False)
     done = drill("run", "--report", str(tmp_path), status=2)
     assert "pip install 'statebackend[drill]'" in done.stderr
     assert not stand.told

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.savepoints.claim import begin_job, saved_state
+from recovery.savepoints.begin_with_savepoint import begin_job, saved_state
 from recovery.savepoints.savepoint import read_savepoint
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.cli.app import app
 from statebackend.errors import SettingError

@@ -17,8 +17,8 @@ from typing import Final
 
 from recovery.inspect.verify import verify
 from recovery.savepoints.savepoint import delete_savepoint, is_probe, read_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
+from recovery.savepoints.verify_savepoint import check_savepoint
 from snapshot.storage.local_store import LocalStore
 from statebackend.continuous.driver.query import ContinuousQuery
 from statebackend.errors import NotRestorableError

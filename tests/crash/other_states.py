@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recovery.inspect.verify import verify
-from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.create_savepoint import create_savepoint
 from recovery.savepoints.savepoint import Savepoint, delete_savepoint, read_savepoint
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery.drill.jobs import batch_sink as sink
-from recovery.drill.jobs.bundled import (
+from recovery.drill.jobs.bundled_jobs import (
     BUNDLED,
     DELAY_MS,
     WINDOW_MS,

@@ -8,7 +8,7 @@ from itertools import cycle
 from random import Random
 from typing import Literal
 
-from recovery.drill.run.scenario import DrillFault, Strike
+from recovery.drill.run.schedule import DrillFault, Strike
 from tests.kills.strikes import DRIVER, EXECUTOR, JVM, RESCALED, WORKER
 
 KILLS_EACH = 5

@@ -16,7 +16,7 @@ from blake3 import blake3
 from recovery.decide.restore_plan import RestorePlan
 from snapshot.barriers.job_watermark import NextDue
 from snapshot.formats.delta import chain, decode_delta, encode_delta
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy, Grant

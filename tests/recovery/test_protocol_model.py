@@ -24,7 +24,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from recovery.decide.restore_plan import plan_restore
 from recovery.decide.rewind import LocationProgress, Verdict, decide_start
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.names import base_file_name
+from snapshot.formats.object_names import base_file_name
 from snapshot.formats.record import parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy

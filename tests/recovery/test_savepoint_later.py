@@ -13,8 +13,8 @@ import pytest
 
 from recovery.decide.rewind import LocationProgress
 from recovery.inspect.verify import verify
-from recovery.savepoints.claim import left_in_the_middle, standing
-from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.begin_with_savepoint import left_in_the_middle, standing
+from recovery.savepoints.create_savepoint import create_savepoint
 from recovery.savepoints.savepoint import (
     BEGUN_NAME,
     SAVEPOINT_NAME,
@@ -24,7 +24,7 @@ from recovery.savepoints.savepoint import (
     list_savepoints,
     read_savepoint,
 )
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.verify_savepoint import check_savepoint
 from snapshot.formats.record import Manifest
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.local_store import LocalStore

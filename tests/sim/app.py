@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from recovery.inspect.describe import ResolvedOnce
 from snapshot.log.commit_log import RecordCache
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.runtime.driver.housekeeping import StorePatience

@@ -13,7 +13,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.create_savepoint import Making, create_savepoint
 from recovery.savepoints.savepoint import delete_savepoint
 from snapshot.log.commit_log import CommitLog
 from statebackend.errors import NotRestorableError, StateBackendError

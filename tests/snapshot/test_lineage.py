@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.damage import tolerant_lineages
+from recovery.decide.lost_epochs import tolerant_lineages
 from recovery.decide.restore_plan import plan_restore
 from snapshot.formats.delta import chain_start
 from snapshot.formats.record import Manifest, SliceEntry

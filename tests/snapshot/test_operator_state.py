@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import SlicePart

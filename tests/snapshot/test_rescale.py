@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.damage import needs_of, slice_key
+from recovery.decide.lost_epochs import needs_of, slice_key
 from recovery.decide.restore_plan import RestorePlan, StepSource, plan_restore
 from snapshot.formats.delta import decode_delta
 from snapshot.formats.record import Manifest

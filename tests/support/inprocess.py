@@ -23,7 +23,7 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.running_job import RunningJob
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor, KeyedProcessor

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import statebackend
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import check_savepoint
+from snapshot.storage.open_store import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NotRestorableError, SettingError
 from tests.support import inprocess

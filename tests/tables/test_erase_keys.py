@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import statebackend
 from recovery.inspect.verify import verify
 from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
+from recovery.savepoints.verify_savepoint import check_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from statebackend import system
 from statebackend.cli.app import app
 from statebackend.errors import SettingError, UsageError

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import statebackend
-from recovery.savepoints.location_part import StoreLocation
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.location_files import StoreLocation
+from recovery.savepoints.verify_savepoint import check_savepoint
+from snapshot.storage.open_store import open_store
 from statebackend import OperatorState, system
 from statebackend.errors import (
     CheckpointLocationError,

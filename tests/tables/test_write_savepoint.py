@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from pyspark.sql import types as T
 
 import statebackend
-from recovery.inspect.jobs import SAVEPOINT_NAME
+from recovery.inspect.job_list import SAVEPOINT_NAME
 from recovery.savepoints.savepoint import delete_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import check_savepoint
+from snapshot.storage.open_store import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import (
     NotRestorableError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.page_history import write_history
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import job_folder
 from statebackend.ui.job_pages import JobSite

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from recovery.drill.faults.store_faults import FaultPlan
+from recovery.drill.proxy.fault_plan import FaultPlan
 from recovery.drill.proxy.http import Wire
 
 __all__ = ["Controls", "CutError", "StoppedError", "Upstream"]

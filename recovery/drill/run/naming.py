@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from statebackend.errors import SettingError
 
 if TYPE_CHECKING:
-    from recovery.drill.run.scenario import DrillFault, Strike
+    from recovery.drill.run.schedule import DrillFault, Strike
 
 __all__ = ["check_name", "drawn_seed", "impossible", "kind_of", "load"]
 
@@ -56,7 +56,7 @@ def impossible(
     """
     from recovery.drill.catalogue import ALL
     from recovery.drill.faults.needs import Given, missing
-    from recovery.drill.run.scenario import Strike
+    from recovery.drill.run.schedule import Strike
 
     given = Given(cluster=cluster, s3=store != "file", commit=commit, compiler=True, kind=kind)
     reasons: dict[str, str] = {}
@@ -73,7 +73,7 @@ def impossible(
 
 def kind_of(job: Any) -> str:
     """The kind of what `run_drill` takes as its job."""
-    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.bundled_jobs import BUNDLED
 
     return str(getattr(BUNDLED.get(job, job) if isinstance(job, str) else job, "kind", "batches"))
 

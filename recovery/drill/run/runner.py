@@ -16,20 +16,26 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import DriverConfig, address_of
+from recovery.drill.cluster.live_processes import TOKEN, guarded
 from recovery.drill.cluster.local_cluster import LOCAL_DIR, Cluster, open_cluster
-from recovery.drill.cluster.processes import TOKEN, guarded
+from recovery.drill.driver.driver_messages import DriverConfig, address_of
 from recovery.drill.faults import needs, shim
-from recovery.drill.faults.striking import START_S, Striker
 from recovery.drill.jobs import batch_sink as sink
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.proxy.s3_server import BUCKET, S3Server, credentials
-from recovery.drill.report.check import check
-from recovery.drill.report.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
-from recovery.drill.run.live import LiveStage, Setup
-from recovery.drill.run.order import FaultLike, Order, has_timers, named_faults, named_job
-from recovery.drill.run.scenario import planned
+from recovery.drill.report.drill_report import (
+    EXAMPLES_MAX,
+    DrillReport,
+    RequestCount,
+    Struck,
+    Verdict,
+)
+from recovery.drill.report.output_check import check
+from recovery.drill.run.drill_options import FaultLike, Order, has_timers, named_faults, named_job
+from recovery.drill.run.live_stage import LiveStage, Setup
+from recovery.drill.run.schedule import planned
+from recovery.drill.run.striker import START_S, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from recovery.drill.savepoints.clones import check_savepoints
 from statebackend.errors import SettingError

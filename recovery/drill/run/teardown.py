@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from recovery.drill.cluster.local_cluster import Cluster
-from recovery.drill.run.live import LiveStage
+from recovery.drill.run.live_stage import LiveStage
 from statebackend.errors import StateBackendError
 
 __all__ = ["TidyStack", "end", "failure_text"]

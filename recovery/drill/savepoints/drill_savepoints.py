@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import (
+from recovery.drill.driver.driver_messages import (
     JOB,
     SAVEPOINT,
     SAVEPOINT_ANSWER,
@@ -82,7 +82,7 @@ class Savepoints:
         command = [
             sys.executable,
             "-m",
-            "recovery.drill.savepoints.findings",
+            "recovery.drill.savepoints.savepoint_findings",
             what,
             uri,
             self._config.uri,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from recovery.savepoints.begin_with_savepoint import Beginning, begin_job, saved_state
 from recovery.savepoints.between_modes import lists_in
-from recovery.savepoints.claim import Beginning, begin_job, saved_state
-from recovery.savepoints.create import Making
+from recovery.savepoints.create_savepoint import Making
 from recovery.savepoints.savepoint import (
     Savepoint,
     SavepointInfo,

@@ -29,7 +29,7 @@ from snapshot.protocol.messages import (
     RestoreStep,
 )
 from snapshot.protocol.operators import CommitWork, check_initial
-from snapshot.protocol.refusals import check_part, interrupted, stale_attempt
+from snapshot.protocol.refusal_texts import check_part, interrupted, stale_attempt
 from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.stamps import Stamps
 from snapshot.retention.garbage_collection import CleanReport, clean

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from recovery.decide.rewind import COMMITS, OFFSETS
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import S3_SCHEMES, open_store
+from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
     CheckpointLocationError,

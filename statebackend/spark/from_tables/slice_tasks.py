@@ -20,9 +20,9 @@ from pyspark.sql.types import (
 )
 
 from recovery.local.workspace import Workspace
-from snapshot.formats.delta_stream import EncodedDelta, encode_stream
+from snapshot.formats.delta_in_pieces import EncodedDelta, encode_stream
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first

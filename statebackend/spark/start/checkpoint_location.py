@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress, TakenBack
-from snapshot.protocol.refusals import planned_anew
+from snapshot.protocol.refusal_texts import planned_anew
 from statebackend import system
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 

@@ -21,9 +21,9 @@ from recovery.decide.rewind import (
 )
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
-from snapshot.log.listings import has_grown
+from snapshot.log.stale_listings import has_grown
 from snapshot.protocol.lineage import OperatorLineage
-from snapshot.protocol.refusals import planned_anew
+from snapshot.protocol.refusal_texts import planned_anew
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,

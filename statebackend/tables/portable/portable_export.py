@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
+from recovery.savepoints.location_copy import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
-from recovery.savepoints.source_files import SavepointLocation
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import CorruptionError, SettingError
 from statebackend.rocks.parted import Store

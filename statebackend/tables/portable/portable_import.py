@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store, probe
+from snapshot.storage.open_store import open_store, probe
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import CorruptionError, NotRestorableError, ObjectNotFoundError
 from statebackend.keygroups import check_parallelism

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.decide.restart_strategy import FixedDelay
+from recovery.savepoints.verify_savepoint import check_savepoint
 from statebackend import system
 from statebackend.continuous.driver.run_state import Publish, RunState
 from statebackend.continuous.sinks.collect import CollectSink

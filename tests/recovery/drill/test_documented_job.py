@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from pyspark.sql import Row
 
-from recovery.drill.cluster.driver_messages import address_of
+from recovery.drill.driver.driver_messages import address_of
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.report.outcome import DrillReport
+from recovery.drill.report.drill_report import DrillReport
 from recovery.drill.run.naming import load
 from statebackend.testing.tester import ProcessorTester
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.processes import until
-from recovery.drill.jobs.pace import _PATIENCE_S, Pace
-from recovery.drill.report.outcome import EpochDone
+from recovery.drill.cluster.live_processes import until
+from recovery.drill.jobs.feeder import _PATIENCE_S, Pace
+from recovery.drill.report.drill_report import EpochDone
 
 LIMIT_S = 60.0
 

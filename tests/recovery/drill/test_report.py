@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.drill.report.outcome import (
+from recovery.drill.report.drill_report import (
     NOTHING_COMPARED,
     DrillReport,
     DriverLife,
@@ -19,7 +19,7 @@ from recovery.drill.report.outcome import (
     Struck,
     Verdict,
 )
-from recovery.drill.report.report import as_json, as_text, write_html
+from recovery.drill.report.text_report import as_json, as_text, write_html
 from recovery.drill.report.timeline import timeline
 from recovery.drill.report.wording import verdict_line
 from statebackend.errors import EnvironmentMissingError
@@ -391,7 +391,7 @@ def test_without_jinja2_the_page_says_what_to_install(
     page_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
+    monkeypatch.delitem(sys.modules, "recovery.drill.report.html_page", raising=False)
     with pytest.raises(EnvironmentMissingError, match=r"statebackend\[drill\]"):
         write_html(full_report(), page_path)
     assert not page_path.exists()

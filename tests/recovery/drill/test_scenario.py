@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from recovery.drill.catalogue import ALL
 from recovery.drill.faults.needs import Given, missing
-from recovery.drill.faults.reach import Stage
-from recovery.drill.run.scenario import DrillFault, Strike, planned, soak, target_rng
+from recovery.drill.faults.stage import Stage
+from recovery.drill.run.schedule import DrillFault, Strike, planned, soak, target_rng
 
 SEEDS = st.integers(0, 2**31)
 

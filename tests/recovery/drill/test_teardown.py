@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.cluster.driver_messages import DriverConfig
+from recovery.drill.driver.driver_messages import DriverConfig
 from recovery.drill.faults.needs import Given
-from recovery.drill.faults.reach import CannotStrikeError
-from recovery.drill.faults.striking import NOTHING_LEFT, Striker
-from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.faults.stage import CannotStrikeError
+from recovery.drill.jobs.bundled_jobs import BUNDLED
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.report.outcome import EpochDone
-from recovery.drill.run.order import Order, named_faults
+from recovery.drill.report.drill_report import EpochDone
+from recovery.drill.run.drill_options import Order, named_faults
 from recovery.drill.run.runner import run_drill
-from recovery.drill.run.scenario import DrillFault, Strike
+from recovery.drill.run.schedule import DrillFault, Strike
+from recovery.drill.run.striker import NOTHING_LEFT, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from statebackend.errors import DrillError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recovery.inspect.jobs import SAVEPOINT_NAME, split_jobs
-from recovery.savepoints.create import create_savepoint
+from recovery.inspect.job_list import SAVEPOINT_NAME, split_jobs
+from recovery.savepoints.create_savepoint import create_savepoint
 from recovery.savepoints.savepoint import (
     below,
     default_folder,
@@ -19,7 +19,7 @@ from recovery.savepoints.savepoint import (
     savepoints_folder,
 )
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.uris import parse_s3_uri
 from statebackend.errors import (
     CheckpointLocationError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from recovery.decide.restore_plan import plan_restore
-from recovery.savepoints.claim import saved_state
+from recovery.savepoints.begin_with_savepoint import saved_state
 from recovery.savepoints.savepoint import delete_savepoint, list_savepoints, read_savepoint
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record, record_name

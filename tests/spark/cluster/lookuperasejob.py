@@ -12,7 +12,7 @@ from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
-from snapshot.storage.open import open_store
+from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
 from statebackend.errors import JobRunningError

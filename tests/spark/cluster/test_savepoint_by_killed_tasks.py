@@ -9,8 +9,8 @@ import pytest
 
 import statebackend
 from recovery.savepoints.savepoint import delete_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import check_savepoint
+from snapshot.storage.open_store import open_store
 from statebackend import OperatorState
 from statebackend.errors import NotRestorableError
 from statebackend.system import SYSTEM

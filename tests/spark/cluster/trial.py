@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from recovery.drill.cluster import processes
+from recovery.drill.cluster import live_processes as processes
 from recovery.drill.cluster.local_cluster import Cluster
 from recovery.drill.jobs.batch_sink import committed_epochs
 

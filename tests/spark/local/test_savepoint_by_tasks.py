@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import statebackend
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import check_savepoint
+from snapshot.storage.open_store import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NullKeyError, SettingError
 from statebackend.spark.from_tables.slices_on_spark import slices_on_spark
