@@ -22,12 +22,13 @@ from os import PathLike
 from types import TracebackType
 from typing import TypeAlias
 
-from recovery.drill.proxy.controls import Controls, CutError, StoppedError, Upstream
+from recovery.drill.proxy.controls import Controls, CutError, StoppedError
 from recovery.drill.proxy.fault_plan import Calm, FaultPlan
 from recovery.drill.proxy.http import MalformedError, Wire
 from recovery.drill.proxy.ledger import Count, Ledger, RequestEntry
-from recovery.drill.proxy.proxied_request import Exchange
+from recovery.drill.proxy.proxied_request import ProxiedRequest
 from recovery.drill.proxy.s3_requests import Verb, group_of
+from recovery.drill.proxy.upstream import Upstream
 from statebackend.errors import SettingError
 
 __all__ = ["FaultProxy"]
@@ -250,7 +251,7 @@ class FaultProxy:
             if head is None:
                 break
             try:
-                if not Exchange(self._controls, self._ledger, wire, upstream, head).run():
+                if not ProxiedRequest(self._controls, self._ledger, wire, upstream, head).run():
                     break
             except CutError as cut:
                 if cut.orderly:

@@ -1,4 +1,4 @@
-"""One request on its way through the proxy, and what may go wrong with it there."""
+"""One request on its way through the proxy: passed on, refused, kept, doubled or cut there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import IO, NoReturn
 
-from recovery.drill.proxy.controls import Controls, CutError, Upstream
+from recovery.drill.proxy.body_faults import BodyFaults
+from recovery.drill.proxy.controls import Controls, CutError
 from recovery.drill.proxy.fault_plan import Fault, Kind
 from recovery.drill.proxy.http import (
     PIECE_BYTES,
@@ -21,8 +22,9 @@ from recovery.drill.proxy.http import (
 )
 from recovery.drill.proxy.ledger import Ledger
 from recovery.drill.proxy.s3_requests import classify, error_answer
+from recovery.drill.proxy.upstream import Upstream
 
-__all__ = ["Exchange", "act_at"]
+__all__ = ["ProxiedRequest"]
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 KEPT_IN_MEMORY_BYTES = 1024 * 1024
@@ -47,7 +49,7 @@ class _Answer:
             pass
 
 
-class Exchange:
+class ProxiedRequest:
     """One request. `run` is called once; True means that the connection may carry another."""
 
     def __init__(
@@ -68,6 +70,7 @@ class Exchange:
         self._ticket, self._facts = ledger.begin(
             *classify(parts[0], parts[1], head.get), head.by_name()
         )
+        self._bodies = BodyFaults(controls, upstream, self._strike)
 
     def run(self) -> bool:
         """Pass the request on, or do to it what the plan says.
@@ -103,6 +106,9 @@ class Exchange:
             self._strike(fault)
             self._controls.pause(fault.seconds)
         return self._pass(fault)
+
+    def _strike(self, fault: Fault) -> None:
+        self._ledger.note(self._ticket, fault=fault.kind)
 
     # --- the ways that a request can go --------------------------------------------------------
 
@@ -191,28 +197,16 @@ class Exchange:
             yield piece
 
     def _request_pieces(self, fault: Fault | None) -> Iterator[bytes]:
-        pieces = self._paced(self._incoming(), fault)
-        if fault is None:
-            return pieces
-        if fault.kind is Kind.DROP_IN_REQUEST:
-            return act_at(pieces, self._place_in_request(fault), lambda _: self._tear(fault))
-        if fault.kind is Kind.CORRUPT_REQUEST:
-            return act_at(pieces, self._place_in_request(fault), lambda p: self._flip(p, fault))
-        if fault.kind is Kind.STALL and fault.where == "request":
-            return act_at(pieces, self._place_in_request(fault), lambda p: self._stall(p, fault))
-        return pieces
-
-    def _place_in_request(self, fault: Fault) -> Callable[[bytes], int]:
         decoded = self._head.get("x-amz-decoded-content-length")
         signed_chunks = "aws-chunked" in self._head.tokens("content-encoding")
 
-        def place(first: bytes) -> int:
+        def place(first: bytes, fraction: float) -> int:
             if signed_chunks and decoded is not None and decoded.isdigit():
                 # Past the first chunk's size, so that it is the payload that is struck.
-                return first.find(b"\r\n") + 2 + int(int(decoded) * fault.fraction)
-            return int((self._framing.known_length or len(first)) * fault.fraction)
+                return first.find(b"\r\n") + 2 + int(int(decoded) * fraction)
+            return int((self._framing.known_length or len(first)) * fraction)
 
-        return place
+        return self._bodies.of_request(self._incoming(), fault, place)
 
     def _send(self, wire: Wire, pieces: Iterator[bytes]) -> None:
         """Write the request to the server; a server that answers early may stop reading it."""
@@ -254,70 +248,10 @@ class Exchange:
         return keep
 
     def _response_pieces(self, answer: _Answer, fault: Fault | None) -> Iterator[bytes]:
-        pieces = self._paced(iter(answer.body), fault)
-        if fault is None:
-            return pieces
+        def place(first: bytes, fraction: float) -> int:
+            return int((answer.framing.known_length or len(first)) * fraction)
 
-        def place(first: bytes) -> int:
-            return int((answer.framing.known_length or len(first)) * fault.fraction)
-
-        if fault.kind is Kind.TRUNCATE and fault.fixed_length:
-            return self._shortened(pieces, place, fault)
-        if fault.kind is Kind.TRUNCATE:
-            return act_at(pieces, place, lambda _: self._break_off(fault))
-        if fault.kind is Kind.CORRUPT_RESPONSE:
-            return act_at(pieces, place, lambda piece: self._flip(piece, fault))
-        if fault.kind is Kind.STALL and fault.where == "response":
-            return act_at(pieces, place, lambda piece: self._stall(piece, fault))
-        return pieces
-
-    # --- what is done to bodies ----------------------------------------------------------------
-
-    def _paced(self, pieces: Iterator[bytes], fault: Fault | None) -> Iterator[bytes]:
-        for piece in pieces:
-            slow = fault is not None and fault.kind is Kind.SLOW
-            rate = fault.bytes_per_s if fault is not None and slow else self._controls.bytes_per_s
-            if fault is not None and slow:
-                self._strike(fault)
-            step = max(1, rate // 10) if rate else PIECE_BYTES
-            for start in range(0, len(piece), step):
-                part = piece[start : start + step]
-                self._controls.pause(len(part) / rate if rate else 0)
-                yield part
-
-    def _shortened(
-        self, pieces: Iterator[bytes], place: Callable[[bytes], int], fault: Fault
-    ) -> Iterator[bytes]:
-        left = -1
-        for piece in pieces:
-            if left < 0:
-                left = place(piece)
-                self._strike(fault)
-            part = piece[:left]
-            left -= len(part)
-            if part:
-                yield part
-
-    def _strike(self, fault: Fault) -> None:
-        self._ledger.note(self._ticket, fault=fault.kind)
-
-    def _flip(self, piece: bytes, fault: Fault) -> bytes:
-        self._strike(fault)
-        return bytes([piece[0] ^ 0x01]) + piece[1:]
-
-    def _stall(self, piece: bytes, fault: Fault) -> bytes:
-        self._strike(fault)
-        self._controls.pause(fault.seconds)
-        return piece
-
-    def _tear(self, fault: Fault) -> NoReturn:
-        self._strike(fault)
-        self._upstream.reset()
-        raise CutError
-
-    def _break_off(self, fault: Fault) -> NoReturn:
-        self._strike(fault)
-        raise CutError(orderly=True)
+        return self._bodies.of_response(iter(answer.body), fault, place)
 
 
 def _succeeds(write: Callable[[bytes], None], data: bytes) -> bool:
@@ -333,29 +267,3 @@ def _again(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     while piece := file.read(PIECE_BYTES):
         yield piece
-
-
-def act_at(
-    pieces: Iterator[bytes], place: Callable[[bytes], int], action: Callable[[bytes], bytes]
-) -> Iterator[bytes]:
-    """The pieces, with something done on the way.
-
-    Args:
-        pieces: of a body.
-        place: from the first piece to the position, in bytes, at which to act.
-        action: gets what follows in the piece of that position, and gives what to pass on instead;
-            called once, when all before it was passed on, or never if the body is shorter.
-    """
-    position, passed, acted = -1, 0, False
-    for piece in pieces:
-        if position < 0:
-            position = place(piece)
-        if not acted and passed + len(piece) > position:
-            cut = position - passed
-            if cut:
-                yield piece[:cut]
-            piece = action(piece[cut:])
-            acted = True
-        passed += len(piece)
-        if piece:
-            yield piece
