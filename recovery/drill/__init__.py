@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recovery.drill.faults.drill_fault import DrillFault as DrillFault
     from recovery.drill.jobs.drill_job import DrillJob as DrillJob
     from recovery.drill.proxy.fault_plan import Calm as Calm
     from recovery.drill.proxy.fault_plan import Chance as Chance
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from recovery.drill.proxy.s3_requests import group_of as group_of
     from recovery.drill.report.drill_report import DrillReport as DrillReport
     from recovery.drill.run.runner import run_drill as run_drill
-    from recovery.drill.run.schedule import DrillFault as DrillFault
     from recovery.drill.run.schedule import Strike as Strike
 
 # public name -> the module it lives in

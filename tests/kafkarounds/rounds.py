@@ -17,7 +17,7 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from recovery.drill.cluster.live_processes import guarded
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import TWO_HOSTS, open_cluster
 from tests.kafkarounds.kafkajob import Given
 from tests.kafkarounds.lake_reader import LakeReader, Row

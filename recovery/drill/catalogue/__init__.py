@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from recovery.drill.run.schedule import DrillFault
+from recovery.drill.faults.drill_fault import DrillFault
 
 __all__ = ["ALL"]
 

@@ -6,10 +6,10 @@ import random as random_numbers
 from functools import partial
 from typing import Final
 
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.shim import Shim, shim_of
 from recovery.drill.faults.stage import Stage
 from recovery.drill.faults.waits import until_met
-from recovery.drill.run.schedule import DrillFault
 
 __all__ = ["FAULTS", "LASTS_S"]
 

@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.shim import Shim, shim_of
 from recovery.drill.faults.stage import CannotStrikeError, Host, Stage
-from recovery.drill.faults.waits import until_or_end
-from recovery.drill.run.schedule import DrillFault
+from recovery.drill.faults.waits import until_noticed, until_or_end
 
 __all__ = ["FAULTS", "LASTS_S", "LocalPlace", "places"]
 
 LASTS_S: Final = 3.0  # how long a disk refuses, after...
 _OPEN_S: Final = 1.0  # ... this long for stores that are open on it
-_SEEN_LIMIT_S: Final = 20.0
-_SEEN_EPOCHS: Final = 3
 _STILL_TRIES: Final = 5
 _WAIT_S: Final = 120.0
 # A disk that refuses fails one attempt after the other until it is well again.
@@ -140,23 +138,11 @@ def _strike_still(
                 break
     else:
         raise CannotStrikeError("the local copies went away each time")
-    return _outcome(stage, what, seen)
+    return until_noticed(stage, what, seen)
 
 
 def _places_of(stage: Stage, host: Host) -> list[LocalPlace]:
     return [place for place in places(stage) if place.host.name == host.name]
-
-
-def _outcome(stage: Stage, what: str, seen: Callable[[], bool]) -> str:
-    """Wait until the damage was met, or long enough; what to say of it."""
-    before, waited_s = stage.committed(), 0.0
-    while not seen():
-        # Damage in a part that nobody needs stays where it is, and does no harm.
-        if waited_s >= _SEEN_LIMIT_S or stage.committed() >= before + _SEEN_EPOCHS:
-            return f"{what} (nobody needed it)"
-        stage.pause(0.05)
-        waited_s += 0.05
-    return f"{what} (noticed)"
 
 
 Damage = Callable[[Path, random_numbers.Random], None]

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, Final
 
 from recovery.drill.catalogue.store_faults import planned
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.shim import Call, Shim, shim_of
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 from recovery.drill.faults.waits import until_or_end
 from recovery.drill.proxy.fault_plan import Facts, Fault
 from recovery.drill.proxy.s3_requests import WRITES, Verb
-from recovery.drill.run.schedule import DrillFault
 
 __all__ = ["CLEAN_UP", "COMMIT", "FAULTS", "UPLOAD", "UPLOADS", "Place", "land", "stopped_at"]
 

@@ -12,9 +12,9 @@ import msgspec
 
 from recovery.drill.cluster.live_processes import parent_of
 from recovery.drill.driver.driver_messages import Event
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 from recovery.drill.faults.waits import until_met, until_or_end
-from recovery.drill.run.schedule import DrillFault
 
 __all__ = ["FAULTS"]
 

@@ -6,9 +6,9 @@ from random import Random
 from typing import Final
 
 from recovery.drill.catalogue.mid_operation_crashes import COMMIT, stopped_at
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 from recovery.drill.faults.waits import until_or_end
-from recovery.drill.run.schedule import DrillFault
 
 __all__ = ["FAULTS"]
 

@@ -13,11 +13,11 @@ from urllib.parse import unquote, urlsplit
 from recovery.drill.catalogue.mid_operation_crashes import UPLOADS, land
 from recovery.drill.catalogue.store_faults import planned
 from recovery.drill.driver.driver_messages import Taken
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.shim import shim_of
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 from recovery.drill.proxy.fault_plan import Facts, Fault
 from recovery.drill.proxy.s3_requests import WRITES, Verb
-from recovery.drill.run.schedule import DrillFault
 from statebackend.errors import DrillError
 
 __all__ = ["FAULTS", "HoldBelow"]

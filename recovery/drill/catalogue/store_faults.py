@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from recovery.drill.driver.driver_messages import Event
+from recovery.drill.faults.drill_fault import DrillFault, Need
 from recovery.drill.faults.shim import shim_of
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 from recovery.drill.faults.waits import until_met, until_or_end
 from recovery.drill.proxy.fault_plan import Calm, Chance, Facts, Fault, FaultPlan, Weather
 from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.proxy.s3_requests import WRITES, Verb
-from recovery.drill.run.schedule import DrillFault, Need
 
 __all__ = ["FAULTS", "planned", "proxy_of", "store_down"]
 

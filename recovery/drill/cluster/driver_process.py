@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from recovery.drill.cluster.live_processes import LiveProcesses, command_of, parent_of, until
+from recovery.drill.cluster.live_processes import LiveProcesses, command_of, parent_of
+from recovery.drill.cluster.polling import until
 from recovery.drill.driver.driver_messages import DriverConfig, Event
 from recovery.drill.report.drill_report import DriverLife, Recovery
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from recovery.drill.cluster.driver_process import Driver
-from recovery.drill.cluster.live_processes import until
 from recovery.drill.cluster.local_cluster import Cluster
+from recovery.drill.cluster.polling import until
 from recovery.drill.driver.driver_messages import DriverConfig
 from statebackend.errors import DrillError
 

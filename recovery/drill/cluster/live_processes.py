@@ -1,70 +1,21 @@
-"""The living processes of a drill, found by a variable that all of them inherit.
-
-`python -m recovery.drill.cluster.live_processes <token>` is the guard: it ends them all when its
-own standard input ends, so that none outlives the process that started the drill, whatever became
-of that.
-"""
+"""The living processes of a drill, found by a variable that all of them inherit."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from statebackend.errors import DrillError
-from statebackend.system import SYSTEM, System
+from recovery.drill.cluster.polling import POLL_S
+from statebackend.system import SYSTEM
 
-__all__ = [
-    "DISK",
-    "TOKEN",
-    "LiveProcesses",
-    "command_of",
-    "environment_of",
-    "guarded",
-    "parent_of",
-    "until",
-]
+__all__ = ["DISK", "TOKEN", "LiveProcesses", "command_of", "environment_of", "parent_of"]
 
 TOKEN: Final = "STATEBACKEND_DRILL"  # in the environment of every process of a drill
 DISK: Final = "STATEBACKEND_DRILL_DISK"  # the folder that stands for its host's disk
-_POLL_S = 0.05
-
-
-def until(
-    condition: Callable[[], Any],
-    what: str,
-    timeout_s: float,
-    *,
-    tend: Callable[[], object] | None = None,
-    system: System = SYSTEM,
-) -> Any:
-    """Poll until `condition` gives something true, and give that.
-
-    Args:
-        what: is waited for, as the error says it.
-        tend: is called between the polls; what it raises ends the wait.
-
-    Raises:
-        DrillError: the time ran out.
-    """
-    deadline_s = system.monotonic_s() + timeout_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if tend is not None:
-            tend()
-        if system.monotonic_s() >= deadline_s:
-            raise DrillError(
-                f"Waited {timeout_s:g} s in vain for {what}.",
-                todo="Look at the logs in the drill's folder.",
-            )
-        system.sleep_s(_POLL_S)
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -147,7 +98,7 @@ class LiveProcesses:
         deadline_s = SYSTEM.monotonic_s() + timeout_s
         while (left := self.all()) and SYSTEM.monotonic_s() < deadline_s:
             self.kill(left)
-            SYSTEM.sleep_s(_POLL_S)
+            SYSTEM.sleep_s(POLL_S)
 
     def _signal(self, pids: Sequence[int], how: int) -> None:
         for pid in pids:
@@ -162,33 +113,3 @@ class LiveProcesses:
             return found
         disk = str(self._disks[host])
         return [pid for pid in found if environment_of(pid).get(DISK) == disk]
-
-
-@contextlib.contextmanager
-def guarded(token: str) -> Iterator[None]:
-    """While this lasts, processes with the token die with this one; after it, there are none."""
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "recovery.drill.cluster.live_processes", token],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if name != TOKEN}
-        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,  # a Ctrl-C is for the drill, and the guard outlives it
-    )
-    try:
-        yield
-    finally:
-        if guard.stdin is not None:
-            guard.stdin.close()  # as the kernel does it if this process dies
-        guard.wait(timeout=90)
-
-
-def _guard(token: str) -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    LiveProcesses(token).end(timeout_s=60.0)
-
-
-if __name__ == "__main__":
-    _guard(sys.argv[1])

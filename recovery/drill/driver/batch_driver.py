@@ -19,9 +19,9 @@ from recovery.drill.driver.driver_messages import (
     Event,
     Events,
     Taken,
-    function_at,
 )
 from recovery.drill.jobs import batch_sink as sink
+from recovery.drill.jobs.named_functions import function_at
 from statebackend.errors import UnsupportedQueryError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from recovery.decide.restart_strategy import FailureRate
-from recovery.drill.driver.driver_messages import DriverConfig, Event, Events, function_at
+from recovery.drill.driver.driver_messages import DriverConfig, Event, Events
+from recovery.drill.jobs.named_functions import function_at
 from statebackend.continuous.job.flow import Flow
 from statebackend.continuous.job.graph import SourceVertex
 from statebackend.continuous.job.streams import ContinuousStream

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
-from recovery.drill.driver.driver_messages import DriverConfig, Event, Events, function_at
+from recovery.drill.driver.driver_messages import DriverConfig, Event, Events
 from recovery.drill.jobs.job_kinds import KINDS
+from recovery.drill.jobs.named_functions import function_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

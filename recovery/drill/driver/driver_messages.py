@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import inspect
 import os
-import sys
-from collections.abc import Callable
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
 from snapshot.protocol.messages import RestoreReport
-from statebackend.errors import SettingError
 
 __all__ = [
     "JOB",
@@ -26,10 +18,7 @@ __all__ = [
     "DriverConfig",
     "Event",
     "Events",
-    "FunctionAddress",
     "Taken",
-    "address_of",
-    "function_at",
 ]
 
 JOB: Final = "drill"
@@ -125,67 +114,3 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int = -1
     cannot: str = ""
     error: str = ""
-
-
-class FunctionAddress(msgspec.Struct, frozen=True):
-    """Where another process finds a function.
-
-    Attributes:
-        name: `module:name`. folder: to be searched for the module; empty: where Python does.
-    """
-
-    name: str
-    folder: str = ""
-
-
-def address_of(function: Callable[..., Any]) -> FunctionAddress:
-    """Where another process finds a function.
-
-    Raises:
-        SettingError: it is none of a module's top level.
-    """
-    name = getattr(function, "__qualname__", "")
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if not name or "<" in name or module is None:
-        raise SettingError(
-            f"The job {name or function!r} cannot be found by another process: it is a lambda, "
-            f"nested in another function, or an object.",
-            todo="Each driver of a drill is a process of its own, which imports the job. Give a "
-            "function of a module's top level.",
-        )
-    file = inspect.getsourcefile(function)
-    if file is None:
-        raise SettingError(
-            f"The job {name!r} has no file that another process could import.",
-            todo="Put it into a module.",
-        )
-    if module.__name__ != "__main__" and _finds(module.__name__, file):
-        return FunctionAddress(f"{module.__name__}:{name}")
-    path = Path(file).resolve()
-    return FunctionAddress(f"{path.stem}:{name}", str(path.parent))
-
-
-def function_at(name: str) -> Any:
-    """What `module:name` names, of the modules that can be imported here."""
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _finds(module: str, file: str) -> bool:
-    """Whether Python's path leads from the module's name to the file, in another process too."""
-    top, *rest = module.split(".")
-    spec = PathFinder.find_spec(top)
-    if spec is None and rest:  # an installed package may have a finder of its own
-        with contextlib.suppress(ValueError):
-            spec = importlib.util.find_spec(top)
-    if spec is None:
-        return False
-    if rest:
-        folders = [Path(place).joinpath(*rest) for place in spec.submodule_search_locations or ()]
-        origins = [path for f in folders for path in (f.with_suffix(".py"), f / "__init__.py")]
-    else:
-        origins = [Path(spec.origin or "")]
-    return any(path.exists() and path.samefile(file) for path in origins)

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from recovery.drill.faults.stage import CannotStrikeError, Stage
 
-__all__ = ["MET_LIMIT_S", "until_met", "until_or_end"]
+__all__ = ["MET_LIMIT_S", "until_met", "until_noticed", "until_or_end"]
 
 MET_LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.05
+_NOTICED_LIMIT_S: Final = 20.0
+_NOTICED_EPOCHS: Final = 3
 
 
 def until_or_end(
@@ -51,6 +53,18 @@ def until_met(
         stage.pause(_POLL_S)
         waited_s += _POLL_S
     return found
+
+
+def until_noticed(stage: Stage, what: str, seen: Callable[[], bool]) -> str:
+    """Wait until damage was met, or long enough; what to say of it."""
+    before, waited_s = stage.committed(), 0.0
+    while not seen():
+        # Damage in a part that nobody needs stays where it is, and does no harm.
+        if waited_s >= _NOTICED_LIMIT_S or stage.committed() >= before + _NOTICED_EPOCHS:
+            return f"{what} (nobody needed it)"
+        stage.pause(_POLL_S)
+        waited_s += _POLL_S
+    return f"{what} (noticed)"
 
 
 def _refuse_at_end(stage: Stage) -> None:

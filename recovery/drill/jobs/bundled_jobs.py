@@ -16,12 +16,15 @@ from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.jobs.input_files import feed_ordered_rows, feed_rows, feed_timed_rows
 
 if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from statebackend.backend import StateBackend
     from statebackend.continuous.job.streams import ContinuousStream
 
-__all__ = ["BUNDLED"]
+__all__ = ["BUNDLED", "has_timers", "kind_of"]
 
 WINDOW_MS: Final = 10_000
 DELAY_MS: Final = 30_000
@@ -206,3 +209,13 @@ BUNDLED: Final[dict[str, DrillJob]] = {
         ),
     )
 }
+
+
+def has_timers(job: DrillJob) -> bool | None:
+    """Whether a job sets timers; None: nobody knows."""
+    return "windows" in job.name or job.name == "timers" if job.name in BUNDLED else None
+
+
+def kind_of(job: Any) -> str:
+    """The kind of what `run_drill` takes as its job."""
+    return str(getattr(BUNDLED.get(job, job) if isinstance(job, str) else job, "kind", "batches"))

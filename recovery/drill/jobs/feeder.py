@@ -1,4 +1,4 @@
-"""The pace of a drill: what Spark has committed is written down, and inputs are fed accordingly."""
+"""Feeds a drill's inputs as fast as Spark commits, and writes down what it has committed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from recovery.drill.jobs.batch_sink import committed_epochs
+from recovery.drill.jobs.committed_epochs import committed_epochs
 from recovery.drill.report.drill_report import EpochDone
 
-__all__ = ["Pace"]
+__all__ = ["Feeder"]
 
 _LOOK_EVERY_S: Final = 0.05
 _LEAD: Final = 2  # inputs that wait, so that a batch can begin when one ends
@@ -19,7 +19,7 @@ _PATIENCE_S: Final = 5.0  # then one more is fed: a batch may have taken two
 _STOP_WITHIN_S: Final = 30.0
 
 
-class Pace(threading.Thread):
+class Feeder(threading.Thread):
     """Watches the checkpoint, and feeds until it is told that it is enough.
 
     Args:
@@ -39,7 +39,7 @@ class Pace(threading.Thread):
         driver: Callable[[], int],
         committed: Callable[[EpochDone], None],
     ) -> None:
-        super().__init__(name="drill-pace", daemon=True)
+        super().__init__(name="drill-feeder", daemon=True)
         self.epochs: list[EpochDone] = []
         self.failure: Exception | None = None
         self.hung = False  # an input was still being fed when it was to end

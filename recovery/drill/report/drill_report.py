@@ -1,4 +1,4 @@
-"""What a drill ends with: plain data, the same in JSON, as text and on the page."""
+"""What a drill ends with: plain data, and the JSON of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = [
     "RequestCount",
     "Struck",
     "Verdict",
+    "json_text",
 ]
 
 REPORT_VERSION: Final = 1
@@ -177,3 +178,11 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
             if times > 1:
                 reasons[name] += f" ({times - len(tries) + len(skipped)} of {times})"
         return reasons
+
+
+def json_text(report: DrillReport) -> str:
+    """One JSON document in the shape of `DrillReport`: `version` first, times in seconds.
+
+    `msgspec.json.decode(text, type=DrillReport)` reads it back.
+    """
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recovery.drill.report.drill_report import DrillReport
 from recovery.drill.report.timeline import timeline
 from recovery.drill.report.wording import how_it_went, verdict_line
+from statebackend.errors import EnvironmentMissingError
 from statebackend.texts import count, duration, seconds, size
 
-__all__ = ["page"]
+__all__ = ["check_page", "page", "write_html"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -43,8 +43,38 @@ LEGEND: Final = (
 )
 
 
+def check_page() -> None:
+    """Find out, before a drill takes its minutes, whether `write_html` will work.
+
+    Raises:
+        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
+    """
+    try:
+        import_module("jinja2")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
+            raise
+        raise EnvironmentMissingError(
+            "The page of a drill needs the package 'jinja2', which is not installed.",
+            todo="Install statebackend with its extra: pip install 'statebackend[drill]'.",
+        ) from error
+
+
+def write_html(report: DrillReport, path: Path) -> None:
+    """Write the report as one page that needs no other file and no network.
+
+    Raises:
+        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
+        OSError: the path cannot be written.
+    """
+    check_page()
+    path.write_text(page(report), encoding="utf-8")
+
+
 def page(report: DrillReport) -> str:
     """The whole page, with its styles and drawings in it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -1,18 +1,10 @@
-"""What a drill found, for people, for programs and as a page.
-
-All three say the same: `as_text` fits a terminal and a failing test, `as_json` is the report's own
-shape, `write_html` draws it over time.
-"""
+"""The report of a drill as text, for a terminal and for a failing test."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from pathlib import Path
 from statistics import median
 from typing import Final
-
-import msgspec
 
 from recovery.drill.report.drill_report import (
     NOTHING_COMPARED,
@@ -22,58 +14,11 @@ from recovery.drill.report.drill_report import (
     Struck,
 )
 from recovery.drill.report.wording import after, how_it_went, verdict_line
-from statebackend.errors import EnvironmentMissingError
 from statebackend.texts import count, duration, seconds, size
 
-__all__ = [
-    "as_json",
-    "as_text",
-    "check_page",
-    "write_html",
-]
+__all__ = ["as_text"]
 
 RECOVERIES_SHOWN_MAX: Final = 24
-
-
-def as_json(report: DrillReport) -> str:
-    """One JSON document in the shape of `DrillReport`: `version` first, times in seconds.
-
-    `msgspec.json.decode(text, type=DrillReport)` reads it back.
-    """
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
-
-
-def check_page() -> None:
-    """Find out, before a drill takes its minutes, whether `write_html` will work.
-
-    Raises:
-        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
-    """
-    try:
-        import_module("recovery.drill.report.html_page")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
-            raise
-        raise EnvironmentMissingError(
-            "The page of a drill needs the package 'jinja2', which is not installed.",
-            todo="Install statebackend with its extra: pip install 'statebackend[drill]'.",
-        ) from error
-
-
-def write_html(report: DrillReport, path: Path) -> None:
-    """Write the report as one page that needs no other file and no network.
-
-    Raises:
-        EnvironmentMissingError: jinja2 is not installed (the extra `drill`).
-        OSError: the path cannot be written.
-    """
-    check_page()
-    from recovery.drill.report.html_page import page
-
-    path.write_text(page(report), encoding="utf-8")
-
-
-# --- text -----------------------------------------------------------------------------------------
 
 
 def as_text(report: DrillReport) -> str:

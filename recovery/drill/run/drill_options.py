@@ -8,15 +8,33 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from recovery.drill.driver.driver_messages import address_of
+from recovery.drill.faults.drill_fault import DrillFault
+from recovery.drill.faults.needs import Given, missing
 from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.jobs.job_kinds import KINDS, Kind
-from recovery.drill.run.schedule import DrillFault, Strike
+from recovery.drill.jobs.named_functions import address_of
+from recovery.drill.run.schedule import Strike
 from statebackend.errors import SettingError
+from statebackend.texts import did_you_mean
 
-__all__ = ["FaultLike", "Order", "has_timers", "named_faults", "named_job"]
+__all__ = ["DrillOptions", "FaultLike", "check_name", "impossible", "named_faults", "named_job"]
 
 FaultLike = str | DrillFault | Strike
+
+
+def check_name(name: str, known: Iterable[str], *, kind: str) -> None:
+    """Nothing, if the name is known.
+
+    Raises:
+        SettingError: it is not; the text names the nearest ones.
+    """
+    names = list(known)
+    if name not in names:
+        meant = did_you_mean(name, names, most=3)
+        raise SettingError(
+            f"There is no {kind} {name!r}.",
+            todo=f"{meant} `statebackend drill list` shows all.".strip(),
+        )
 
 
 def named_job(
@@ -27,10 +45,7 @@ def named_job(
     from recovery.drill.jobs.bundled_jobs import BUNDLED
 
     if isinstance(job, str):
-        if job not in BUNDLED:
-            raise SettingError(
-                f"There is no job of the name {job!r}.", todo=f"There are {', '.join(BUNDLED)}."
-            )
+        check_name(job, BUNDLED, kind="job")
         job = BUNDLED[job]
     if isinstance(job, DrillJob):
         return job if truth is None else replace(job, truth=truth)
@@ -49,17 +64,37 @@ def named_faults(faults: FaultLike | Sequence[FaultLike]) -> list[DrillFault | S
     from recovery.drill.catalogue import ALL
 
     given = [faults] if isinstance(faults, str | DrillFault | Strike) else list(faults)
-    strange = [fault for fault in given if isinstance(fault, str) and fault not in ALL]
-    if strange:
-        raise SettingError(
-            f"There is no fault of the name {strange[0]!r}.",
-            todo=f"There are {', '.join(sorted(ALL))}.",
-        )
+    for name in (fault for fault in given if isinstance(fault, str)):
+        check_name(name, ALL, kind="fault")
     return [ALL[fault] if isinstance(fault, str) else fault for fault in given]
 
 
+def impossible(
+    faults: Iterable[FaultLike],
+    *,
+    cluster: str = "",
+    store: str = "file",
+    commit: str = "sync",
+    kind: str = "batches",
+) -> dict[str, str]:
+    """The faults that cannot be made in a drill with these options, each with the reason.
+
+    What only the drill finds out, such as a missing compiler, is not among the reasons.
+
+    Raises:
+        SettingError: there is no fault of such a name.
+    """
+    given = Given(cluster=cluster, s3=store != "file", commit=commit, compiler=True, kind=kind)
+    reasons: dict[str, str] = {}
+    for one in named_faults(list(faults)):
+        fault = one.fault if isinstance(one, Strike) else one
+        if reason := missing(fault, given):
+            reasons[fault.name] = reason
+    return reasons
+
+
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class DrillOptions:
     """What was asked for."""
 
     job: DrillJob
@@ -146,10 +181,3 @@ class Order:
         if self.duration_s is not None and not self.faults:
             return [fault for fault in ALL.values() if fault.weight > 0]
         return [f.fault if isinstance(f, Strike) else f for f in self.faults]
-
-
-def has_timers(job: DrillJob) -> bool | None:
-    """Whether a job sets timers; None: nobody knows."""
-    from recovery.drill.jobs.bundled_jobs import BUNDLED
-
-    return "windows" in job.name or job.name == "timers" if job.name in BUNDLED else None

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from recovery.drill.cluster.driver_succession import Succession
-from recovery.drill.cluster.live_processes import until
 from recovery.drill.cluster.local_cluster import Cluster
+from recovery.drill.cluster.polling import until
 from recovery.drill.driver.driver_messages import REBALANCE, DriverConfig
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.jobs.feeder import Pace
+from recovery.drill.jobs.feeder import Feeder
 from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.savepoints.drill_savepoints import Savepoints
 from statebackend.errors import DrillError
@@ -67,10 +67,10 @@ class LiveStage:
         self.subtasks_max = setup.subtasks_max
         self.savepoints = Savepoints(config, cluster.driver_environment)
         self.drivers = Succession(
-            config, cluster, now_s=self.now_s, say=self.say, epochs=lambda: len(self.pace.epochs)
+            config, cluster, now_s=self.now_s, say=self.say, epochs=lambda: len(self.feeder.epochs)
         )
         feed = setup.job.feed
-        self.pace = Pace(
+        self.feeder = Feeder(
             self.checkpoint,
             None if feed is None else lambda number: feed(self.root, number, setup.seed),
             now_s=self.now_s,
@@ -84,14 +84,14 @@ class LiveStage:
 
     def say(self, text: str) -> None:
         """One line of progress."""
-        with self._saying:  # the pace has a thread of its own
+        with self._saying:  # the feeder has a thread of its own
             self._setup.say(f"{self.now_s():7.1f} s  {text}")
 
     # --- waiting -------------------------------------------------------------------------------
 
     def committed(self) -> int:
         """The last epoch that Spark has committed; -1 for none."""
-        return self.pace.last()
+        return self.feeder.last()
 
     def has_read_all(self) -> bool:
         """Whether a job that is not fed has come to the end of what there is."""
@@ -119,8 +119,8 @@ class LiveStage:
                 f"The drill was given up after {self.now_s():.0f} s.",
                 todo=f"Look at the logs in {self.root}.",
             )
-        if self.pace.failure is not None:
-            raise self.pace.failure
+        if self.feeder.failure is not None:
+            raise self.feeder.failure
         self.drivers.tend()
 
     # --- what takes a while --------------------------------------------------------------------
@@ -142,7 +142,7 @@ class LiveStage:
         Raises:
             DrillError: it does not come to its end.
         """
-        self.until(self.pace.done.is_set, "the last input to be fed", timeout_s)
+        self.until(self.feeder.done.is_set, "the last input to be fed", timeout_s)
         Path(self._setup.config.stop).touch()
 
         def finished() -> bool:

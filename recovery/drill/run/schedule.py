@@ -1,54 +1,15 @@
-"""What a drill runs and what strikes it when: pure, so that a seed replays a drill."""
+"""Which fault strikes when: a function of a seed, which so replays a drill."""
 
 from __future__ import annotations
 
 import random as random_numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from recovery.drill.jobs.drill_job import DrillJob
+from recovery.drill.faults.drill_fault import DrillFault
 
-if TYPE_CHECKING:
-    from recovery.drill.faults.stage import Stage
-
-__all__ = [
-    "DrillFault",
-    "Need",
-    "Scenario",
-    "Strike",
-    "planned",
-    "soak",
-    "target_rng",
-]
-
-Need = Literal["two-hosts", "s3", "async", "sync", "batches", "compiler", "root", "timers"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrillFault:
-    """A kind of fault.
-
-    Attributes:
-        name: words with hyphens, as the command line takes it: `executor-killed`.
-        summary: what happens, one sentence. promise: what holds all the same, one sentence.
-        strike: makes it happen: `strike(stage, rng)` gives the target's name. It may block while
-            the fault lasts, and takes back what must be taken back. Raises `CannotStrikeError` with
-            the reason where this machine or this job has not what it takes.
-        needs: what the drill must be set up with.
-        conf: Spark settings without which it does not show.
-        settings: the backend's settings without which it does not show.
-        weight: how often a random soak draws it, against the others; 0: never.
-    """
-
-    name: str
-    summary: str
-    promise: str
-    strike: Callable[[Stage, random_numbers.Random], str]
-    needs: frozenset[Need] = frozenset()
-    conf: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    weight: int = 1
+__all__ = ["Strike", "drawn_seed", "planned", "soak", "target_rng"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +18,6 @@ class Strike:
 
     fault: DrillFault
     after_epoch: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """A whole drill, decided before it begins."""
-
-    job: DrillJob
-    strikes: tuple[Strike, ...]
-    seed: int
-    duration_s: float | None = None
-    commit: Literal["sync", "async"] = "sync"
 
 
 def planned(
@@ -107,3 +57,8 @@ def soak(faults: Sequence[DrillFault], *, seed: int) -> Iterator[tuple[DrillFaul
 def target_rng(seed: int, number: int, fault: str) -> random_numbers.Random:
     """What the strike with this number draws its target from."""
     return random_numbers.Random(f"strike:{seed}:{number}:{fault}")
+
+
+def drawn_seed() -> int:
+    """A seed for a drill that was given none."""
+    return secrets.randbelow(1 << 31)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.needs import Given, missing
 from recovery.drill.faults.stage import CannotStrikeError
 from recovery.drill.report.drill_report import Struck
 from recovery.drill.run.live_stage import LiveStage
-from recovery.drill.run.schedule import DrillFault, Strike, soak, target_rng
+from recovery.drill.run.schedule import Strike, soak, target_rng
 
 __all__ = ["NOTHING_LEFT", "START_S", "Striker"]
 
@@ -98,11 +99,11 @@ class Striker:
         at_epoch = stage.committed()
         # What was committed before the strike must not be taken for the recovery from it.
         stage.until(
-            lambda: at_epoch < 0 or any(done.epoch == at_epoch for done in stage.pace.epochs),
+            lambda: at_epoch < 0 or any(done.epoch == at_epoch for done in stage.feeder.epochs),
             f"epoch {at_epoch} to be seen",
             _EPOCH_S,
         )
-        at_s, before = stage.now_s(), len(stage.pace.epochs)
+        at_s, before = stage.now_s(), len(stage.feeder.epochs)
         stage.say(f"{fault.name} strikes")
         stage.drivers.struck.append(fault.name)
         target, skipped, ended_s = "", "", None
@@ -111,13 +112,13 @@ class Striker:
             stage.drivers.over()
             ended_s = stage.now_s()
             stage.say(f"{fault.name}: {target}")
-            known = len(stage.pace.epochs)
+            known = len(stage.feeder.epochs)
             stage.until(
-                lambda: len(stage.pace.epochs) > known or stage.has_read_all(),
+                lambda: len(stage.feeder.epochs) > known or stage.has_read_all(),
                 f"an epoch after {fault.name}",
                 _EPOCH_S,
             )
-            if len(stage.pace.epochs) == before:
+            if len(stage.feeder.epochs) == before:
                 skipped = NOTHING_LEFT
                 stage.say(f"{fault.name} does not count: {skipped}")
         except CannotStrikeError as error:
@@ -126,7 +127,7 @@ class Striker:
             skipped = str(error)
             stage.say(f"{fault.name} skipped: {skipped}")
         finally:
-            after = [] if skipped else [done.at_s for done in stage.pace.epochs[before:]]
+            after = [] if skipped else [done.at_s for done in stage.feeder.epochs[before:]]
             lasted = ended_s is not None and ended_s - at_s > _LASTED_S
             self.struck.append(
                 Struck(

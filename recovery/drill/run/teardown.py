@@ -56,14 +56,14 @@ def end(stage: LiveStage, cluster: Cluster) -> list[str]:
         for driver in stage.drivers.every:
             driver.reap()
 
-    steps: tuple[Callable[[], None], ...] = (stage.pace.stop, condemn, cluster.stop, reap)
+    steps: tuple[Callable[[], None], ...] = (stage.feeder.stop, condemn, cluster.stop, reap)
     wrong = []
     for step in steps:
         try:
             step()
         except Exception as failed:
             wrong.append(_sentence(failed))
-    if stage.pace.hung:
+    if stage.feeder.hung:
         wrong.append("The job's feed was still busy when the drill ended; it was left alone.")
     return wrong
 

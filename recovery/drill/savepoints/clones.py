@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from recovery.drill.driver.driver_messages import Taken
 from recovery.drill.jobs import batch_sink as sink
+from recovery.drill.jobs.committed_epochs import committed_epochs
 from recovery.drill.report.drill_report import Verdict
 from recovery.drill.report.output_check import check
 from recovery.drill.run.live_stage import LiveStage
@@ -63,7 +64,7 @@ def _cloned(stage: LiveStage, taken: Taken, number: int, timeout_s: float) -> li
         stage.root / "out",
         out,
         epoch=taken.epoch,
-        last=max(sink.committed_epochs(checkpoint), default=-1),
+        last=max(committed_epochs(checkpoint), default=-1),
         keys=stage.job.keys,
     )
     stage.say(f"the clone is {'exact' if verdict.exact else 'not exact'}")

@@ -5,9 +5,12 @@ It has the environment of the drill's drivers, so that it reaches the store that
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,11 +26,52 @@ from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
 from statebackend import system
-from statebackend.errors import NotRestorableError, StateBackendError
+from statebackend.errors import DrillError, NotRestorableError, StateBackendError
 
-__all__ = ["main", "removed", "verified"]
+__all__ = ["What", "found_apart", "main", "removed", "verified"]
 
 Open = Callable[[str], ObjectStore]
+What = Literal["verify", "remove"]
+
+_LOOK_WITHIN_S: Final = 240.0
+
+
+def found_apart(
+    what: What,
+    uri: str,
+    jobs_uri: str,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    folder: Path,
+) -> list[str]:
+    """What is wrong with a savepoint, a sentence for each, as a process of its own finds it.
+
+    Args:
+        settings: the backend's, which say how the store is reached. folder: the drill's.
+
+    Raises:
+        DrillError: that could not be found out.
+    """
+    reached = [str(settings.get(name, "")) for name in ("s3_endpoint", "s3_region")]
+    module = "recovery.drill.savepoints.savepoint_findings"
+    ran = subprocess.run(
+        [sys.executable, "-m", module, what, uri, jobs_uri, *reached],
+        env=dict(environment),
+        cwd=folder,
+        capture_output=True,
+        timeout=_LOOK_WITHIN_S,
+    )
+    if ran.returncode:
+        raise DrillError(
+            f"The savepoint {uri} could not be looked at: "
+            f"{ran.stderr.decode(errors='replace')[-2000:]}",
+            todo=f"Look at the drill's folder {folder}.",
+        )
+    return msgspec.json.decode(ran.stdout, type=list[str])
+
+
+# --- in that process ------------------------------------------------------------------------------
 
 
 def verified(uri: str, jobs_uri: str, open_at: Open) -> list[str]:

@@ -252,7 +252,10 @@ def test_drawn(drill): drill("loses")
     ("marker", "told"),
     [
         ("at_epoc=3", "*`drill` takes no 'at_epoc', but faults, at_epoch,*"),
-        ("['executor-kild']", "*There is no fault 'executor-kild'. Did you mean executor-killed*"),
+        (
+            "['executor-kild']",
+            "*There is no fault 'executor-kild'. Did you mean 'executor-killed'*",
+        ),
         ("each=True", "*`drill` with each=True needs faults"),
         ("['driver-killed'], 3", "*name all arguments of `drill` but the faults*"),
     ],

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.live_processes import DISK, TOKEN, LiveProcesses, guarded, until
+from recovery.drill.cluster.guard_process import guarded
+from recovery.drill.cluster.live_processes import DISK, TOKEN, LiveProcesses
 from recovery.drill.cluster.local_cluster import open_cluster
+from recovery.drill.cluster.polling import until
 from statebackend.errors import DrillError
 
 Start = Callable[..., subprocess.Popen[bytes]]

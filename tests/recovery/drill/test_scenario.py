@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.drill.catalogue import ALL
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.needs import Given, missing
 from recovery.drill.faults.stage import Stage
-from recovery.drill.run.schedule import DrillFault, Strike, planned, soak, target_rng
+from recovery.drill.run.schedule import Strike, planned, soak, target_rng
 
 SEEDS = st.integers(0, 2**31)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from recovery.drill.cluster.live_processes import TOKEN
-from recovery.drill.driver.driver_messages import address_of
 from recovery.drill.jobs.bundled_jobs import running_totals
+from recovery.drill.jobs.named_functions import address_of
 from recovery.drill.run.runner import run_drill
 from statebackend.errors import SettingError, UsageError
 
@@ -70,9 +70,9 @@ def test_a_function_that_no_other_process_can_find_is_refused(job: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"job": "no-such-job", "truth": None}, "no job of the name"),
+        ({"job": "no-such-job", "truth": None}, "There is no job 'no-such-job'"),
         ({"truth": None}, "needs truth="),
-        ({"faults": ["no-such-fault"]}, "no fault of the name"),
+        ({"faults": ["no-such-fault"]}, "There is no fault 'no-such-fault'"),
         ({"store": "ftp://x"}, "The store is"),
         ({"store": "s3://bucket/x"}, "endpoint over plain HTTP"),
         ({"duration_s": 5.0}, "has no feed"),

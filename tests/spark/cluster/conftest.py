@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.live_processes import guarded
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import TWO_HOSTS, open_cluster
 from tests.spark.cluster.trial import Trial
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.drill.cluster.live_processes import guarded
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import open_cluster
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.live_processes import guarded
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import open_cluster
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""Inputs are fed at the pace at which Spark commits, and every commit is written down."""
+"""Inputs are fed as fast as Spark commits, and every commit is written down."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.live_processes import until
-from recovery.drill.jobs.feeder import _PATIENCE_S, Pace
+from recovery.drill.cluster.polling import until
+from recovery.drill.jobs.feeder import _PATIENCE_S, Feeder
 from recovery.drill.report.drill_report import EpochDone
 
 LIMIT_S = 60.0
@@ -26,7 +26,7 @@ class World:
         self.told: list[EpochDone] = []
         self.time_s = 0.0
         self.looks = 0
-        self.pace = Pace(
+        self.feeder = Feeder(
             folder,
             self.fed.append if feeds else None,
             now_s=self._now_s,
@@ -60,9 +60,9 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
-    world.pace.start()
+    world.feeder.start()
     yield world
-    world.pace.stop()
+    world.feeder.stop()
 
 
 def test_a_few_inputs_wait_and_one_more_comes_with_each_epoch(world: World) -> None:
@@ -74,7 +74,7 @@ def test_a_few_inputs_wait_and_one_more_comes_with_each_epoch(world: World) -> N
     world.wait_fed(5)
     world.wait_looked()
     assert world.fed == [0, 1, 2, 3, 4]
-    assert world.pace.last() == 1
+    assert world.feeder.last() == 1
 
 
 def test_a_batch_that_took_two_inputs_does_not_stop_the_feeding(world: World) -> None:
@@ -85,9 +85,9 @@ def test_a_batch_that_took_two_inputs_does_not_stop_the_feeding(world: World) ->
 
 def test_it_ends_with_as_many_inputs_as_are_wanted(world: World) -> None:
     world.wait_fed(3)
-    world.pace.enough(4)
+    world.feeder.enough(4)
     world.commit(0)
-    until(world.pace.done.is_set, "the end", LIMIT_S)
+    until(world.feeder.done.is_set, "the end", LIMIT_S)
     for epoch in (1, 2):
         world.commit(epoch)
         world.wait_told(epoch + 1)
@@ -101,24 +101,24 @@ def test_a_feed_that_hangs_does_not_hold_the_drill_up(tmp_path: Path) -> None:
         entered.set()
         release.wait(LIMIT_S)
 
-    pace = Pace(
+    feeder = Feeder(
         tmp_path,
         feed,
         now_s=time.monotonic,
         driver=lambda: 1,
         committed=lambda done: None,
     )
-    pace.start()
+    feeder.start()
     try:
         assert entered.wait(LIMIT_S)
-        pace.stop(timeout_s=0.2)
-        assert pace.hung
+        feeder.stop(timeout_s=0.2)
+        assert feeder.hung
         began_s = time.monotonic()
-        pace.stop(timeout_s=LIMIT_S)
+        feeder.stop(timeout_s=LIMIT_S)
         assert time.monotonic() - began_s < LIMIT_S / 2, "it is not waited for twice"
     finally:
         release.set()
-        pace.join(LIMIT_S)
+        feeder.join(LIMIT_S)
 
 
 def test_a_batch_that_is_repeated_is_written_down_again(world: World) -> None:
@@ -129,15 +129,15 @@ def test_a_batch_that_is_repeated_is_written_down_again(world: World) -> None:
     world.commit(1, at_s=2)
     world.wait_told(3)
     assert [(done.epoch, done.driver) for done in world.told] == [(0, 7), (1, 7), (1, 7)]
-    assert world.pace.epochs == world.told
+    assert world.feeder.epochs == world.told
 
 
 def test_a_job_whose_input_is_there_is_only_watched(tmp_path: Path) -> None:
     world = World(tmp_path, feeds=False)
-    world.pace.start()
-    assert world.pace.done.is_set()
+    world.feeder.start()
+    assert world.feeder.done.is_set()
     world.commit(0)
     world.wait_told(1)
     world.commit(1)
-    world.pace.stop()
+    world.feeder.stop()
     assert [done.epoch for done in world.told] == [0, 1], "what was committed before the end counts"
