@@ -1,4 +1,4 @@
-"""What damage means: which epochs cannot be put together any more. Pure."""
+"""Which epochs are lost by damage: those that cannot be put together any more. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.protocol.lineage import EpochEntry, OperatorLineage, SliceRef, SubtaskLineage
 from statebackend.errors import CorruptionError
 
-__all__ = ["Lost", "Needs", "SliceKey", "needs_of", "slice_key", "tolerant_lineages"]
+__all__ = ["Lost", "Needs", "SliceKey", "slice_key", "tolerant_lineages"]
 
 SliceKey: TypeAlias = tuple[int, str, int, str, int]
 """A slice: its record's sequence, operator, subtask, kind, epoch."""
@@ -103,20 +103,6 @@ class Needs:
         if slower := [e for e in named if e not in gone]:
             said.append(f"A restore to {_epochs(slower)} has to use an older base.")
         return " ".join(said) or "No restore of the last two epochs needs it."
-
-
-def needs_of(lineages: Mapping[str, OperatorLineage], named: Mapping[str, int] | None) -> Needs:
-    """Those of operators that the last run still had.
-
-    Args:
-        named: those operators with their first epochs; None: not said, so all.
-    """
-    kept = {
-        uid: lineage
-        for uid, lineage in lineages.items()
-        if named is None or named.get(uid) == lineage.first_epoch
-    }
-    return Needs(kept)
 
 
 def _epochs(epochs: list[int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from recovery.inspect.describe import read_one
+from recovery.inspect.tolerant_log import read_one
 from snapshot.formats.record import Manifest, parse_record_name
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.open_store import PROBE_DEADLINE_S

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from recovery.savepoints.savepoint import Savepoint
-from recovery.savepoints.state_at_epoch import StateAt, state_at
+from recovery.savepoints.state_at_epoch import StateAt
 from recovery.savepoints.state_copy import copy_state, scratch_folder
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (
     CheckpointLocationError,
-    CorruptionError,
     FencedError,
     ObjectNotFoundError,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "begin_job",
     "has_begun_with",
     "left_in_the_middle",
-    "saved_state",
     "standing",
     "went_on",
 ]
@@ -68,25 +66,6 @@ class Beginning:
     query_id: str = ""
     end: int = -1
     last: int = -1
-
-
-def saved_state(store: ObjectStore, savepoint: Savepoint, log: CommitLog) -> StateAt:
-    """A savepoint's state, as its log has it, checked to be what `savepoint.json` says.
-
-    Raises:
-        CorruptionError, NotRestorableError: it is not all there.
-    """
-    manifests = log.manifests()
-    state = state_at(manifests, savepoint.epoch)
-    there = {uid: one.parallelism for uid, one in state.lineages.items()}
-    said = {one.uid: one.parallelism for one in savepoint.operators}
-    if there != said or any(m.job_id != savepoint.job_id for m in manifests):
-        raise CorruptionError(
-            f"The log in {store.uri} is not the savepoint's: it holds the operators {there}, and "
-            f"savepoint.json names {said}.",
-            todo="Restore the folder from another copy, or use another savepoint.",
-        )
-    return state
 
 
 def standing(log: CommitLog, job: str, savepoint: Savepoint) -> Beginning:

@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from recovery.savepoints.between_modes import CONTINUOUS, is_continuous, overtaken_in
-from recovery.savepoints.location_copy import copy_source_files
-from recovery.savepoints.location_files import (
-    Batches,
-    LocationFiles,
-    batches_of,
-    files_of,
-    query_id_of,
-)
+from recovery.savepoints.location_at_epoch import files_of
+from recovery.savepoints.location_copy import copy_location_files
+from recovery.savepoints.location_files import Batches, LocationFiles, batches_of, query_id_of
 from recovery.savepoints.savepoint import (
     Begun,
     Savepoint,
@@ -239,7 +234,7 @@ def _made(making: Making, state: StateAt, names: list[str], folder: SavepointFol
         )
         files = []
         if making.location is not None:
-            files = copy_source_files(
+            files = copy_location_files(
                 making.location,
                 ["metadata", *names],
                 target,

@@ -1,9 +1,8 @@
-"""Where a query's sources stood, copied into a savepoint: files of Spark's checkpoint location."""
+"""Copies files of Spark's checkpoint location into a savepoint: where the query's sources stood."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,33 +12,12 @@ from recovery.savepoints.state_copy import copy_object
 from snapshot.storage.object_store import ObjectStore
 from statebackend.threads import Threads
 
-__all__ = ["SavepointLocation", "copy_source_files"]
+__all__ = ["copy_location_files"]
 
 _AT_A_TIME: Final = 4
 
 
-@dataclass(frozen=True)
-class SavepointLocation:
-    """What a savepoint holds of a checkpoint location, as one."""
-
-    store: ObjectStore
-
-    @property
-    def path(self) -> str:
-        """The savepoint's URI."""
-        return self.store.uri
-
-    def list(self, folder: str) -> list[str]:
-        """See `LocationFiles`."""
-        found = self.store.list(f"{SPARK_FOLDER}{folder}/")
-        return [info.name.removeprefix(SPARK_FOLDER) for info in found]
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """See `LocationFiles`."""
-        return self.store.get_chunks(f"{SPARK_FOLDER}{name}")
-
-
-def copy_source_files(
+def copy_location_files(
     location: LocationFiles,
     names: Sequence[str],
     target: ObjectStore,

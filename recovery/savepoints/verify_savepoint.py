@@ -12,10 +12,10 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, NotRestorableError, ObjectNotFoundError
 from statebackend.work_done import Progress
 
-__all__ = ["check_savepoint"]
+__all__ = ["verify_savepoint"]
 
 
-def check_savepoint(store: ObjectStore, *, progress: Progress | None = None) -> VerifyReport:
+def verify_savepoint(store: ObjectStore, *, progress: Progress | None = None) -> VerifyReport:
     """Every byte of a savepoint, as :func:`recovery.inspect.verify.verify` has it for a job.
 
     Raises:

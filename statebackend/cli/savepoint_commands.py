@@ -14,15 +14,14 @@ from recovery.savepoints.create_savepoint import Making, create_savepoint
 from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
-    SavepointInfo,
     below,
     default_folder,
-    delete_savepoint,
-    list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
-from recovery.savepoints.verify_savepoint import check_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import SavepointInfo, list_savepoints
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open_store import S3_SCHEMES, probe
@@ -162,7 +161,7 @@ def describe_one(
     report: VerifyReport | None = None
     if check:
         with progress_bar(f"verify {found.id}", quiet=as_json or no_progress) as progress:
-            report = check_savepoint(store, progress=progress)
+            report = verify_savepoint(store, progress=progress)
     if as_json:
         more: dict[str, Any] = {} if report is None else {"ok": report.ok, "report": report}
         say_json(savepoint=found, **more)

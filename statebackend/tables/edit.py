@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from pyspark.sql.types import StructType
 
-from recovery.savepoints.location_copy import SavepointLocation
+from recovery.savepoints.location_files import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
 from snapshot.formats.record import SliceEntry
 from snapshot.storage.open_store import open_store, probe

@@ -15,10 +15,10 @@ from recovery.savepoints.savepoint import (
     Savepoint,
     below,
     encode_savepoint,
-    list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
+from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import CleanReport, clean, outside_view

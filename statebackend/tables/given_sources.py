@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.inspect.job_list import SAVEPOINT_NAME
-from recovery.savepoints.location_copy import SavepointLocation, copy_source_files
+from recovery.savepoints.location_at_epoch import files_after
+from recovery.savepoints.location_copy import copy_location_files
 from recovery.savepoints.location_files import (
     LocationFiles,
+    SavepointLocation,
     StoreLocation,
     batches_of,
-    files_after,
     query_id_of,
 )
 from recovery.savepoints.savepoint import SavepointFile
@@ -43,7 +44,7 @@ class Stood:
     def copy(self, target: ObjectStore, scratch: Path, system: System) -> list[SavepointFile]:
         """Copy the files into the savepoint's folder."""
         names = ["metadata", *self.names]
-        return copy_source_files(
+        return copy_location_files(
             self.location, names, target, scratch=scratch, threads=system.threads
         )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
+from recovery.decide.live_lineages import live_lineages
 from recovery.decide.restore_plan import RestorePlan
-from recovery.inspect.describe import live_lineages
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs, needed_key, state_at
 from snapshot.formats.record import Manifest

@@ -11,7 +11,7 @@ from typing import Final
 
 from recovery.inspect.verify import verify
 from recovery.savepoints.location_files import StoreLocation
-from recovery.savepoints.verify_savepoint import check_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.open_store import open_store
@@ -102,4 +102,4 @@ def check_erasing(image: Image, root: Path, operations: int) -> None:
     assert after == others
     assert not holding(job)
     assert not holding(saved)
-    assert check_savepoint(saved).ok
+    assert verify_savepoint(saved).ok

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from recovery.inspect.describe import ResolvedOnce
+from recovery.decide.live_lineages import ResolvedOnce
 from snapshot.log.commit_log import RecordCache
 from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore

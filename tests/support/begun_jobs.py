@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recovery.savepoints.begin_with_savepoint import begin_job, saved_state
+from recovery.savepoints.begin_with_savepoint import begin_job
 from recovery.savepoints.create_savepoint import Making, create_savepoint
 from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.open_store import open_store
 from statebackend import system

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from recovery.inspect.describe import live_lineages
+from recovery.decide.live_lineages import live_lineages
 from recovery.local.store_pool import StorePoolSettings
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.bases import BasePolicy

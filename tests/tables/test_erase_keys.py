@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import statebackend
 from recovery.inspect.verify import verify
-from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
-from recovery.savepoints.verify_savepoint import check_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open_store import open_store
@@ -147,7 +148,7 @@ def test_savepoints_that_hold_the_key_are_listed_and_rewritten_on_request(tmp_pa
     assert not any(savepoint.uri in sentence for sentence in report.still)
     assert not holding(store)
     assert going.rows(savepoint=savepoint.uri) == of_others(before)
-    assert check_savepoint(store).ok
+    assert verify_savepoint(store).ok
     assert read_savepoint(store).id == savepoint.id
     assert not going.erase().savepoints
     assert not delete_savepoint(store)  # nothing else lies in its folder

@@ -14,14 +14,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from recovery.savepoints.savepoint import (
-    below,
-    delete_savepoint,
-    list_savepoints,
-    read_savepoint,
-    savepoints_folder,
-)
-from recovery.savepoints.verify_savepoint import check_savepoint
+from recovery.savepoints.savepoint import below, read_savepoint, savepoints_folder
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import list_savepoints
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
@@ -82,7 +78,7 @@ def verified(uri: str, jobs_uri: str, open_at: Open) -> list[str]:
     """
     store = open_at(uri)
     try:
-        report = check_savepoint(store)
+        report = verify_savepoint(store)
     except StateBackendError as error:
         return [str(error)]
     wrong = [f"{one.object or uri}: {one.problem} [{one.code}]" for one in report.findings]

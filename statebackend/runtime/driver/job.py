@@ -9,8 +9,8 @@ from typing import Final
 
 from blake3 import blake3
 
+from recovery.decide.live_lineages import ResolvedOnce, live_lineages
 from recovery.decide.rewind import LogProgress
-from recovery.inspect.describe import ResolvedOnce, live_lineages
 from recovery.inspect.job_list import refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest

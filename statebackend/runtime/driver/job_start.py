@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from recovery.inspect.describe import named_operators
+from recovery.decide.live_lineages import named_operators
 from recovery.savepoints.begin_with_savepoint import left_in_the_middle
 from recovery.savepoints.between_modes import CONTINUOUS
 from snapshot.formats.record import Manifest

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from recovery.savepoints.location_copy import SavepointLocation
+from recovery.savepoints.location_files import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
 from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.open_store import open_store

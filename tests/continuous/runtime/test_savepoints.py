@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import recovery.savepoints.create_savepoint
 from recovery.decide.restart_strategy import FixedDelay, NoRestart
-from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
-from recovery.savepoints.verify_savepoint import check_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from statebackend import system
 from statebackend.cli.app import app
 from statebackend.continuous.sinks.collect import CollectSink
@@ -78,7 +79,7 @@ def some_epochs(query: ContinuousQuery, count: int = 1) -> None:
 
 
 def checked(world: World, savepoint: Savepoint) -> VerifyReport:
-    report = check_savepoint(world.flow.setup.job.open_at(savepoint.uri))
+    report = verify_savepoint(world.flow.setup.job.open_at(savepoint.uri))
     assert report.ok, report.findings
     return report
 
