@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from recovery.decide.restore_plan import plan_restore
-from recovery.decide.rewind import LocationProgress, Verdict, decide_start
+from recovery.decide.start_batch import LocationProgress, Verdict, decide_start
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
 from snapshot.formats.object_names import base_file_name
 from snapshot.formats.record import parse_record, record_name

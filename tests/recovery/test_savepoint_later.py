@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
 from recovery.inspect.verify import verify
 from recovery.savepoints.begin_with_savepoint import left_in_the_middle, standing
 from recovery.savepoints.create_savepoint import create_savepoint

@@ -26,7 +26,7 @@ def _modules(folder: str, without: Container[str] = ()) -> list[str]:
 PROTOCOL = (
     "snapshot/x.py",
     "recovery/decide/restore_plan.py",
-    "recovery/decide/rewind.py",
+    "recovery/decide/start_batch.py",
     "statebackend/hashing.py",
     "statebackend/keygroups.py",
     "statebackend/schema/x.py",

@@ -10,7 +10,7 @@ from typing import Final
 from blake3 import blake3
 
 from recovery.decide.live_lineages import ResolvedOnce, live_lineages
-from recovery.decide.rewind import LogProgress
+from recovery.decide.start_batch import LogProgress
 from recovery.inspect.job_list import refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest

@@ -12,7 +12,7 @@ from blake3 import blake3
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
 from recovery.savepoints.begin_with_savepoint import (
     Standing,
     has_begun_with,

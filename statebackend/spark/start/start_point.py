@@ -7,18 +7,18 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from recovery.decide.rewind import (
+from recovery.decide.start_batch import (
     OFFSETS,
     LocationProgress,
     LogProgress,
     StartDecision,
-    TakenBack,
     Verdict,
     check_belongs,
     decide_going_back,
     decide_start,
     lacks_for,
 )
+from recovery.decide.taken_back_files import TakenBack
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.log.stale_listings import has_grown
