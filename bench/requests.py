@@ -23,7 +23,7 @@ from bench.side import session
 from recovery.drill.proxy.fault_proxy import FaultProxy
 from snapshot.formats.record import FOOTER_BYTES, record_name
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.settings import SETTINGS
 

@@ -11,9 +11,7 @@ from snapshot.formats.record import Manifest, record_name
 from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.retention.deletable import Kind, kind_of
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    CorruptionError,
-)
+from statebackend.errors import CorruptionError
 
 __all__ = [
     "BaseInfo",

@@ -36,12 +36,7 @@ from snapshot.formats.history_object import (
 )
 from snapshot.formats.record import LOG_PREFIX, parse_record_name
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    FormatError,
-    NotRestorableError,
-    ObjectNotFoundError,
-    SettingError,
-)
+from statebackend.errors import FormatError, NotRestorableError, ObjectNotFoundError, SettingError
 
 __all__ = ["HistoryReader", "read_checkpoint", "read_history", "read_savepoints"]
 

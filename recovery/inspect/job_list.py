@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from recovery.inspect.tolerant_log import read_one
 from snapshot.formats.record import Manifest, parse_record_name
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open_store import PROBE_DEADLINE_S
+from snapshot.storage.store_probe import PROBE_DEADLINE_S
 from snapshot.storage.uris import folder_name
 from statebackend.errors import FormatError, ObjectNotFoundError, SettingError
 

@@ -27,11 +27,7 @@ from recovery.savepoints.state_copy import copy_state, scratch_folder
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    CheckpointLocationError,
-    FencedError,
-    ObjectNotFoundError,
-)
+from statebackend.errors import CheckpointLocationError, FencedError, ObjectNotFoundError
 from statebackend.threads import THREADS, Threads
 
 __all__ = [

@@ -11,12 +11,7 @@ from recovery.savepoints.between_modes import CONTINUOUS, is_continuous, overtak
 from recovery.savepoints.location_at_epoch import files_of
 from recovery.savepoints.location_copy import copy_location_files
 from recovery.savepoints.location_files import Batches, LocationFiles, batches_of, query_id_of
-from recovery.savepoints.savepoint import (
-    Begun,
-    Savepoint,
-    SavepointFile,
-    SavepointOperator,
-)
+from recovery.savepoints.savepoint import Begun, Savepoint, SavepointFile, SavepointOperator
 from recovery.savepoints.savepoint_folder import SavepointFolder
 from recovery.savepoints.state_at_epoch import Needed, StateAt, last_epochs, state_at
 from recovery.savepoints.state_copy import Copied, copy_state, scratch_folder

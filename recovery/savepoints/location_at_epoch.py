@@ -10,10 +10,7 @@ from typing import Final
 
 from recovery.savepoints.location_files import LocationFiles, batches_of
 from recovery.savepoints.source_files import files_of_sources
-from statebackend.errors import (
-    NotRestorableError,
-    UnsupportedQueryError,
-)
+from statebackend.errors import NotRestorableError, UnsupportedQueryError
 
 __all__ = ["STATE_FOLDER", "files_after", "files_of"]
 

@@ -19,11 +19,7 @@ from typing import Final, Protocol
 
 from recovery.savepoints.savepoint import SPARK_FOLDER
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    CheckpointLocationError,
-    ObjectNotFoundError,
-    UnsupportedFormatError,
-)
+from statebackend.errors import CheckpointLocationError, ObjectNotFoundError, UnsupportedFormatError
 
 __all__ = [
     "Batches",

@@ -10,11 +10,7 @@ import msgspec
 from recovery.inspect.job_list import BEGUN_NAME, SAVEPOINT_NAME
 from recovery.savepoints.savepoint import decode_begun, read_savepoint
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from statebackend.errors import (
-    NotRestorableError,
-    ObjectNotFoundError,
-    StateBackendError,
-)
+from statebackend.errors import NotRestorableError, ObjectNotFoundError, StateBackendError
 
 __all__ = ["SavepointInfo", "list_savepoints"]
 

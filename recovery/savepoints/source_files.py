@@ -7,10 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from recovery.savepoints.location_files import LocationFiles, text_of
-from statebackend.errors import (
-    NotRestorableError,
-    UnsupportedFormatError,
-)
+from statebackend.errors import NotRestorableError, UnsupportedFormatError
 
 __all__ = ["NO_OFFSET", "file_source_offset", "files_of_sources"]
 

@@ -14,10 +14,7 @@ from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, SubtaskLineage, resolve
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    CorruptionError,
-    NotRestorableError,
-)
+from statebackend.errors import CorruptionError, NotRestorableError
 
 __all__ = [
     "KeptRecord",

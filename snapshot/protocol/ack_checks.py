@@ -1,19 +1,22 @@
-"""Checks that a snapshot names only objects that were made for it or given to it. Pure.
+"""Checks what a worker sends of a snapshot: its bytes, and the objects that it names. Pure.
 
-Only these are sure to exist and to be spared by garbage collection. Any other may be deleted at any
-time, and a record that names it could never be restored.
+A snapshot names only objects that were made for it or given to it. Only these are sure to exist and
+to be spared by garbage collection. Any other may be deleted at any time, and a record that names it
+could never be restored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from blake3 import blake3
+
 from snapshot.formats.object_names import parse_base_name, parse_data_name
 from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
 from snapshot.protocol.operator_state_slices import OperatorBlobs, Source
-from statebackend.errors import ForeignObjectError
+from statebackend.errors import ForeignObjectError, ProtocolError
 
-__all__ = ["check_ack_objects", "check_base_objects"]
+__all__ = ["check_ack_objects", "check_base_objects", "check_part"]
 
 
 def check_ack_objects(ack: AckRequest, generation: int, given: OperatorBlobs) -> None:
@@ -74,3 +77,15 @@ def _foreign(said: AckRequest | BaseDone, name: str) -> ForeignObjectError:
         todo="Nothing was kept of it, and it is made anew. If this comes again, report it; driver "
         "and executors may run different releases.",
     )
+
+
+def check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
+    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
+    if part is None or part.name:
+        return
+    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
+        raise ProtocolError(
+            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
+            f"{request.epoch} is not the bytes that it names.",
+            todo="The task is tried again; if it happens again, look at the network.",
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from snapshot.protocol.ack_checks import check_base_objects
-from snapshot.protocol.bases import BaseBook, BasePolicy, Grant
+from snapshot.protocol.base_leases import BaseBook, Grant
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import BaseDone, BaseRenewal
 from snapshot.protocol.running_job import RunningJob

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blake3 import blake3
-
-from snapshot.protocol.messages import AckRequest, BaseDone, SlicePart
 from statebackend.errors import (
     CheckpointLocationError,
     CommitUnknownError,
     IncompleteEpochError,
-    ProtocolError,
     StaleRequestError,
     WrongBatchError,
 )
 
-__all__ = [
-    "check_part",
-    "interrupted",
-    "planned_anew",
-    "stale_attempt",
-    "unfinished",
-    "wrong_batch",
-]
+__all__ = ["interrupted", "planned_anew", "stale_attempt", "unfinished", "wrong_batch"]
 
 
 def unfinished(
@@ -105,15 +94,3 @@ def interrupted(operator: str, epoch: int, error: BaseException) -> CommitUnknow
         f"({type(error).__name__}).",
         todo="Start again: the next claim settles what the log holds.",
     )
-
-
-def check_part(request: AckRequest | BaseDone, part: SlicePart | None) -> None:
-    """Refuse a slice that was damaged on its way: its sender can send it again, later none can."""
-    if part is None or part.name:
-        return
-    if len(part.data) != part.size_bytes or blake3(part.data).hexdigest() != part.digest:
-        raise ProtocolError(
-            f"The snapshot of operator {request.operator!r}, subtask {request.subtask}, for epoch "
-            f"{request.epoch} is not the bytes that it names.",
-            todo="The task is tried again; if it happens again, look at the network.",
-        )

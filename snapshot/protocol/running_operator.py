@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from snapshot.barriers.job_watermark import JobTime, OperatorTime, resumed
-from snapshot.formats.delta import DIGEST_BYTES, chain
+from snapshot.formats.lineage_digest import DIGEST_BYTES, chain
 from snapshot.formats.record import Manifest
-from snapshot.protocol.bases import BaseBook, Due, due
+from snapshot.protocol.base_leases import BaseBook
+from snapshot.protocol.base_policy import Due, due
 from snapshot.protocol.epoch_acks import EpochState
 from snapshot.protocol.lineage import EpochEntry, OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest

@@ -20,8 +20,9 @@ from snapshot.storage.object_store import (
     ObjectStore,
     check_name,
 )
-from snapshot.storage.open_store import open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import open_store
 
 __all__ = [
     "Buffer",

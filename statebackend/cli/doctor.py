@@ -21,7 +21,7 @@ from typing import Final, Literal, TypeAlias
 
 from recovery.local.private_folders import open_above
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import probe
+from snapshot.storage.store_probe import probe
 from statebackend import system
 from statebackend.cli.job_folders import Place
 from statebackend.errors import EnvironmentMissingError, StateBackendError

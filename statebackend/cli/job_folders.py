@@ -9,8 +9,8 @@ from typing import Final
 
 from recovery.inspect.job_list import split_jobs
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
 from statebackend.errors import SettingError

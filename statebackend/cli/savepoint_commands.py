@@ -24,7 +24,8 @@ from recovery.savepoints.savepoint_list import SavepointInfo, list_savepoints
 from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import S3_SCHEMES, probe
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import S3_SCHEMES
 from statebackend import system
 from statebackend.cli import show
 from statebackend.cli.console_output import (

@@ -23,8 +23,8 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import CleanReport, clean, outside_view
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StateBackendError, UsageError
 from statebackend.system import SYSTEM, System

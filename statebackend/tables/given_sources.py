@@ -18,8 +18,8 @@ from recovery.savepoints.location_files import (
 )
 from recovery.savepoints.savepoint import SavepointFile
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import NotRestorableError
 from statebackend.system import System
 from statebackend.tables.savepoint_writer import SavepointHead

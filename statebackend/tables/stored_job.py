@@ -15,8 +15,8 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.operators.declared_states import StateDeclaration

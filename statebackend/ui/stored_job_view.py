@@ -18,8 +18,8 @@ from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import FormatError
 from statebackend.system import SYSTEM, System

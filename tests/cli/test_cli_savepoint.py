@@ -13,7 +13,7 @@ from recovery.savepoints.begin_with_savepoint import begin_job
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.cli.app import app
 from statebackend.errors import SettingError

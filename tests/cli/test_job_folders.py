@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from recovery.inspect.job_list import split_jobs
 from snapshot.storage.object_store import ObjectInfo, is_name
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import folder_name, job_folder
 from statebackend.cli.app import app
 from statebackend.errors import SettingError

@@ -14,7 +14,7 @@ from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.system import SYSTEM
 from statebackend.tables.erase_keys import EraseReport, erase_in_job

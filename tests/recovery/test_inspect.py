@@ -14,7 +14,7 @@ from recovery.inspect.verify import VerifyReport, verify
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name
 from snapshot.storage import LocalStore, MemoryStore, ObjectInfo, ObjectStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StoreUnreachableError
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id

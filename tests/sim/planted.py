@@ -19,7 +19,7 @@ from recovery.decide.start_batch import COMMITS, OFFSETS, LocationProgress
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.restorer import Restorer
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BaseBook, Grant
+from snapshot.protocol.base_leases import BaseBook, Grant
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import Acked, EpochState
 from snapshot.protocol.lineage import SubtaskLineage

@@ -12,7 +12,7 @@ from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from tests.support.inprocess import InProcessJob
 

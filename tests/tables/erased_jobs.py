@@ -18,7 +18,7 @@ from snapshot.formats.history_object import HISTORY_PREFIX, decode_history
 from snapshot.formats.record import parse_record
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.tables.erase_keys import erase_keys
 from tests.recovery.savepoints.saved_jobs import Location

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import statebackend
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NotRestorableError, SettingError
 from tests.support import inprocess

@@ -20,7 +20,7 @@ from recovery.savepoints.state_at_epoch import last_epochs
 from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.cli.app import app
 from statebackend.errors import SettingError, UsageError

@@ -13,7 +13,7 @@ from recovery.savepoints.savepoint import Begun, default_folder
 from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.errors import JobRunningError
 from statebackend.system import SYSTEM

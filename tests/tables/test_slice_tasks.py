@@ -13,7 +13,7 @@ import pytest
 import statebackend
 from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.spark.from_tables.slice_tasks import EntryTask, SliceTask, WrittenSlice

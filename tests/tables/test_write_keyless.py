@@ -11,7 +11,7 @@ import pytest
 import statebackend
 from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState, system
 from statebackend.errors import (
     CheckpointLocationError,

@@ -17,7 +17,7 @@ import statebackend
 from recovery.inspect.job_list import SAVEPOINT_NAME
 from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import (
     NotRestorableError,

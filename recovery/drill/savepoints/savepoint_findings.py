@@ -19,8 +19,8 @@ from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.savepoint_list import list_savepoints
 from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from statebackend import system
 from statebackend.errors import DrillError, NotRestorableError, StateBackendError
 

@@ -17,13 +17,14 @@ from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, RecordCache
 from snapshot.log.figures_book import FiguresBook
 from snapshot.log.stale_listings import check_listed
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.tenure import Patience, Tenure
 from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import S3_SCHEMES, open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import (
     FencedError,
@@ -237,7 +238,7 @@ class Job:
         return open_store(uri, new_id=self.system.new_id, options=self.options if on_s3 else None)
 
     def probe(self, store: ObjectStore) -> None:
-        """Find out whether a store does what is asked of it; see `snapshot.storage.probe`."""
+        """Find out whether a store does what is asked of it; see `snapshot.storage.store_probe`."""
         probe(store, new_id=self.system.new_id)
 
     def place(self, local_dir: str) -> JobPlace:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from recovery.decide.restore_plan import RestorePlan, Step, StepSource
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import SliceEntry, slice_key
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import SliceRef, SubtaskLineage
 from snapshot.protocol.messages import (
     AncestorCopy,

@@ -14,8 +14,8 @@ import msgspec
 from blake3 import blake3
 
 from recovery.restore.restorer import Site
-from snapshot.formats.delta import chain
 from snapshot.formats.delta_in_pieces import EncodedDelta
+from snapshot.formats.lineage_digest import chain
 from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import (
     PROTOCOL,

@@ -15,8 +15,8 @@ from snapshot.formats.delta_in_pieces import EncodedDelta
 from snapshot.protocol.messages import BaseGrant, BeginReply
 from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.parted import Store

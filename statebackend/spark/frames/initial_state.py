@@ -20,8 +20,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from recovery.local.workspace import Workspace
 from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import SlicePart
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.rows.row_conversion import arrow_schema

@@ -22,8 +22,8 @@ from pyspark.sql.types import (
 from recovery.local.workspace import Workspace
 from snapshot.formats.delta_in_pieces import EncodedDelta, encode_stream
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open_store import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.state.blocks import BlockFile, binary_array

@@ -458,7 +458,7 @@ def test_the_command_line_on_a_continuous_job(world: World, tmp_path: Path) -> N
 
 
 def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
-    from snapshot.storage.open_store import open_store
+    from snapshot.storage.stores_by_uri import open_store
     from snapshot.storage.uris import job_folder
     from tests.cli.folder import JOB, Folder, new_id
 

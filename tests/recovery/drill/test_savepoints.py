@@ -33,7 +33,7 @@ from recovery.savepoints.create_savepoint import Making, create_savepoint
 from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import default_folder, read_savepoint
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import DrillError, StoreUnreachableError, UnsupportedQueryError
 from tests.cli.folder import Folder, new_id

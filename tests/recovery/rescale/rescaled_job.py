@@ -13,7 +13,7 @@ from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock, StorePool
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
 from snapshot.formats.object_names import data_name
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.messages import (
     AncestorCopy,
     BaseGrant,

@@ -14,7 +14,7 @@ from recovery.savepoints.savepoint import below, default_folder, read_savepoint,
 from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import parse_s3_uri
 from statebackend.errors import (
     CheckpointLocationError,

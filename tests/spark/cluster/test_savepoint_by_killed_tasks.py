@@ -10,7 +10,7 @@ import pytest
 import statebackend
 from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState
 from statebackend.errors import NotRestorableError
 from statebackend.system import SYSTEM

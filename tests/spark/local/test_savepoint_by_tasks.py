@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 import statebackend
 from recovery.savepoints.verify_savepoint import verify_savepoint
-from snapshot.storage.open_store import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NullKeyError, SettingError
 from statebackend.spark.from_tables.slices_on_spark import slices_on_spark
