@@ -158,7 +158,7 @@ class Drill:
         import msgspec
 
         from recovery.drill.run import runner
-        from recovery.drill.run.schedule import drawn_seed
+        from recovery.drill.run.strike_schedule import drawn_seed
 
         self._runs += 1
         # None is what the runner takes for nothing said, wherever it has another default.

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from recovery.drill.proxy.s3_requests import group_of as group_of
     from recovery.drill.report.drill_report import DrillReport as DrillReport
     from recovery.drill.run.runner import run_drill as run_drill
-    from recovery.drill.run.schedule import Strike as Strike
+    from recovery.drill.run.strike_schedule import Strike as Strike
 
 # public name -> the module it lives in
 _EXPORTS: dict[str, str] = {
     "Calm": "recovery.drill.proxy.fault_plan",
     "Chance": "recovery.drill.proxy.fault_plan",
     "Count": "recovery.drill.proxy.ledger",
-    "DrillFault": "recovery.drill.run.schedule",
+    "DrillFault": "recovery.drill.run.strike_schedule",
     "DrillJob": "recovery.drill.jobs.drill_job",
     "DrillReport": "recovery.drill.report.drill_report",
     "Facts": "recovery.drill.proxy.fault_plan",
@@ -54,7 +54,7 @@ _EXPORTS: dict[str, str] = {
     "RequestEntry": "recovery.drill.proxy.ledger",
     "Rule": "recovery.drill.proxy.fault_plan",
     "Script": "recovery.drill.proxy.fault_plan",
-    "Strike": "recovery.drill.run.schedule",
+    "Strike": "recovery.drill.run.strike_schedule",
     "Verb": "recovery.drill.proxy.s3_requests",
     "Weather": "recovery.drill.proxy.fault_plan",
     "draw": "recovery.drill.proxy.fault_plan",

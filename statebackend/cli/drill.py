@@ -27,7 +27,7 @@ from recovery.drill.jobs.named_functions import load
 from recovery.drill.report.drill_report import json_text
 from recovery.drill.report.html_page import check_page, write_html
 from recovery.drill.report.text_report import as_text
-from recovery.drill.run.schedule import drawn_seed
+from recovery.drill.run.strike_schedule import drawn_seed
 from statebackend.cli.console_output import NoProgress, console, guarded, say_json
 from statebackend.cli.progress_bars import progress_bars
 from statebackend.errors import SettingError

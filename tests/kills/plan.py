@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 from recovery.drill.faults.drill_fault import DrillFault
-from recovery.drill.run.schedule import Strike
+from recovery.drill.run.strike_schedule import Strike
 from tests.kills.strikes import DRIVER, EXECUTOR, JVM, RESCALED, WORKER
 
 KILLS_EACH = 5

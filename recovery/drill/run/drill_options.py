@@ -13,7 +13,7 @@ from recovery.drill.faults.needs import Given, missing
 from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.jobs.job_kinds import KINDS, Kind
 from recovery.drill.jobs.named_functions import address_of
-from recovery.drill.run.schedule import Strike
+from recovery.drill.run.strike_schedule import Strike
 from statebackend.errors import SettingError
 from statebackend.texts import did_you_mean
 

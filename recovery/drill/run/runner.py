@@ -37,7 +37,7 @@ from recovery.drill.report.drill_report import (
 from recovery.drill.report.output_check import check
 from recovery.drill.run.drill_options import DrillOptions, FaultLike, named_faults, named_job
 from recovery.drill.run.live_stage import LiveStage, Setup
-from recovery.drill.run.schedule import drawn_seed, planned
+from recovery.drill.run.strike_schedule import drawn_seed, planned
 from recovery.drill.run.striker import START_S, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from recovery.drill.savepoints.clones import check_savepoints

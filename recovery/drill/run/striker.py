@@ -10,7 +10,7 @@ from recovery.drill.faults.needs import Given, missing
 from recovery.drill.faults.stage import CannotStrikeError
 from recovery.drill.report.drill_report import Struck
 from recovery.drill.run.live_stage import LiveStage
-from recovery.drill.run.schedule import Strike, soak, target_rng
+from recovery.drill.run.strike_schedule import Strike, soak, target_rng
 
 __all__ = ["NOTHING_LEFT", "START_S", "Striker"]
 

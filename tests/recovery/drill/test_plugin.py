@@ -29,7 +29,7 @@ import pytest
 from recovery.drill.run import runner
 from recovery.drill.run.drill_options import named_faults
 from recovery.drill.report.drill_report import Struck
-from recovery.drill.run.schedule import Strike
+from recovery.drill.run.strike_schedule import Strike
 from tests.recovery.drill.reports import LOSSES, full_report
 
 CALLS = Path(__file__).with_name("calls.jsonl")

@@ -21,7 +21,7 @@ from recovery.drill.jobs.drill_job import DrillJob
 from recovery.drill.report.drill_report import EpochDone
 from recovery.drill.run.drill_options import DrillOptions, named_faults
 from recovery.drill.run.runner import run_drill
-from recovery.drill.run.schedule import Strike
+from recovery.drill.run.strike_schedule import Strike
 from recovery.drill.run.striker import NOTHING_LEFT, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from statebackend.errors import DrillError

@@ -13,7 +13,7 @@ from recovery.drill.catalogue import ALL
 from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.needs import Given, missing
 from recovery.drill.faults.stage import Stage
-from recovery.drill.run.schedule import Strike, planned, soak, target_rng
+from recovery.drill.run.strike_schedule import Strike, planned, soak, target_rng
 
 SEEDS = st.integers(0, 2**31)
 
