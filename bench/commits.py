@@ -16,7 +16,7 @@ from bench.layers import summarise
 from bench.query import Job
 from bench.s3 import place
 from bench.side import session
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_proxy import FaultProxy
 
 __all__ = ["commits", "commits_text"]
 

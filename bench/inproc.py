@@ -20,14 +20,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 from bench.processor import Counter
 from recovery.local.store_pool import StorePool, StorePoolSettings
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.operators import OperatorSpec
 from snapshot.protocol.running_job import RunningJob
-from snapshot.storage.counting import CountingStore
-from snapshot.storage.open import open_store
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration

@@ -28,7 +28,7 @@ def task_layers(uri: str, job: str, options: Any = None) -> list[dict[str, Any]]
         options: how the store is reached (StoreOptions), if not as a folder.
     """
     from snapshot.log.commit_log import CommitLog
-    from snapshot.storage.open import open_store
+    from snapshot.storage.stores_by_uri import open_store
     from statebackend import system
 
     store = open_store(uri, new_id=system.new_id, options=options)

@@ -8,9 +8,10 @@ import msgspec
 from blake3 import blake3
 from pyspark.sql.types import StructType
 
-from snapshot.formats.delta import chain, encode_delta
+from snapshot.formats.delta import encode_delta
 from snapshot.formats.epoch_figures import RecordFigures, SubtaskColumns, encode_figures
 from snapshot.formats.history_object import RecordSummary, encode_history
+from snapshot.formats.lineage_digest import chain
 from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage

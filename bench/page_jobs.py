@@ -17,7 +17,7 @@ from recovery.inspect.history import (
     RestoreSummary,
     SubtaskFigures,
 )
-from recovery.savepoints.savepoint import SavepointInfo
+from recovery.savepoints.savepoint_list import SavepointInfo
 from statebackend._setting_table import SETTINGS
 from statebackend.ui.job_figures import (
     JobLine,

@@ -25,8 +25,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from bench.page_history import write_history
 from bench.page_jobs import NOW_MS, MadeJob, MadeJobs
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.system import new_id
 from statebackend.ui.job_figures import RunFacts, Waiting

@@ -20,10 +20,10 @@ from bench.data import FILES_PER_BATCH, write_batches
 from bench.query import Job, files_below, run_to_end, stream
 from bench.s3 import place
 from bench.side import session
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from snapshot.formats.record import FOOTER_BYTES, record_name
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.settings import SETTINGS
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from recovery.restore.rescale import Piece, assemble
+from recovery.restore.rescaled_store import Piece, assemble
 from statebackend.rocks.parted import Store, open_store
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from bench.machine import ROOT
-from snapshot.formats.delta_stream import as_lists, encode_frozen, iter_delta
+from snapshot.formats.delta_in_pieces import as_lists, encode_frozen, iter_delta
 from statebackend.key_hashing import key_groups
 from statebackend.operators.input.staging import InputStage
 from statebackend.operators.per_key_loop import KeyOperator

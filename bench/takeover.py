@@ -30,7 +30,8 @@ from bench.trace import Tracer
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from snapshot.formats.delta import chain, chain_start, decode_delta, encode_delta
+from snapshot.formats.delta import decode_delta, encode_delta
+from snapshot.formats.lineage_digest import chain, chain_start
 from snapshot.protocol.messages import BeginReply, LocalCopy, RestoreStep
 from snapshot.storage.memory_store import MemoryStore
 from statebackend import system

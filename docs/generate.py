@@ -11,7 +11,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.jobs.bundled_jobs import BUNDLED
 from recovery.drill.catalogue import ALL
 from statebackend import errors
 from statebackend._setting import PREFIX

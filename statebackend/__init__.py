@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recovery.decide.restarting import ExponentialDelay as ExponentialDelay
-    from recovery.decide.restarting import FailureRate as FailureRate
-    from recovery.decide.restarting import FixedDelay as FixedDelay
-    from recovery.decide.restarting import NoRestart as NoRestart
+    from recovery.decide.restart_strategy import ExponentialDelay as ExponentialDelay
+    from recovery.decide.restart_strategy import FailureRate as FailureRate
+    from recovery.decide.restart_strategy import FixedDelay as FixedDelay
+    from recovery.decide.restart_strategy import NoRestart as NoRestart
     from recovery.drill.jobs.drill_job import DrillJob as DrillJob
-    from recovery.drill.report.outcome import DrillReport as DrillReport
+    from recovery.drill.report.drill_report import DrillReport as DrillReport
     from recovery.drill.run.runner import run_drill as run_drill
     from recovery.savepoints.savepoint import Savepoint as Savepoint
     from snapshot.log.checkpoint_progress import CheckpointProgress as CheckpointProgress
@@ -129,19 +129,19 @@ _EXPORTS: dict[str, str] = {
     "Discovery": "statebackend.continuous.sources.source",
     "DeltaSink": "statebackend.continuous.sinks.delta_sink",
     "DrillJob": "recovery.drill.jobs.drill_job",
-    "DrillReport": "recovery.drill.report.outcome",
-    "ExponentialDelay": "recovery.decide.restarting",
-    "FailureRate": "recovery.decide.restarting",
+    "DrillReport": "recovery.drill.report.drill_report",
+    "ExponentialDelay": "recovery.decide.restart_strategy",
+    "FailureRate": "recovery.decide.restart_strategy",
     "FileSink": "statebackend.continuous.sinks.file_sink",
     "FileSource": "statebackend.continuous.sources.file_source",
-    "FixedDelay": "recovery.decide.restarting",
+    "FixedDelay": "recovery.decide.restart_strategy",
     "IcebergSink": "statebackend.continuous.sinks.iceberg_sink",
     "KafkaSink": "statebackend.continuous.sinks.kafka_sink",
     "KafkaSource": "statebackend.continuous.sources.kafka_source",
     "KeyedProcessor": "statebackend.api.processors",
     "Keys": "statebackend.api.arrow",
     "NexmarkSource": "statebackend.continuous.sources.nexmark_source",
-    "NoRestart": "recovery.decide.restarting",
+    "NoRestart": "recovery.decide.restart_strategy",
     "OperatorState": "statebackend.tables.given_operators",
     "ProcessorContext": "statebackend.api.context",
     "ProcessorTester": "statebackend.testing.processor_tester",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statebackend.errors import SettingError
+from statebackend.texts import did_you_mean
 
 __all__ = [
     "PREFIX",
@@ -118,8 +118,7 @@ def switch(value: Any) -> bool:
 def no_such_setting(name: str, known: Iterable[str]) -> SettingError:
     """The error for a name or key that is no setting, with the one that may have been meant."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
     return SettingError(
         f"There is no setting {name!r}.",
-        todo=f"Did you mean {close[0]!r}?" if close else f"Use one of: {', '.join(names)}.",
+        todo=did_you_mean(name, names) or f"Use one of: {', '.join(names)}.",
     )

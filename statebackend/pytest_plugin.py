@@ -24,7 +24,7 @@ import pytest
 
 if TYPE_CHECKING:
     from recovery.drill.jobs.drill_job import DrillJob
-    from recovery.drill.report.outcome import DrillReport
+    from recovery.drill.report.drill_report import DrillReport
 
 __all__ = ["Drill", "drill"]
 
@@ -158,7 +158,7 @@ class Drill:
         import msgspec
 
         from recovery.drill.run import runner
-        from recovery.drill.run.naming import drawn_seed
+        from recovery.drill.run.strike_schedule import drawn_seed
 
         self._runs += 1
         # None is what the runner takes for nothing said, wherever it has another default.
@@ -192,7 +192,8 @@ class Drill:
     ) -> None:
         """Not after minutes, but before the drill."""
         __tracebackhide__ = True
-        from recovery.drill.run.naming import impossible, kind_of
+        from recovery.drill.jobs.bundled_jobs import kind_of
+        from recovery.drill.run.drill_options import impossible
 
         options = {name: asked[name] for name in ("cluster", "store", "commit") if name in asked}
         reasons = impossible(faults, kind=kind_of(job), **options)
@@ -211,7 +212,8 @@ class Drill:
         return nodeid
 
     def _keep(self, report: DrillReport) -> None:
-        from recovery.drill.report.report import as_json, write_html
+        from recovery.drill.report.drill_report import json_text
+        from recovery.drill.report.html_page import write_html
 
         folder = self._item.config.getoption("drill_report")
         if not folder:
@@ -221,12 +223,12 @@ class Drill:
         stem = re.sub(r"[^\w.]+", "-", self._nodeid()).strip("-") + again
         page = Path(folder) / f"{stem}.html"
         write_html(report, page)
-        page.with_suffix(".json").write_text(as_json(report), encoding="utf-8")
+        page.with_suffix(".json").write_text(json_text(report), encoding="utf-8")
         self._say(f"report: {page}")
 
     def _judge(self, report: DrillReport, *, lenient: bool) -> None:
         """Fail or skip the test; the report's text stands in its sections if it passes."""
-        from recovery.drill.report.report import as_text
+        from recovery.drill.report.text_report import as_text
 
         text = as_text(report)
         if not report.verdict.exact:

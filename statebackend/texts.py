@@ -1,10 +1,12 @@
-"""Figures as people read them."""
+"""Figures as people read them, and the names that they may have meant."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
-__all__ = ["count", "duration", "seconds", "size", "when"]
+__all__ = ["count", "did_you_mean", "duration", "seconds", "size", "when"]
 
 
 def size(size_bytes: int) -> str:
@@ -43,3 +45,10 @@ def when(at_ms: int | None) -> str:
     if at_ms is None or at_ms < 0:
         return ""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """A question with the known names that are most like an unknown one; empty if none is."""
+    folded = {one.casefold(): one for one in known}
+    found = get_close_matches(name.casefold(), folded, n=most, cutoff=0.5)
+    return f"Did you mean {' or '.join(repr(folded[one]) for one in found)}?" if found else ""

@@ -2,172 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snapshot.formats.record import Manifest, parse_record_name, read_manifest, record_name
+from recovery.decide.live_lineages import without_dropped
+from recovery.inspect.tolerant_log import read_log, require_tip
+from snapshot.formats.record import Manifest, record_name
 from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.retention.deletable import Kind, kind_of
-from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from statebackend.errors import (
-    CorruptionError,
-    FormatError,
-    NotRestorableError,
-    ObjectNotFoundError,
-)
+from snapshot.storage.object_store import ObjectStore
+from statebackend.errors import CorruptionError
 
 __all__ = [
     "BaseInfo",
     "ClaimInfo",
     "JobDescription",
-    "LogRead",
     "OperatorInfo",
-    "ResolvedOnce",
     "claim_in",
     "describe",
-    "live_lineages",
-    "named_operators",
     "operators_in",
-    "read_log",
-    "read_one",
-    "require_tip",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogRead:
-    """Every record of a job's log, as far as it reads.
-
-    Attributes:
-        listing: the whole log folder.
-        manifests: by sequence. damaged: why the others do not read, by sequence.
-        tip: the newest record that reads; None if none does.
-    """
-
-    listing: list[ObjectInfo]
-    manifests: dict[int, Manifest]
-    damaged: dict[int, FormatError]
-
-    @property
-    def tip(self) -> Manifest | None:
-        """The newest record that reads."""
-        return self.manifests[max(self.manifests)] if self.manifests else None
-
-    @property
-    def sequences(self) -> list[int]:
-        """Every sequence in the store, ascending."""
-        return sorted([*self.manifests, *self.damaged])
-
-    @property
-    def oldest_needed(self) -> int:
-        """As the tip says."""
-        return self.tip.oldest_needed if self.tip else 0
-
-    @property
-    def live(self) -> list[Manifest]:
-        """What reads of the records that are needed, ascending."""
-        return [self.manifests[s] for s in sorted(self.manifests) if s >= self.oldest_needed]
-
-    @property
-    def missing(self) -> list[int]:
-        """Sequences that are needed and not there at all."""
-        there = {*self.manifests, *self.damaged}
-        end = max(there, default=-1) + 1
-        return [s for s in range(self.oldest_needed, end) if s not in there]
-
-
-def read_log(store: ObjectStore, job: str) -> LogRead:
-    """Read the manifest of every record; one listing, and one or two requests per record.
-
-    Args:
-        store: the job's folder. job: its name; a record of another one is damage.
-
-    Raises:
-        StoreUnreachableError: a failure that may pass: never taken for damage.
-    """
-    listing = store.list("log/")
-    manifests: dict[int, Manifest] = {}
-    damaged: dict[int, FormatError] = {}
-    for info in listing:
-        sequence = parse_record_name(info.name)
-        if sequence is None:
-            continue
-        try:
-            manifests[sequence] = read_one(store, sequence, job)
-        except FormatError as error:
-            damaged[sequence] = error
-        except ObjectNotFoundError:
-            continue  # cleaned since the listing
-    return LogRead(listing=listing, manifests=manifests, damaged=damaged)
-
-
-def read_one(store: ObjectStore, sequence: int, job: str) -> Manifest:
-    """One record's manifest, checked to be of this slot and job.
-
-    Raises:
-        CorruptionError, UnsupportedFormatError, ObjectNotFoundError, StoreUnreachableError
-    """
-    name = record_name(sequence)
-    manifest = read_manifest(store, name)
-    if manifest.sequence != sequence or manifest.job != job:
-        raise CorruptionError(
-            f"The record {name!r} says that it is number {manifest.sequence} of the job "
-            f"{manifest.job!r}.",
-            todo="Restore it from another copy of the store.",
-        )
-    return manifest
-
-
-def named_operators(manifests: Iterable[Manifest]) -> dict[str, int] | None:
-    """The operators of the run that wrote last, with their first epochs; None: not said."""
-    named = [m.settings["operators"] for m in manifests if "operators" in m.settings]
-    return named[-1] if named else None
-
-
-def live_lineages(manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
-    """The lineages of a log, without operators that the last run no longer had.
-
-    Raises:
-        CorruptionError: the lineage digests do not follow from one another.
-    """
-    return _without_dropped(resolve(manifests), manifests)
-
-
-class ResolvedOnce:
-    """The lineages of a log that is asked for them again and again, as each start does.
-
-    They are resolved once for as long as the log is the same.
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[list[Manifest], dict[str, OperatorLineage]] = [], {}
-
-    def of(self, manifests: Sequence[Manifest]) -> Mapping[str, OperatorLineage]:
-        """As `live_lineages`: to be looked at, not to be changed."""
-        known = self._known
-        if known[0] != manifests:
-            known = self._known = list(manifests), live_lineages(manifests)
-        return known[1]
-
-    def take(self, manifests: Sequence[Manifest]) -> dict[str, OperatorLineage]:
-        """As `live_lineages`: the caller's own, and kept here no longer."""
-        taken = dict(self.of(manifests))
-        self._known = [], {}
-        return taken
-
-
-def _without_dropped(
-    lineages: Mapping[str, OperatorLineage], manifests: Iterable[Manifest]
-) -> dict[str, OperatorLineage]:
-    named = named_operators(manifests)
-    return {
-        uid: lineage
-        for uid, lineage in lineages.items()
-        if named is None or named.get(uid) == lineage.first_epoch
-    }
-
-
-# --- one job in full -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,25 +152,6 @@ def describe(store: ObjectStore, job: str) -> JobDescription:
     )
 
 
-def require_tip(log: LogRead, store: ObjectStore) -> Manifest:
-    """The tip.
-
-    Raises:
-        NotRestorableError: there is no log, or nothing in it reads.
-    """
-    if log.tip is not None:
-        return log.tip
-    if log.damaged:
-        raise NotRestorableError(
-            f"None of the {len(log.damaged)} records in {store.uri} reads.",
-            todo="Restore the folder from another copy, or use the release that wrote it.",
-        )
-    raise NotRestorableError(
-        f"There is no job in {store.uri}: it has no commit log.",
-        todo="Check the URI and the job's name (statebackend list shows what is there).",
-    )
-
-
 def claim_in(manifest: Manifest) -> ClaimInfo:
     """What a claim says."""
     return ClaimInfo(
@@ -337,7 +172,7 @@ def operators_in(
     Args:
         lineages: resolved of these manifests.
     """
-    live = _without_dropped(lineages, manifests)
+    live = without_dropped(lineages, manifests)
     return [
         _operator(lineage, manifests, dropped=uid not in live)
         for uid, lineage in sorted(lineages.items())

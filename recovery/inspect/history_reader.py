@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from recovery.inspect.describe import ClaimInfo, claim_in, read_one
+from recovery.inspect.describe import ClaimInfo, claim_in
 from recovery.inspect.history import (
     CheckpointFigures,
     History,
@@ -23,8 +23,9 @@ from recovery.inspect.history import (
     SavepointFigures,
 )
 from recovery.inspect.history_rows import Late, checkpoint_of, failed_of, restores_of, subtasks_of
+from recovery.inspect.tolerant_log import read_one
 from recovery.savepoints.between_modes import CONTINUOUS
-from recovery.savepoints.savepoint import list_savepoints
+from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.formats.history_object import (
     HISTORY_PREFIX,
     HistoryName,
@@ -35,12 +36,7 @@ from snapshot.formats.history_object import (
 )
 from snapshot.formats.record import LOG_PREFIX, parse_record_name
 from snapshot.storage.object_store import ObjectStore
-from statebackend.errors import (
-    FormatError,
-    NotRestorableError,
-    ObjectNotFoundError,
-    SettingError,
-)
+from statebackend.errors import FormatError, NotRestorableError, ObjectNotFoundError, SettingError
 
 __all__ = ["HistoryReader", "read_checkpoint", "read_history", "read_savepoints"]
 

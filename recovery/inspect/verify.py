@@ -17,9 +17,10 @@ from typing import BinaryIO, Final
 
 from blake3 import blake3
 
-from recovery.decide.damage import Lost, Needs, needs_of, slice_key, tolerant_lineages
-from recovery.inspect.describe import LogRead, named_operators, read_log, require_tip
-from snapshot.formats.delta_stream import iter_delta
+from recovery.decide.live_lineages import without_dropped
+from recovery.decide.lost_epochs import Lost, Needs, slice_key, tolerant_lineages
+from recovery.inspect.tolerant_log import LogRead, read_log, require_tip
+from snapshot.formats.delta_in_pieces import iter_delta
 from snapshot.formats.file_index import FileEntry, decode_index
 from snapshot.formats.history_object import HISTORY_PREFIX, decode_history, parse_history_name
 from snapshot.formats.record import (
@@ -282,7 +283,7 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
     lineages, breaks = tolerant_lineages(log.live)
     walk.raw += [_Raw(error, record_name(seq), seq) for seq, error in breaks]
     walk.raw += [*_log_findings(log), *_history_findings(store)]
-    needs = needs_of(lineages, named_operators(log.live))
+    needs = Needs(without_dropped(lineages, log.live))
     raw = _still_there(store, log, walk.raw)
     lost = needs.lost({slice_key(one.sequence, one.entry) for one in raw if one.entry})
     findings = [_finding(one, needs, lost) for one in raw] + [

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from recovery.local.folders import home_of, own_file_text, own_folder, remove, unusable
+from recovery.local.private_folders import home_of, own_file_text, own_folder, remove, unusable
 from recovery.local.store_directory import HOLDER, RecentDelta, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool, StorePoolSettings, ask_for
 from statebackend.errors import LocalDirError

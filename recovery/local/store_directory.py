@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from recovery.local.folders import make_folder, remove, sweep_work, unreadable, unusable
+from recovery.local.private_folders import make_folder, remove, sweep_work, unreadable, unusable
 from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.protocol.messages import LocalCopy
 from statebackend.errors import FormatError, LocalCopyError, LocalDeltaError

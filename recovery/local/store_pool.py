@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from recovery.local.folders import own_file_text
 from recovery.local.local_sockets import Listener, connect
+from recovery.local.private_folders import own_file_text
 from recovery.local.store_directory import HOLDER, StoreDirectory
 from statebackend.errors import LocalCopyError, StateBackendError
 from statebackend.system import System

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from recovery.local.folders import home_of, own_folder, unusable
+from recovery.local.private_folders import home_of, own_folder, unusable
 
 __all__ = ["Workspace"]
 

@@ -1,1 +1,1 @@
-"""Carries a restore out in a worker, and uploads bases."""
+"""Carries a restore out in a worker: what is fetched, read and made anew."""

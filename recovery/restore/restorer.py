@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from recovery.local.ancestors import Ancestors
+from recovery.local.ancestor_copies import Ancestors
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_directory import StoreDirectory
-from recovery.restore.rescale import Piece, PieceError, assemble, clip_pieces
+from recovery.restore.rescaled_store import Piece, PieceError, assemble, clip_pieces
 from recovery.restore.step_reader import DamagedStep, StepReader
 from snapshot.formats.delta import DeltaRows
-from snapshot.formats.delta_stream import as_lists
+from snapshot.formats.delta_in_pieces import as_lists
 from snapshot.formats.record import slice_key
 from snapshot.protocol.messages import (
     AncestorCopy,

@@ -10,11 +10,11 @@ from typing import Final
 
 from blake3 import blake3
 
-from recovery.local.ancestors import Ancestors
+from recovery.local.ancestor_copies import Ancestors
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.fetch import fetch_file, fetch_index
 from snapshot.formats.delta import DeltaRows
-from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.delta_in_pieces import iter_delta
 from snapshot.formats.file_index import decode_index
 from snapshot.protocol.messages import RestoreStep
 from snapshot.storage.object_store import ObjectStore

@@ -12,7 +12,6 @@ job, and only `delete` takes it away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
@@ -20,17 +19,13 @@ from urllib.parse import quote
 import msgspec
 from blake3 import blake3
 
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
-from snapshot.formats.names import parse_base_name, parse_data_name
-from snapshot.formats.record import parse_record_name
-from snapshot.retention.deletable import PROBE_PREFIX
-from snapshot.storage.object_store import ObjectInfo, ObjectStore
+from recovery.inspect.job_list import BEGUN_NAME, SAVEPOINT_NAME
+from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.uris import SAVEPOINTS_FOLDER, job_folder
 from statebackend.errors import (
     CorruptionError,
     NotRestorableError,
     ObjectNotFoundError,
-    StateBackendError,
     UnsupportedFormatError,
 )
 
@@ -39,14 +34,12 @@ __all__ = [
     "Begun",
     "Savepoint",
     "SavepointFile",
-    "SavepointInfo",
     "SavepointOperator",
     "below",
+    "decode_begun",
+    "decode_savepoint",
     "default_folder",
-    "delete_savepoint",
     "encode_savepoint",
-    "is_probe",
-    "list_savepoints",
     "read_savepoint",
     "savepoints_folder",
 ]
@@ -125,32 +118,6 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     next_watermark_ms: int | None = None
 
 
-class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One savepoint in a list.
-
-    Attributes:
-        complete: whether it exists; what is left of one that was never finished does not.
-        id: names it.
-        uri: where it lies.
-        job: that it was taken from; empty if not known.
-        epoch: after which it is; None if not known.
-        created_ms: when it was made; None if not known.
-        objects: in its folder.
-        size_bytes: of all of them.
-        problem: why `savepoint.json` does not read; empty if it does.
-    """
-
-    id: str
-    uri: str
-    job: str
-    complete: bool
-    epoch: int | None
-    created_ms: int | None
-    objects: int
-    size_bytes: int
-    problem: str = ""
-
-
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What `savepoint.begun` says. ``deleted``: somebody began to delete what has this id."""
 
@@ -197,7 +164,7 @@ def below(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{shown}"
 
 
-# --- reading, listing, deleting ------------------------------------------------------------------
+# --- reading and writing -------------------------------------------------------------------------
 
 
 def read_savepoint(store: ObjectStore) -> Savepoint:
@@ -214,8 +181,8 @@ def read_savepoint(store: ObjectStore) -> Savepoint:
         begun_there = any(info.name == BEGUN_NAME for info in store.list(BEGUN_NAME))
         what = "a savepoint that was never finished" if begun_there else "no savepoint"
         raise _none(what, store) from error
-    savepoint = _decoded(data, store.uri)
-    its = _begun(begun)
+    savepoint = decode_savepoint(data, store.uri)
+    its = decode_begun(begun)
     if its is not None and not its.completes(savepoint):
         raise _none("what is left of a deleted savepoint", store)
     return savepoint
@@ -228,8 +195,8 @@ def _none(what: str, store: ObjectStore) -> NotRestorableError:
     )
 
 
-def _begun(data: bytes) -> Begun | None:
-    """None if it does not read: that alone makes no savepoint useless."""
+def decode_begun(data: bytes) -> Begun | None:
+    """`savepoint.begun`; None if it does not read: that alone makes no savepoint useless."""
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(data, type=Begun)
     return None
@@ -243,7 +210,8 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
     )
 
 
-def _decoded(data: bytes, uri: str) -> Savepoint:
+def decode_savepoint(data: bytes, uri: str) -> Savepoint:
+    """`savepoint.json`, with the URI under which it was found. Raises as `read_savepoint`."""
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         text = bytes(envelope.savepoint)
@@ -263,129 +231,3 @@ def _decoded(data: bytes, uri: str) -> Savepoint:
             todo="Restore it from another copy of the store, or take another savepoint.",
         ) from error
     return msgspec.structs.replace(savepoint, uri=uri)
-
-
-def list_savepoints(
-    store: ObjectStore, open_at: Callable[[str], ObjectStore], *, job: str | None = None
-) -> list[SavepointInfo]:
-    """Every savepoint below a folder, the newest last; those that were never finished too.
-
-    Args:
-        store: the folder. open_at: gives the store of a folder below it.
-        job: those of one job alone.
-    """
-    folders: dict[str, list[ObjectInfo]] = {}
-    listing = store.list("")
-    for info in listing:
-        folder, slash, name = info.name.rpartition("/")
-        if name in (SAVEPOINT_NAME, BEGUN_NAME):
-            folders.setdefault(f"{folder}{slash}", [])
-    for info in listing:
-        for depth in _prefixes(info.name):
-            if depth in folders:
-                folders[depth].append(info)
-                break
-    infos = (_info(open_at(one.rstrip("/")), inside) for one, inside in folders.items())
-    chosen = [one for one in infos if one is not None and (job is None or one.job == job)]
-    return sorted(chosen, key=lambda one: (one.job, one.created_ms or 0, one.id))
-
-
-def _prefixes(name: str) -> Iterable[str]:
-    """Every folder that an object is in, the nearest first; the root last."""
-    while "/" in name:
-        name = name.rpartition("/")[0]
-        yield f"{name}/"
-    yield ""
-
-
-def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
-    """None of a mark of deletion alone, which landed late."""
-    size_bytes, problem = sum(info.size_bytes for info in inside), ""
-    names = {info.name.rpartition("/")[2] for info in inside}
-    complete = {SAVEPOINT_NAME, BEGUN_NAME} <= names
-    try:
-        if complete:
-            one = read_savepoint(store)
-            return SavepointInfo(
-                id=one.id,
-                uri=store.uri,
-                job=one.job,
-                complete=True,
-                epoch=one.epoch,
-                created_ms=one.created_ms,
-                objects=len(inside),
-                size_bytes=size_bytes,
-            )
-    except NotRestorableError:
-        complete = False
-    except StateBackendError as error:
-        problem = error.what
-    begun = None
-    with suppress(ObjectNotFoundError):
-        begun = _begun(store.get(BEGUN_NAME))
-    if begun is not None and begun.deleted and len(inside) == 1:
-        return None
-    return SavepointInfo(
-        id=begun.id if begun else store.uri.rpartition("/")[2],
-        uri=store.uri,
-        job=begun.job if begun else "",
-        complete=complete,
-        epoch=None,
-        created_ms=begun.created_ms if begun else None,
-        objects=len(inside),
-        size_bytes=size_bytes,
-        problem=problem,
-    )
-
-
-def is_probe(name: str) -> bool:
-    """Whether an object is what a cut probe of the store has left."""
-    return name.startswith(PROBE_PREFIX) and name.count("/") == 1
-
-
-def _is_ours(name: str) -> bool:
-    """Whether an object is a savepoint's own; a job below its folder may be called ``data``."""
-    if name.startswith(PROBE_PREFIX):
-        return is_probe(name)
-    parsed = (parse_record_name(name), parse_data_name(name), parse_base_name(name))
-    return name.startswith(SPARK_FOLDER) or any(one is not None for one in parsed)
-
-
-def delete_savepoint(store: ObjectStore) -> list[str]:
-    """Remove a savepoint, or what is left of one. May be cut anywhere, and repeated.
-
-    Returns:
-        what else lies in its folder, which is left alone.
-
-    Raises:
-        NotRestorableError: there is none.
-    """
-    names = [info.name for info in store.list("")]
-    if not {SAVEPOINT_NAME, BEGUN_NAME} & set(names):
-        raise NotRestorableError(
-            f"There is no savepoint in {store.uri}, so nothing is deleted.",
-            todo="Check the URI; `statebackend savepoint list` shows what there is.",
-        )
-    if BEGUN_NAME in names:
-        _mark_deleted(store)  # from here on it does not exist, whatever lands late
-        names = [info.name for info in store.list("")]  # what was written before the mark
-    store.delete([SAVEPOINT_NAME])
-    ours = [name for name in names if _is_ours(name)]
-    for start in range(0, len(ours), 1000):
-        store.delete(ours[start : start + 1000])
-    store.delete([BEGUN_NAME])  # by which what is left is known
-    return [name for name in names if name not in (*ours, SAVEPOINT_NAME, BEGUN_NAME)]
-
-
-def _mark_deleted(store: ObjectStore) -> None:
-    """Say in `savepoint.begun` that it is deleted, unless it says so or is gone meanwhile."""
-    try:
-        begun = _begun(store.get(BEGUN_NAME))
-        if begun is None:
-            savepoint = _decoded(store.get(SAVEPOINT_NAME), store.uri)
-            begun = Begun(id=savepoint.id, job=savepoint.job, job_uri="", created_ms=0)
-    except (ObjectNotFoundError, CorruptionError, UnsupportedFormatError):
-        return  # no late write is a savepoint here
-    if not begun.deleted:
-        deleted = msgspec.structs.replace(begun, deleted=True)
-        store.put(BEGUN_NAME, [msgspec.json.encode(deleted)])

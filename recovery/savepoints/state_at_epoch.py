@@ -8,12 +8,23 @@ from typing import Final
 
 import msgspec
 
-from recovery.inspect.describe import live_lineages, named_operators
+from recovery.decide.live_lineages import live_lineages, named_operators
+from recovery.savepoints.savepoint import Savepoint
 from snapshot.formats.record import Manifest, SliceEntry
+from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, SubtaskLineage, resolve
-from statebackend.errors import NotRestorableError
+from snapshot.storage.object_store import ObjectStore
+from statebackend.errors import CorruptionError, NotRestorableError
 
-__all__ = ["KeptRecord", "Needed", "StateAt", "last_epochs", "needed_key", "state_at"]
+__all__ = [
+    "KeptRecord",
+    "Needed",
+    "StateAt",
+    "last_epochs",
+    "needed_key",
+    "saved_state",
+    "state_at",
+]
 
 _BASES: Final = ("base", "files")
 _LINEAGE_KINDS: Final = ("delta", *_BASES)  # the others are whole in every record
@@ -230,3 +241,22 @@ def _with(kept: KeptRecord, late: Sequence[Needed]) -> KeptRecord:
     slices = (*stays, *late)
     entries = [one.entry for one in slices]
     return KeptRecord(msgspec.structs.replace(kept.manifest, slices=entries), slices)
+
+
+def saved_state(store: ObjectStore, savepoint: Savepoint, log: CommitLog) -> StateAt:
+    """A savepoint's state, as its log has it, checked to be what `savepoint.json` says.
+
+    Raises:
+        CorruptionError, NotRestorableError: it is not all there.
+    """
+    manifests = log.manifests()
+    state = state_at(manifests, savepoint.epoch)
+    there = {uid: one.parallelism for uid, one in state.lineages.items()}
+    said = {one.uid: one.parallelism for one in savepoint.operators}
+    if there != said or any(m.job_id != savepoint.job_id for m in manifests):
+        raise CorruptionError(
+            f"The log in {store.uri} is not the savepoint's: it holds the operators {there}, and "
+            f"savepoint.json names {said}.",
+            todo="Restore the folder from another copy, or use another savepoint.",
+        )
+    return state

@@ -21,14 +21,8 @@ from blake3 import blake3
 
 from recovery.savepoints.state_at_epoch import KeptRecord, Needed, StateAt, needed_key
 from snapshot.formats.file_index import FileIndex, decode_index, encode_index
-from snapshot.formats.names import base_file_name, data_name
-from snapshot.formats.record import (
-    FORMAT_VERSION,
-    Record,
-    SliceEntry,
-    parse_record,
-    record_name,
-)
+from snapshot.formats.object_names import base_file_name, data_name
+from snapshot.formats.record import FORMAT_VERSION, Record, SliceEntry, parse_record, record_name
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, LocalDirError

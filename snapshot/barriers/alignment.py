@@ -20,7 +20,8 @@ of 0, and the rows that it overtook become a part of the snapshot, for each chan
 
 When no channel is left, the part is whole (`Captured`), and only then may it be acked. What was
 captured is delivered all the same. On restore it is put back in front of its channel, ahead of
-everything that the sender sends anew; `snapshot.barriers.checkpoints.check_in_flight` says where.
+everything that the sender sends anew; `snapshot.barriers.pending_checkpoints.check_in_flight` says
+where.
 
 A channel keeps its order, so a barrier that is overtaken by a newer one in a channel will never
 come there: the older attempt is given up (`Why.NEWER`). A channel that has ended counts as aligned.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snapshot.barriers.checkpoints import Reason
+from snapshot.barriers.pending_checkpoints import Reason
 
 __all__ = ["Failures"]
 

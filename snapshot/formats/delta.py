@@ -1,4 +1,4 @@
-"""A delta: what one subtask changed in one epoch; and the lineage that deltas form.
+"""A delta: what one subtask changed in one epoch.
 
 Format version 1 is an Arrow IPC stream whose record batches have their buffers compressed with
 zstd. A batch holds at most 65,536 rows and, unless one row is larger, 16 MiB of keys and values; it
@@ -31,20 +31,8 @@ from statebackend.errors import CorruptionError, SettingError, UnsupportedFormat
 from statebackend.state.blocks import binary_array
 from statebackend.state.spill import cut_places
 
-__all__ = [
-    "DIGEST_BYTES",
-    "Delta",
-    "DeltaRows",
-    "chain",
-    "chain_rescaled",
-    "chain_start",
-    "decode_delta",
-    "encode_columns",
-    "encode_delta",
-    "write_stream",
-]
+__all__ = ["Delta", "DeltaRows", "decode_delta", "encode_columns", "encode_delta", "write_stream"]
 
-DIGEST_BYTES = 32
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 << 20
 COLUMN_LIMIT_BYTES = 2**31 - 1  # Arrow's offsets of `binary` are 32 bits, signed
@@ -53,9 +41,6 @@ FORMAT_VERSION = b"1"
 _VERSION_KEY = b"statebackend.delta"
 _ROWS_KEY = b"statebackend.rows"
 _TOMBSTONES_KEY = b"range_tombstones"
-_CHAIN_START_CONTEXT = "statebackend 2026 lineage chain start v1"
-_CHAIN_STEP = blake3(derive_key_context="statebackend 2026 lineage chain step v1")
-_CHAIN_RESCALED_CONTEXT = "statebackend 2026 lineage chain rescaled v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,57 +145,6 @@ def decode_delta(data: bytes, *, digest: bytes | None = None, name: str = "") ->
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(name, f"Arrow cannot read it ({error})") from error
     return _checked_rows(table, name)
-
-
-def chain_start(job_id: str, operator: str, key_groups: tuple[int, int]) -> bytes:
-    """The lineage digest (32 bytes) of a subtask that has no epoch yet.
-
-    Args:
-        job_id: the job's identity, not its name.
-        operator: the operator's uid.
-        key_groups: first and last key group, inclusive.
-    """
-    hasher = blake3(derive_key_context=_CHAIN_START_CONTEXT)
-    for text in (job_id, operator):
-        field = text.encode()
-        hasher.update(len(field).to_bytes(4, "little"))  # so that no two field lists look alike
-        hasher.update(field)
-    for group in key_groups:
-        hasher.update(group.to_bytes(4, "little"))
-    return hasher.digest()
-
-
-def chain_rescaled(
-    key_groups: tuple[int, int], parents: Iterable[tuple[tuple[int, int], bytes]]
-) -> bytes:
-    """The lineage digest (32 bytes) of a subtask that begins with parts of others' states.
-
-    The same parts give the same digest, whenever and however often the parallelism changes.
-
-    Args:
-        key_groups: first and last key group, inclusive.
-        parents: of each subtask that the parts come from, its key groups and its lineage digest.
-    """
-    hasher = blake3(derive_key_context=_CHAIN_RESCALED_CONTEXT)
-    for groups, digest in [(key_groups, b""), *sorted(parents)]:
-        for group in groups:
-            hasher.update(group.to_bytes(4, "little"))
-        hasher.update(digest)
-    return hasher.digest()
-
-
-def chain(previous: bytes, digest: bytes) -> bytes:
-    """The lineage digest (32 bytes) after one more delta: `H(previous, digest)`.
-
-    Raises:
-        SettingError: either is not 32 bytes.
-    """
-    if len(previous) != DIGEST_BYTES or len(digest) != DIGEST_BYTES:
-        raise SettingError(
-            f"A lineage needs digests of {DIGEST_BYTES} bytes, not {len(previous)}/{len(digest)}."
-        )
-    hasher = _CHAIN_STEP.copy()  # a start follows tens of thousands of deltas
-    return hasher.update(previous + digest).digest()
 
 
 def _schema(rows: int) -> pa.Schema:

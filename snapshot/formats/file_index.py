@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from snapshot.formats.packed import PackedError, pack, unpack
+from snapshot.formats.zstd_frame import PackedError, pack, unpack
 from statebackend.errors import CorruptionError, UnsupportedFormatError
 
 __all__ = ["FileEntry", "FileIndex", "decode_index", "encode_index", "index_of", "reusable"]

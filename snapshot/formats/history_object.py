@@ -19,8 +19,8 @@ import msgspec
 from blake3 import blake3
 
 from snapshot.formats.epoch_figures import RecordFigures, decode_figures
-from snapshot.formats.packed import PackedError, pack, unpack
 from snapshot.formats.record import Manifest
+from snapshot.formats.zstd_frame import PackedError, pack, unpack
 from statebackend.errors import CorruptionError, UnsupportedFormatError
 
 __all__ = [

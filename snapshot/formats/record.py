@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 import msgspec
 from blake3 import blake3
 
-from snapshot.formats.packed import PackedError, pack, unpack
+from snapshot.formats.zstd_frame import PackedError, pack, unpack
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError, SettingError, UnsupportedFormatError
 

@@ -24,15 +24,9 @@ from snapshot.formats.record import (
     read_record,
     record_name,
 )
-from snapshot.log.listings import check_listed, has_grown
 from snapshot.log.record_cache import RecordCache
-from snapshot.protocol.tenure import (
-    NoPatience,
-    Patience,
-    Tenure,
-    Verdict,
-    judge,
-)
+from snapshot.log.stale_listings import check_listed, has_grown
+from snapshot.protocol.tenure import NoPatience, Patience, Tenure, Verdict, judge
 from snapshot.storage.object_store import CreateOutcome, ObjectInfo, ObjectStore
 from statebackend.errors import (
     CommitUnknownError,
@@ -90,7 +84,7 @@ class CommitLog:
         """Open, without a request.
 
         Args:
-            store: with create-if-absent (see `snapshot.storage.probe`).
+            store: with create-if-absent (see `snapshot.storage.store_probe`).
             job: the job's name; a record of another job is refused.
             writer: this driver, for people (host, process, start).
             new_id: gives an id that is unique over all drivers on every call.

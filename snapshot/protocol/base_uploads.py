@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from snapshot.protocol.bases import BaseBook, BasePolicy, Grant
-from snapshot.protocol.known_objects import check_base_objects
+from snapshot.protocol.ack_checks import check_base_objects
+from snapshot.protocol.base_leases import BaseBook, Grant
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import BaseDone, BaseRenewal
 from snapshot.protocol.running_job import RunningJob
@@ -44,7 +45,7 @@ class BaseUploads:
 
         Raises:
             StaleRequestError: its grant has lapsed. ForeignObjectError: see
-                `snapshot.protocol.known_objects`.
+                `snapshot.protocol.ack_checks`.
             ProtocolError: there is no such operator.
         """
         book = self._run.operator(done.operator).bases

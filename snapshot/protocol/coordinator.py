@@ -19,23 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from snapshot.protocol.ack_checks import check_ack_objects
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.base_uploads import BaseUploads
-from snapshot.protocol.bases import BasePolicy
 from snapshot.protocol.epoch_acks import Acked
-from snapshot.protocol.keyless_state import check_sent
-from snapshot.protocol.known_objects import check_ack_objects
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.messages import AckRequest, BeginRequest
+from snapshot.protocol.operator_state_slices import check_sent
 from snapshot.protocol.operators import Admitted
 from snapshot.protocol.record_commits import RecordCommits
-from snapshot.protocol.refusals import stale_attempt, unfinished, wrong_batch
+from snapshot.protocol.refusal_texts import stale_attempt, unfinished, wrong_batch
 from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.running_operator import RunningOperator, resumed_time
-from statebackend.errors import (
-    IncompleteEpochError,
-    ProtocolError,
-    WrongBatchError,
-)
+from statebackend.errors import IncompleteEpochError, ProtocolError, WrongBatchError
 
 __all__ = ["Coordinator"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from snapshot.formats.delta import chain, chain_rescaled, chain_start
+from snapshot.formats.lineage_digest import chain, chain_rescaled, chain_start
 from snapshot.formats.record import Manifest, SliceEntry, is_operator_slice, slice_key
 from statebackend.errors import CorruptionError, NotRestorableError, SettingError
 from statebackend.keygroups import KeyGroupRange, key_group_range

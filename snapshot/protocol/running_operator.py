@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 import msgspec
 
 from snapshot.barriers.job_watermark import JobTime, OperatorTime, resumed
-from snapshot.formats.delta import DIGEST_BYTES, chain
+from snapshot.formats.lineage_digest import DIGEST_BYTES, chain
 from snapshot.formats.record import Manifest
-from snapshot.protocol.bases import BaseBook, Due, due
+from snapshot.protocol.base_leases import BaseBook
+from snapshot.protocol.base_policy import Due, due
 from snapshot.protocol.epoch_acks import EpochState
-from snapshot.protocol.keyless_state import (
+from snapshot.protocol.lineage import EpochEntry, OperatorLineage
+from snapshot.protocol.messages import AckRequest, BeginRequest
+from snapshot.protocol.operator_state_slices import (
     NO_BLOBS,
     OperatorBlobs,
     check_agreement,
     diverged_after_record,
 )
-from snapshot.protocol.lineage import EpochEntry, OperatorLineage
-from snapshot.protocol.messages import AckRequest, BeginRequest
 from snapshot.protocol.operators import Admitted, CommitWork, OperatorSpec
 from statebackend.errors import BroadcastDivergedError, ProtocolError
 

@@ -28,7 +28,7 @@ from typing import Final, Literal, TypeAlias
 
 from snapshot.formats.file_index import FileIndex
 from snapshot.formats.history_object import HISTORY_PREFIX, parse_history_name
-from snapshot.formats.names import BASE_PREFIX, DATA_PREFIX, parse_base_name, parse_data_name
+from snapshot.formats.object_names import BASE_PREFIX, DATA_PREFIX, parse_base_name, parse_data_name
 from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name
 from snapshot.storage.object_store import ObjectInfo
 from statebackend.errors import SettingError
@@ -49,7 +49,7 @@ __all__ = [
 PROBE_PREFIX: Final = "probe/"
 
 FORMAT_WITH_GENERATIONS: Final = (
-    2  # of records whose writer names its objects as snapshot.formats.names
+    2  # of records whose writer names its objects as snapshot.formats.object_names
 )
 
 RecordKind: TypeAlias = Literal["claim", "checkpoint"]

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from snapshot.formats.file_index import FileIndex, decode_index
 from snapshot.formats.history_object import RecordSummary, summary_of
-from snapshot.formats.names import BASE_PREFIX, DATA_PREFIX
+from snapshot.formats.object_names import BASE_PREFIX, DATA_PREFIX
 from snapshot.formats.record import (
     LOG_PREFIX,
     Manifest,
@@ -43,7 +43,7 @@ from snapshot.retention.deletable import (
     view_of,
 )
 from snapshot.retention.history_keeping import KnownHistory, keep_history
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from statebackend.errors import (
     CorruptionError,

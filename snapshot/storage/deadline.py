@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.passing import PassingStore
+from snapshot.storage.passing_store import PassingStore
 from statebackend.errors import CommitUnknownError, StoreUnreachableError
 
 __all__ = ["Deadline", "DeadlineStore"]

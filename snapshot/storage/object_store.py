@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
-from snapshot.storage.local_files import file_chunks
+from snapshot.storage.files_to_upload import file_chunks
 from statebackend.errors import SettingError
 
 __all__ = [

@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from recovery.local.folders import open_above
+from recovery.local.private_folders import open_above
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import probe
+from snapshot.storage.store_probe import probe
 from statebackend import system
 from statebackend.cli.job_folders import Place
 from statebackend.errors import EnvironmentMissingError, StateBackendError
@@ -220,7 +220,7 @@ def _local_dir(folder: Path) -> Iterator[Check]:
 
 
 def _owner(folder: Path) -> Check:
-    """Checks who owns the local directory, by the rules of `recovery.local.folders.home_of`."""
+    """Checks who owns the local directory, by the rules of `recovery.local.private_folders`."""
     name, of_users = "local dir owner", folder.name == system.user_folder_name()
     above = open_above(folder)
     renamed = above and Check(

@@ -23,14 +23,17 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from recovery.drill.report import report as reports
-from recovery.drill.run.naming import check_name, drawn_seed, impossible, kind_of, load
+from recovery.drill.jobs.named_functions import load
+from recovery.drill.report.drill_report import json_text
+from recovery.drill.report.html_page import check_page, write_html
+from recovery.drill.report.text_report import as_text
+from recovery.drill.run.strike_schedule import drawn_seed
 from statebackend.cli.console_output import NoProgress, console, guarded, say_json
 from statebackend.cli.progress_bars import progress_bars
 from statebackend.errors import SettingError
 
 if TYPE_CHECKING:
-    from recovery.drill.report.outcome import DrillReport
+    from recovery.drill.report.drill_report import DrillReport
 
 __all__ = ["app"]
 
@@ -96,7 +99,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 def list_drills(as_json: AsJson = False) -> None:
     """The bundled jobs, and the faults: what happens, what is promised, what each needs."""
     from recovery.drill.catalogue import ALL
-    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.bundled_jobs import BUNDLED
 
     if as_json:
         jobs = [{"name": name, "summary": job.summary} for name, job in BUNDLED.items()]
@@ -142,6 +145,8 @@ def run_one(
     no_progress: NoProgress = False,
 ) -> None:
     """Run a drill. Exit status: 0 exact, 1 not, or a fault was not made, 2 could not run."""
+    from recovery.drill.jobs.bundled_jobs import kind_of
+
     names = _fault_names(faults)
     told: dict[str, Any] = {
         "faults": names,
@@ -156,15 +161,15 @@ def run_one(
     found = _job(job, truth)
     _refuse_impossible(names, told, kind=kind_of(found[0]), lenient=lenient)
     if report is not None:
-        reports.check_page()  # now: a drill is too long to lose at its end
+        check_page()  # now: a drill is too long to lose at its end
         report.mkdir(parents=True, exist_ok=True)
     command = _replay(found[2], truth, names, lasting, told)
     print(f"replay: {command}", file=sys.stderr)
     result = _run(found, told, keep, quiet=as_json or no_progress)
     result = msgspec.structs.replace(result, command=command)
     if report is not None:
-        (report / "report.json").write_text(reports.as_json(result), encoding="utf-8")
-        reports.write_html(result, report / "report.html")
+        (report / "report.json").write_text(json_text(result), encoding="utf-8")
+        write_html(result, report / "report.html")
     missing = _missing(result, soak=bool(lasting))
     ok = result.verdict.exact and (lenient or not missing)
     if as_json:
@@ -187,6 +192,8 @@ def _refuse_impossible(
     names: tuple[str, ...], told: dict[str, Any], *, kind: str, lenient: bool
 ) -> None:
     """Not after minutes, but before the drill. Raises `SettingError`."""
+    from recovery.drill.run.drill_options import impossible
+
     options = {name: told[name] for name in ("cluster", "store", "commit")}
     for name, reason in impossible(names, kind=kind, **options).items():
         if not lenient:
@@ -198,8 +205,9 @@ def _refuse_impossible(
 
 def _job(job: str, truth: str) -> tuple[Any, Any, str]:
     """What `run_drill` takes as its job and its truth, and what to type for the job."""
-    from recovery.drill.jobs.bundled import BUNDLED
+    from recovery.drill.jobs.bundled_jobs import BUNDLED
     from recovery.drill.jobs.drill_job import DrillJob
+    from recovery.drill.run.drill_options import check_name
 
     job = job or next(iter(BUNDLED))
     if ":" not in job:
@@ -302,7 +310,7 @@ def _missing(report: DrillReport, *, soak: bool) -> dict[str, str]:
 
 
 def _show(report: DrillReport, missing: dict[str, str]) -> None:
-    verdict, _, rest = reports.as_text(report).partition("\n")
+    verdict, _, rest = as_text(report).partition("\n")
     out = console()
     out.print(Text(verdict, style="bold green" if report.verdict.exact else "bold red"))
     out.print(Text(rest), end="")

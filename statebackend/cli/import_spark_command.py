@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from recovery.savepoints.savepoint import Savepoint
-from snapshot.storage.open import S3_SCHEMES
+from snapshot.storage.stores_by_uri import S3_SCHEMES
 from statebackend.cli.console_output import NoProgress, console, guarded, say_json, table
 from statebackend.cli.job_folders import place_of
 from statebackend.cli.progress_bars import progress_bar

@@ -13,7 +13,7 @@ import typer
 from recovery.inspect.describe import describe
 from recovery.inspect.history import CheckpointFigures, History
 from recovery.inspect.history_reader import HistoryReader
-from recovery.inspect.jobs import refuse_savepoint, summarise
+from recovery.inspect.job_list import refuse_savepoint, summarise
 from recovery.inspect.verify import VerifyReport, verify
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view

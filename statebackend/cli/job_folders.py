@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from recovery.inspect.jobs import split_jobs
+from recovery.inspect.job_list import split_jobs
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
 from statebackend.errors import SettingError

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from recovery.inspect.describe import BaseInfo, JobDescription, OperatorInfo
-from recovery.inspect.jobs import JobSummary
+from recovery.inspect.job_list import JobSummary
 from recovery.inspect.verify import VerifyReport
 from snapshot.retention.garbage_collection import CleanReport, Tally
 from statebackend.cli.console_output import counted, table

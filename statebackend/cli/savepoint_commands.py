@@ -14,23 +14,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from recovery.inspect.verify import VerifyReport
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
-    SavepointInfo,
     below,
     default_folder,
-    delete_savepoint,
-    list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import SavepointInfo, list_savepoints
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import S3_SCHEMES, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import S3_SCHEMES
 from statebackend import system
 from statebackend.cli import job_tables
 from statebackend.cli.console_output import (
@@ -172,7 +172,7 @@ def describe_one(
     report: VerifyReport | None = None
     if check:
         with progress_bar(f"verify {found.id}", quiet=as_json or no_progress) as progress:
-            report = check_savepoint(store, progress=progress)
+            report = verify_savepoint(store, progress=progress)
     if as_json:
         more: dict[str, Any] = {} if report is None else {"ok": report.ok, "report": report}
         say_json(savepoint=found, **more)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from snapshot.barriers.checkpoints import Reason
+from snapshot.barriers.pending_checkpoints import Reason
 from snapshot.log.progress_events import (
     BaseProgress,
     ContinuousCheckpoint,

@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 from pyspark.sql.types import StructType
 
+from recovery.savepoints.location_files import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
-from recovery.savepoints.source_files import SavepointLocation
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, key_group_range
 from statebackend.operators.declared_states import StateDeclaration, check_state_name

@@ -34,11 +34,11 @@ import msgspec
 from blake3 import blake3
 
 from recovery.savepoints.between_modes import overtaken_in
-from recovery.savepoints.create import complete_epoch, epoch_to_save
-from recovery.savepoints.location_part import LocationFiles, batches_of, query_id_of
+from recovery.savepoints.create_savepoint import complete_epoch, epoch_to_save
+from recovery.savepoints.location_files import LocationFiles, batches_of, query_id_of
 from recovery.savepoints.state_at_epoch import Needed, StateAt, state_at
-from snapshot.formats.delta_stream import encode_stream
-from snapshot.formats.names import data_name
+from snapshot.formats.delta_in_pieces import encode_stream
+from snapshot.formats.object_names import data_name
 from snapshot.formats.record import FORMAT_VERSION, Manifest, SliceEntry, parse_record, record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.tenure import Tenure

@@ -9,22 +9,22 @@ from typing import Any, Final
 
 import msgspec
 
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.location_part import LocationFiles, StoreLocation
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.location_files import LocationFiles, StoreLocation
 from recovery.savepoints.savepoint import (
     Savepoint,
     below,
     encode_savepoint,
-    list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
+from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import CleanReport, clean, outside_view
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StateBackendError, UsageError
 from statebackend.system import SYSTEM, System

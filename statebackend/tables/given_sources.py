@@ -6,19 +6,20 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.location_part import (
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.location_at_epoch import files_after
+from recovery.savepoints.location_copy import copy_location_files
+from recovery.savepoints.location_files import (
     LocationFiles,
+    SavepointLocation,
     StoreLocation,
     batches_of,
-    files_after,
     query_id_of,
 )
 from recovery.savepoints.savepoint import SavepointFile
-from recovery.savepoints.source_files import SavepointLocation, copy_source_files
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import NotRestorableError
 from statebackend.system import System
 from statebackend.tables.savepoint_writer import SavepointHead
@@ -43,7 +44,7 @@ class Stood:
     def copy(self, target: ObjectStore, scratch: Path, system: System) -> list[SavepointFile]:
         """Copy the files into the savepoint's folder."""
         names = ["metadata", *self.names]
-        return copy_source_files(
+        return copy_location_files(
             self.location, names, target, scratch=scratch, threads=system.threads
         )
 

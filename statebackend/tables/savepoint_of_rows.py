@@ -13,8 +13,9 @@ import pyarrow as pa
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.formats.record import SliceEntry
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.keygroups import check_parallelism, key_group_range
 from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local

@@ -14,9 +14,9 @@ from recovery.local.workspace import Workspace
 from recovery.savepoints.between_modes import CONTINUOUS
 from recovery.savepoints.savepoint import Begun, Savepoint, SavepointFile, SavepointOperator
 from recovery.savepoints.savepoint_folder import SavepointFolder, check_begun
-from snapshot.formats.delta import chain, chain_start
-from snapshot.formats.delta_stream import EncodedDelta, encode_stream
-from snapshot.formats.names import data_name
+from snapshot.formats.delta_in_pieces import EncodedDelta, encode_stream
+from snapshot.formats.lineage_digest import chain, chain_start
+from snapshot.formats.object_names import data_name
 from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.operators import operators_setting

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
+from recovery.decide.live_lineages import live_lineages
 from recovery.decide.restore_plan import RestorePlan
-from recovery.inspect.describe import live_lineages
 from recovery.savepoints.savepoint import read_savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs, needed_key, state_at
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.operators.declared_states import StateDeclaration

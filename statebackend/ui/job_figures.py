@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from recovery.inspect.history import CheckpointFigures, History
-from recovery.savepoints.savepoint import SavepointInfo
+from recovery.savepoints.savepoint_list import SavepointInfo
 
 __all__ = [
     "JobLine",

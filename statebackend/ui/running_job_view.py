@@ -14,7 +14,7 @@ from recovery.inspect.history import (
     OperatorFigures,
     SubtaskFigures,
 )
-from recovery.savepoints.savepoint import SavepointInfo
+from recovery.savepoints.savepoint_list import SavepointInfo
 from snapshot.log.figures_book import EpochSeen
 from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import EpochProgress, ProgressEvent, SubtaskProgress

@@ -6,23 +6,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from recovery.inspect.describe import OperatorInfo, operators_in, read_one
+from recovery.inspect.describe import OperatorInfo, operators_in
 from recovery.inspect.history import CheckpointFigures, History
 from recovery.inspect.history_reader import HistoryReader
-from recovery.inspect.jobs import split_jobs, summarise
-from recovery.savepoints.savepoint import (
-    SavepointInfo,
-    below,
-    list_savepoints,
-    savepoints_folder,
-)
+from recovery.inspect.job_list import split_jobs, summarise
+from recovery.inspect.tolerant_log import read_one
+from recovery.savepoints.savepoint import below, savepoints_folder
+from recovery.savepoints.savepoint_list import SavepointInfo, list_savepoints
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import LOG_PREFIX, Manifest, parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage, resolve
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
-from snapshot.storage.open import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import FormatError
 from statebackend.system import SYSTEM, System

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recovery.decide.restarting import ExponentialDelay, Restarts
-from snapshot.barriers.checkpoints import (
+from recovery.decide.restart_strategy import ExponentialDelay, Restarts
+from snapshot.barriers.checkpoint_trigger import Request, Trigger, TriggerPolicy
+from snapshot.barriers.pending_checkpoints import (
     Aborted,
     Action,
     Checkpoints,
@@ -20,7 +21,6 @@ from snapshot.barriers.checkpoints import (
     check_in_flight,
 )
 from snapshot.barriers.tolerable_failures import Failures
-from snapshot.barriers.trigger import Request, Trigger, TriggerPolicy
 from statebackend.errors import RescaleError
 from tests.channels.checkers.base import Violation
 from tests.channels.plan import Config

@@ -9,7 +9,7 @@ import tests.channels.driver
 from snapshot.barriers.alignment import Alignment, Captured, Overtake, Unblock
 from snapshot.barriers.barrier import EndOfInput
 from snapshot.barriers.channel_watermarks import Watermarks
-from snapshot.barriers.checkpoints import Aborted, Checkpoints, Commit, Complete, Reason
+from snapshot.barriers.pending_checkpoints import Aborted, Checkpoints, Commit, Complete, Reason
 from tests.channels.driver import Driver
 from tests.channels.tasks import Channel, Task
 from tests.channels.world import World

@@ -25,7 +25,7 @@ from snapshot.barriers.alignment import (
 )
 from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
 from snapshot.barriers.channel_watermarks import END_MS, START_MS, Watermarks
-from snapshot.barriers.checkpoints import Reason, Subtask
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from tests.channels.plan import BROADCAST, KEY, Edge, Vertex, final_row, key_of, mix
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from snapshot.barriers.barrier import Barrier, EndOfInput
-from snapshot.barriers.checkpoints import Reason, Subtask
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from statebackend.errors import StateBackendError
 from tests.channels.checkers.base import Violation
 from tests.channels.checkers.cut import Cut

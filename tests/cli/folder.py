@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from blake3 import blake3
 
-from snapshot.formats.delta import chain, decode_delta, encode_delta
+from snapshot.formats.delta import decode_delta, encode_delta
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.lineage_digest import chain
+from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.formats.record import Manifest, SliceEntry, parse_record, record_name
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, resolve

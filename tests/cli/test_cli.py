@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.local.folders import home_of
+from recovery.local.private_folders import home_of
 from snapshot.formats.record import record_name
 from snapshot.storage import LocalStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
 from statebackend.cli import doctor

@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.jobs.bundled import BUNDLED
-from recovery.drill.report.outcome import DrillReport, Struck
+from recovery.drill.jobs.bundled_jobs import BUNDLED
+from recovery.drill.report.drill_report import DrillReport, Struck
 from recovery.drill.run import runner
 from statebackend.cli.job_commands import app
 from statebackend.errors import DrillError
@@ -181,15 +181,15 @@ def test_a_module_s_drill_job_brings_its_own_truth(stand: Stand, job_file: Path)
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--faults", "executor-kiled"], "Did you mean executor-killed"),
-        (["running-total"], "Did you mean running-totals"),
+        (["--faults", "executor-kiled"], "Did you mean 'executor-killed'"),
+        (["running-total"], "Did you mean 'running-totals'"),
         (["zzzz"], "`statebackend drill list` shows all."),
         (["--for", "5 minutes"], "Write it like 90s, 5m or 1h30m."),
         (["--for", "0s"], "is no span of time"),
         (["--faults", "credentials-expired"], "it needs store='s3'"),
         (["nowhere/job.py:build"], "There is no file"),
         (["no_such_module_here:build"], "No module named 'no_such_module_here'"),
-        (["json:dump_s", "--truth", "dumps"], "Did you mean dumps"),
+        (["json:dump_s", "--truth", "dumps"], "Did you mean 'dumps'"),
         (["json:dumps"], "Give --truth, or name a DrillJob."),
     ],
 )
@@ -291,7 +291,6 @@ def test_a_report_that_could_not_be_drawn_is_told_before_the_drill(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
     done = drill("run", "--report", str(tmp_path), status=2)
     assert "pip install 'statebackend[drill]'" in done.stderr
     assert not stand.told

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.inspect.history import CheckpointFigures, History
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 from tests.cli.test_cli import data, run

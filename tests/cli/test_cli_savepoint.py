@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from recovery.savepoints.claim import begin_job, saved_state
+from recovery.savepoints.begin_with_savepoint import begin_job
 from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError

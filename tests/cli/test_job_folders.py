@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from recovery.inspect.jobs import split_jobs
+from recovery.inspect.job_list import split_jobs
 from snapshot.storage.object_store import ObjectInfo, is_name
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import folder_name, job_folder
 from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import statebackend
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.cli.job_commands import app
 from statebackend.cli.progress_bars import progress_bar, progress_bars

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from recovery.local.workspace import Workspace
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore

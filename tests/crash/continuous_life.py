@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from recovery.inspect.verify import verify
-from recovery.savepoints.savepoint import delete_savepoint, is_probe, read_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint, is_probe
 from recovery.savepoints.state_at_epoch import last_epochs
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.local_store import LocalStore
 from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.errors import NotRestorableError
@@ -217,5 +218,5 @@ def _has_savepoint(root: Path) -> bool:
 
 
 def _check_savepoint(root: Path) -> None:
-    report = check_savepoint(store_of(root, "saved"))
+    report = verify_savepoint(store_of(root, "saved"))
     assert report.ok, report.findings

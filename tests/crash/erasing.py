@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from recovery.inspect.verify import verify
-from recovery.savepoints.location_part import StoreLocation
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.location_files import StoreLocation
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.system import SYSTEM
 from statebackend.tables.erase_keys import EraseReport, erase_in_job
@@ -102,4 +102,4 @@ def check_erasing(image: Image, root: Path, operations: int) -> None:
     assert after == others
     assert not holding(job)
     assert not holding(saved)
-    assert check_savepoint(saved).ok
+    assert verify_savepoint(saved).ok

@@ -13,14 +13,14 @@ from unittest import mock
 
 from recovery.inspect.history_reader import read_history
 from snapshot.formats.history_object import HISTORY_PREFIX
-from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.object_names import parse_base_name, parse_data_name
 from snapshot.formats.record import parse_record_name
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import resolve
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view, read_index
 from snapshot.retention.history_keeping import KnownHistory
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CommitUnknownError, FencedError, StateBackendError

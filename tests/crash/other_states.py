@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from recovery.inspect.verify import verify
-from recovery.savepoints.create import create_savepoint
-from recovery.savepoints.savepoint import Savepoint, delete_savepoint, read_savepoint
+from recovery.savepoints.create_savepoint import create_savepoint
+from recovery.savepoints.savepoint import Savepoint, read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
 from snapshot.storage.local_store import LocalStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import NotRestorableError

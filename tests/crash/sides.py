@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 
 import pyarrow as pa
 
-from recovery.decide.rewind import LogProgress, Verdict, decide_start
+from recovery.decide.start_batch import LogProgress, Verdict, decide_start
 from recovery.local.workspace import Workspace
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.location_rewind import LocationRewind

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from recovery.inspect.jobs import BEGUN_NAME
+from recovery.inspect.job_list import BEGUN_NAME
 from recovery.savepoints.savepoint import (
     SAVEPOINT_NAME,
     Savepoint,

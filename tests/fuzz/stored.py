@@ -12,10 +12,9 @@ import zstandard
 from blake3 import blake3
 
 from snapshot.formats.delta import decode_delta, encode_delta
-from snapshot.formats.delta_stream import iter_delta
+from snapshot.formats.delta_in_pieces import iter_delta
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.names import parse_base_name, parse_data_name
-from snapshot.formats.packed import pack
+from snapshot.formats.object_names import parse_base_name, parse_data_name
 from snapshot.formats.record import (
     FOOTER_BYTES,
     Manifest,
@@ -25,6 +24,7 @@ from snapshot.formats.record import (
     parse_record_name,
     read_manifest,
 )
+from snapshot.formats.zstd_frame import pack
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.memory_store import MemoryStore
 from tests.fuzz.mutate import damaged_bytes, damaged_text, damaged_value

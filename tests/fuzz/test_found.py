@@ -14,8 +14,8 @@ from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock
 from recovery.local.workspace import Workspace
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.packed import pack
 from snapshot.formats.record import parse_record
+from snapshot.formats.zstd_frame import pack
 from snapshot.protocol.lineage import resolve
 from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
 from statebackend.keygroups import KeyGroupRange

@@ -16,7 +16,7 @@ import msgspec
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from recovery.drill.cluster.local_cluster import LOCAL_DIR, SHORT_LIVED
 from statebackend.api.processors import KeyedProcessor
 from statebackend.backend import StateBackend

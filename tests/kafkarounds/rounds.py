@@ -17,8 +17,8 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import TWO_HOSTS, open_cluster
-from recovery.drill.cluster.processes import guarded
 from tests.kafkarounds.kafkajob import Given
 from tests.kafkarounds.lake_reader import LakeReader, Row
 from tests.support.kafka import KafkaCluster, connector_jars, start_kafka

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery.drill.jobs import batch_sink as sink
-from recovery.drill.jobs.bundled import (
+from recovery.drill.jobs.bundled_jobs import (
     BUNDLED,
     DELAY_MS,
     WINDOW_MS,
@@ -24,6 +24,7 @@ from recovery.drill.jobs.bundled import (
     running_totals_truth,
     timers_truth,
 )
+from recovery.drill.jobs.committed_epochs import committed_epochs
 from recovery.drill.jobs.drill_job import DrillJob
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def clock_truth(folder: Path) -> Iterator[tuple[int, ...]]:
     """Of the last two files, what timers had put out by the end: all of it must be right."""
     rows = list(rows_of(folder))
     last = max(row["file"] for row in rows) - 2
-    committed = max(sink.committed_epochs(folder / "checkpoint"), default=-1)
+    committed = max(committed_epochs(folder / "checkpoint"), default=-1)
     given = {row["seq"] for _, row in sink.rows_in(folder / "out", committed)}
     for row, n, total in counted(rows):
         if row["file"] <= last or row["seq"] in given:

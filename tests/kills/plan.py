@@ -8,7 +8,8 @@ from itertools import cycle
 from random import Random
 from typing import Literal
 
-from recovery.drill.run.scenario import DrillFault, Strike
+from recovery.drill.faults.drill_fault import DrillFault
+from recovery.drill.run.strike_schedule import Strike
 from tests.kills.strikes import DRIVER, EXECUTOR, JVM, RESCALED, WORKER
 
 KILLS_EACH = 5

@@ -9,10 +9,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final, cast
 
-from recovery.drill.catalogue.waits import until_or_end
-from recovery.drill.faults.reach import CannotStrikeError, Stage
-from recovery.drill.run.live import LiveStage
-from recovery.drill.run.scenario import DrillFault
+from recovery.drill.faults.drill_fault import DrillFault
+from recovery.drill.faults.stage import CannotStrikeError, Stage
+from recovery.drill.faults.waits import until_or_end
+from recovery.drill.run.live_stage import LiveStage
 from tests.support.faults import Fault
 
 WITHIN_S: Final = 1.5  # an epoch and some, so that every moment of one is hit

@@ -131,7 +131,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "broadcast state is the same in all subtasks, or the batch fails",
-        "snapshot/protocol/keyless_state.py",
+        "snapshot/protocol/operator_state_slices.py",
         "    if len(sides) < 2:\n        return\n",
         "    if len(sides) < 2_000_000:\n        return\n",
         ("tests/snapshot", "tests/recovery"),

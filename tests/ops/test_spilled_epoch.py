@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from snapshot.formats.delta_stream import encode_frozen
+from snapshot.formats.delta_in_pieces import encode_frozen
 from statebackend.errors import (
     BarrierMissingError,
     HashMismatchError,

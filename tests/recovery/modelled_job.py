@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from snapshot.formats.file_index import decode_index
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import AckRequest, BaseGrant, BeginReply, LocalCopy, SlicePart
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import Buffer, CreateOutcome

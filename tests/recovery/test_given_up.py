@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from recovery.inspect.describe import ResolvedOnce
+from recovery.decide.live_lineages import ResolvedOnce
 from snapshot.formats.record import Manifest
 from snapshot.protocol.lineage import resolve
 from statebackend.spark.start.start_point import StartPoint

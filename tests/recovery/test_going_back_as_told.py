@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from pyspark.sql.types import StructType
 
-from recovery.decide.rewind import TakenBack
+from recovery.decide.taken_back_files import TakenBack
 from snapshot.formats.record import Manifest
 from snapshot.protocol.tenure import Tenure
 from statebackend import StateBackend

@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 
 from recovery.inspect.verify import verify
 from snapshot.formats.record import Manifest
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.errors import StateMismatchError

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from recovery.inspect.describe import describe
-from recovery.inspect.jobs import split_jobs, summarise
+from recovery.inspect.job_list import split_jobs, summarise
 from recovery.inspect.verify import VerifyReport, verify
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import FOOTER_BYTES, Manifest, encode_record, parse_record, record_name
 from snapshot.storage import LocalStore, MemoryStore, ObjectInfo, ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import NotRestorableError, SettingError, StoreUnreachableError
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id

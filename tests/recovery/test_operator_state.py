@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from recovery.inspect.verify import verify
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.formats.record import record_name
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import AckReply, BeginReply, Use
 from snapshot.retention.deletable import Fate, classify, view_of
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import (
     BroadcastDivergedError,

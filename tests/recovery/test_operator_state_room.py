@@ -10,7 +10,7 @@ import pytest
 
 from recovery.inspect.verify import verify
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
 from statebackend.runtime.worker import operator_state_io as operatorstate

@@ -13,8 +13,8 @@ from typing import NoReturn
 import pytest
 
 from recovery.local import local_sockets
-from recovery.local.folders import home_of, own_file_text, own_folder
 from recovery.local.local_copies import copies_seen
+from recovery.local.private_folders import home_of, own_file_text, own_folder
 from recovery.local.store_directory import HOLDER
 from recovery.local.store_pool import StorePool, StorePoolSettings, ask_for
 from recovery.local.workspace import Workspace

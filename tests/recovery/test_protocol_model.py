@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from recovery.decide.restore_plan import plan_restore
-from recovery.decide.rewind import LocationProgress, Verdict, decide_start
+from recovery.decide.start_batch import LocationProgress, Verdict, decide_start
 from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, encode_index
-from snapshot.formats.names import base_file_name
+from snapshot.formats.object_names import base_file_name
 from snapshot.formats.record import parse_record, record_name
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
+from snapshot.protocol.initial_state_checks import takes_initial
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import LocalCopy, SlicePart
-from snapshot.protocol.operators import takes_initial
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
 from statebackend.errors import (
     CommitUnknownError,

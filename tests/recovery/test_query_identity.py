@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 from statebackend.runtime.driver.job import Job
 from statebackend.runtime.driver.services import Services

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.restore import rescale
-from recovery.restore.rescale import Piece, PieceError, assemble, clip_pieces, clip_rows
+from recovery.restore import rescaled_store
+from recovery.restore.rescaled_store import Piece, PieceError, assemble, clip_pieces, clip_rows
 from snapshot.formats.delta import DeltaRows
-from snapshot.formats.delta_stream import as_lists
+from snapshot.formats.delta_in_pieces import as_lists
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.rocks.parted import PartedStore, Store, open_store
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
@@ -42,7 +42,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if all of it were large."""
-    monkeypatch.setattr(rescale, "SMALL_BYTES", 0)
+    monkeypatch.setattr(rescaled_store, "SMALL_BYTES", 0)
 
 
 def marker(epoch: int, groups: tuple[int, int]) -> Marker:
@@ -120,8 +120,8 @@ def test_any_parallelism_after_any_other_gives_the_same_state(
         pytest.MonkeyPatch.context() as patched,
     ):
         root = Path(folder)
-        patched.setattr(rescale, "SMALL_BYTES", 1 << 20 if small else 0)
-        patched.setattr(rescale, "PARTS_MAX", parts_max)
+        patched.setattr(rescaled_store, "SMALL_BYTES", 1 << 20 if small else 0)
+        patched.setattr(rescaled_store, "PARTS_MAX", parts_max)
         stores = {
             groups: parent(root / f"0-{groups[0]}", drawn.draw(st.integers(1, TARGET)), groups)
             for groups in cut(drawn, 0, GROUPS - 1)
@@ -248,7 +248,7 @@ def test_what_is_cut_off_while_it_is_made_is_never_taken_for_a_copy(
     root: Path, monkeypatch: pytest.MonkeyPatch, step: str, small: bool
 ) -> None:
     """Cut before and after each call of a step, as long as there is one more."""
-    monkeypatch.setattr(rescale, "SMALL_BYTES", 1 << 20 if small else 0)
+    monkeypatch.setattr(rescaled_store, "SMALL_BYTES", 1 << 20 if small else 0)
     pieces = halves(root, TARGET - 2)
     cuts = 0
     for number in itertools.count():
@@ -327,7 +327,7 @@ def test_what_a_dead_process_left_behind_is_in_nobody_s_way(root: Path) -> None:
 def test_the_parent_that_is_damaged_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    monkeypatch.setattr(rescale, "SMALL_BYTES", 1 << 20 if small else 0)
+    monkeypatch.setattr(rescaled_store, "SMALL_BYTES", 1 << 20 if small else 0)
     parent(root / "high", TARGET, (8, 15)).close()
     tables = list((root / "high").glob("*.sst"))
     for table in tables if small else ():  # found by reading it

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.restarting import (
+from recovery.decide.restart_strategy import (
     ExponentialDelay,
     FailureRate,
     FixedDelay,

@@ -7,21 +7,18 @@ import dataclasses
 import msgspec
 import pytest
 
-from recovery.decide.rewind import (
+from recovery.decide.start_batch import (
     COMMITS,
     OFFSETS,
     LocationProgress,
     LogProgress,
-    Repair,
     StartDecision,
-    TakenBack,
     Verdict,
     decide_going_back,
-    decide_repair,
     decide_start,
     lacks_for,
-    next_to_take,
 )
+from recovery.decide.taken_back_files import Repair, TakenBack, decide_repair, next_to_take
 from recovery.savepoints.state_at_epoch import last_epochs as epochs_known
 from snapshot.formats.record import Manifest
 from snapshot.storage.memory_store import MemoryStore

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from recovery.savepoints.create import create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.create_savepoint import create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from snapshot.storage.deadline import Deadline, DeadlineStore
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.passing import PassingStore
+from snapshot.storage.passing_store import PassingStore
 from statebackend.errors import CorruptionError, StoreUnreachableError
 from tests.cli.folder import new_id
 from tests.recovery.savepoints.saved_jobs import Location, Stand, log_of

@@ -11,20 +11,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
 from recovery.inspect.verify import verify
-from recovery.savepoints.claim import left_in_the_middle, standing
-from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.begin_with_savepoint import left_in_the_middle, standing
+from recovery.savepoints.create_savepoint import create_savepoint
 from recovery.savepoints.savepoint import (
     BEGUN_NAME,
     SAVEPOINT_NAME,
     Begun,
     Savepoint,
-    delete_savepoint,
-    list_savepoints,
     read_savepoint,
 )
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import list_savepoints
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.formats.record import Manifest
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.local_store import LocalStore
@@ -328,14 +328,14 @@ def ran_again(started: driver.Started) -> None:
 
 def test_a_check_reads_what_spark_needs_and_the_epoch_too() -> None:
     _, target = Stand().run(3).save()
-    assert check_savepoint(target).ok
+    assert verify_savepoint(target).ok
     name = next(info.name for info in target.list("spark/offsets/"))
     whole = target.get(name)
     target.put(name, [whole[:-1]])
-    assert [one.object for one in check_savepoint(target).findings] == [name]
+    assert [one.object for one in verify_savepoint(target).findings] == [name]
     target.delete([name])
-    assert [one.object for one in check_savepoint(target).findings] == [name]
+    assert [one.object for one in verify_savepoint(target).findings] == [name]
     target.put(name, [whole])
     records = sorted(info.name for info in target.list("log/"))
     target.delete([records[-1]])
-    assert not check_savepoint(target).ok
+    assert not verify_savepoint(target).ok

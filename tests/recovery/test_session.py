@@ -12,7 +12,7 @@ from snapshot.formats.record import slice_key
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import AckReply, AckRequest, BeginReply, LocalCopy, SlicePart
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import Buffer, CreateOutcome
 from statebackend.errors import (

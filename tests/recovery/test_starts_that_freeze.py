@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.rewind import LogProgress, TakenBack, Verdict, decide_start
+from recovery.decide.start_batch import LogProgress, Verdict, decide_start
+from recovery.decide.taken_back_files import TakenBack
 from statebackend.errors import FencedError, JobRunningError, StateBackendError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation, _CannotReplaceError
 from statebackend.spark.start.location_rewind import LocationRewind

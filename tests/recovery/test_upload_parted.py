@@ -19,7 +19,7 @@ from snapshot.formats.file_index import (
     index_of,
     reusable,
 )
-from snapshot.formats.names import BaseName, base_file_name, parse_base_name
+from snapshot.formats.object_names import BaseName, base_file_name, parse_base_name
 from snapshot.retention.deletable import Fate, View, classify
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectInfo, ObjectStore

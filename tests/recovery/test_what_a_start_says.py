@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.sql.types import StructType
 
-from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
+from recovery.decide.start_batch import LocationProgress, LogProgress, decide_start
 from snapshot.storage.local_store import LocalStore
 from statebackend.errors import (
     CheckpointLocationError,

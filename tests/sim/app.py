@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from recovery.inspect.describe import ResolvedOnce
+from recovery.decide.live_lineages import ResolvedOnce
 from snapshot.log.commit_log import RecordCache
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FencedError, StateBackendError
 from statebackend.runtime.driver.job import Job

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from greenlet import GreenletExit
 
-from snapshot.formats.names import parse_base_name
+from snapshot.formats.object_names import parse_base_name
 from snapshot.storage.object_store import (
     Buffer,
     Capabilities,

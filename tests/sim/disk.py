@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from recovery.local.folders import unusable
 from recovery.local.local_copies import LocalSubtask, StoreDirectory
+from recovery.local.private_folders import unusable
 from recovery.local.store_pool import HOLDER, Clock, StorePool, StorePoolSettings
 from statebackend.errors import LocalCopyError, StoreBusyError
 from statebackend.keygroups import KeyGroupRange

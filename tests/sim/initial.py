@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from blake3 import blake3
 
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import SlicePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CorruptionError

@@ -13,7 +13,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from recovery.decide.rewind import TakenBack
+from recovery.decide.taken_back_files import TakenBack
 from statebackend.keygroups import subtask_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.sim.clocks import BEGAN_MS

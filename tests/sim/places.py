@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
 from statebackend.errors import ObjectNotFoundError
 from tests.sim.bucket import Bucket, SimStore
 from tests.sim.freezes import at_call

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 
 import recovery.decide.restore_plan
-import recovery.decide.rewind
+import recovery.decide.start_batch
 import recovery.local.local_copies
 import recovery.restore.restorer
 import snapshot.log.commit_log
 import snapshot.retention.deletable
 import statebackend.runtime.worker.background_upload
 from recovery.decide.restore_plan import Step, StepSource
-from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
+from recovery.decide.start_batch import COMMITS, OFFSETS, LocationProgress
 from recovery.local.store_directory import StoreDirectory
 from recovery.restore.restorer import Restorer
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BaseBook, Grant
+from snapshot.protocol.base_leases import BaseBook, Grant
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import Acked, EpochState
 from snapshot.protocol.lineage import SubtaskLineage
@@ -430,7 +430,7 @@ def time_is_the_stamp() -> Patches:
 
 
 def location_not_looked_at() -> Patches:
-    yield recovery.decide.rewind, "_require_files", lambda location, decision: None
+    yield recovery.decide.start_batch, "_require_files", lambda location, decision: None
 
 
 def retried_in_part() -> Patches:

@@ -10,7 +10,7 @@ import snapshot.protocol.coordinator as coordinator
 import statebackend.runtime.worker.operator_state_io as product
 from snapshot.formats.history_object import RecordSummary
 from snapshot.protocol.epoch_acks import EpochState
-from snapshot.protocol.keyless_state import OperatorBlobs
+from snapshot.protocol.operator_state_slices import OperatorBlobs
 from snapshot.protocol.record_commits import RecordCommits
 from snapshot.protocol.running_operator import RunningOperator
 from snapshot.retention import history_keeping

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import recovery.savepoints.create as making
+import recovery.savepoints.create_savepoint as making
 import statebackend.spark.start.query_from_savepoint as product
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.claim import Beginning, Standing
-from recovery.savepoints.location_part import query_id_of
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.begin_with_savepoint import Beginning, Standing
+from recovery.savepoints.location_files import query_id_of
 from recovery.savepoints.savepoint import encode_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from recovery.savepoints.state_copy import Copied

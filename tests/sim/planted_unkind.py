@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import recovery.decide.rewind
-from recovery.decide.rewind import LocationProgress, StartDecision
+import recovery.decide.start_batch
+from recovery.decide.start_batch import LocationProgress, StartDecision
 from snapshot.log import commit_log as log
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.stamps import Stamps
@@ -208,19 +208,19 @@ def looks_before_it_lists() -> Patches:
 
 def missing_not_named() -> Patches:
     def require(location: LocationProgress, decision: StartDecision) -> None:
-        if recovery.decide.rewind.lacks_for(location, decision.batch):
+        if recovery.decide.start_batch.lacks_for(location, decision.batch):
             raise RewindError(f"{location.path} lacks files.")
 
-    yield recovery.decide.rewind, "_require_files", require
+    yield recovery.decide.start_batch, "_require_files", require
 
 
 def plan_before_not_looked_for() -> Patches:
-    really = recovery.decide.rewind.lacks_for
+    really = recovery.decide.start_batch.lacks_for
 
     def lacks_for(location: LocationProgress, batch: int) -> list[str]:
         return [name for name in really(location, batch) if name.endswith(f"/{batch}")]
 
-    yield recovery.decide.rewind, "lacks_for", lacks_for
+    yield recovery.decide.start_batch, "lacks_for", lacks_for
 
 
 def never_put_back() -> Patches:

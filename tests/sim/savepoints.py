@@ -13,8 +13,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.savepoint import delete_savepoint
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
 from snapshot.log.commit_log import CommitLog
 from statebackend.errors import NotRestorableError, StateBackendError
 from statebackend.spark.start.query_from_savepoint import begin_with

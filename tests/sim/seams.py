@@ -18,10 +18,10 @@ import msgspec
 import pyarrow as pa
 from blake3 import blake3
 
-import recovery.local.folders
 import recovery.local.local_copies
+import recovery.local.private_folders
 import recovery.local.store_directory
-import recovery.restore.rescale
+import recovery.restore.rescaled_store
 import recovery.restore.restorer
 import recovery.restore.step_reader
 import recovery.savepoints.state_copy
@@ -33,7 +33,7 @@ import statebackend.tables.erase_from_log
 import statebackend.tables.temporary_copy
 from recovery.local.local_copies import LocalSubtask
 from snapshot.formats.delta import Delta, DeltaRows, check_digest
-from snapshot.formats.delta_stream import EncodedDelta
+from snapshot.formats.delta_in_pieces import EncodedDelta
 from snapshot.retention import history_keeping
 from statebackend.rocks import parted
 from statebackend.rocks import parts_layout as layout
@@ -121,7 +121,7 @@ def _replacements(
 ) -> Iterator[tuple[Any, str, Any]]:
     yield parted, "os", disk.os
     yield layout, "open", lambda path, mode: MemPath(path).open(mode)
-    yield recovery.restore.rescale, "SMALL_BYTES", small_bytes
+    yield recovery.restore.rescaled_store, "SMALL_BYTES", small_bytes
     yield recovery.local.local_copies, "Path", MemPath
     # One user has the disks of a world.
     yield recovery.local.local_copies, "home_of", MemPath
@@ -132,10 +132,10 @@ def _replacements(
     )
     yield recovery.local.local_copies, "own_file_text", _text
     for module in (
-        recovery.local.folders,
+        recovery.local.private_folders,
         recovery.local.store_directory,
         recovery.local.local_copies,
-        recovery.restore.rescale,
+        recovery.restore.rescaled_store,
         recovery.restore.restorer,
         statebackend.runtime.worker.background_upload,
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from snapshot.formats.delta import chain_start
+from snapshot.formats.lineage_digest import chain_start
 from snapshot.formats.record import Manifest, SliceEntry, encode_record, record_name
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import key_group_range

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recovery.decide.rewind import LocationProgress, LogProgress, decide_start
+from recovery.decide.start_batch import LocationProgress, LogProgress, decide_start
 from statebackend.errors import RewindError
 from tests.sim.config import Config
 from tests.sim.kernel import Scheduler

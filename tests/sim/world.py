@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from recovery.decide.rewind import COMMITS, OFFSETS
+from recovery.decide.start_batch import COMMITS, OFFSETS
 from snapshot.protocol.messages import BeginReply
 from snapshot.retention.garbage_collection import CleanReport, clean
 from statebackend.errors import StateBackendError

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot.formats.record import SliceEntry
-from snapshot.protocol.bases import BaseBook, BasePolicy, Due, due
+from snapshot.protocol.base_leases import BaseBook
+from snapshot.protocol.base_policy import BasePolicy, Due, due
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage
 from snapshot.protocol.messages import BaseDone, BeginRequest
 from statebackend.errors import StaleRequestError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.barriers.checkpoints import (
+from snapshot.barriers.pending_checkpoints import (
     Aborted,
     Action,
     Checkpoints,

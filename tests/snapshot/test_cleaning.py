@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery.inspect.verify import verify
-from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.formats.record import record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.deletable import RecordKind, View, view_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.formats.delta import chain_start
+from snapshot.formats.lineage_digest import chain_start
 from snapshot.protocol.epoch_acks import Acked
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import AckRequest

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.formats.delta import chain_start
-from snapshot.formats.names import data_name
+from snapshot.formats.lineage_digest import chain_start
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.epoch_acks import Acked
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import SlicePart

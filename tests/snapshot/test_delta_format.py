@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot.formats import delta as delta_module
-from snapshot.formats.delta import (
-    DIGEST_BYTES,
-    Delta,
-    DeltaRows,
-    chain,
-    chain_start,
-    decode_delta,
-    encode_delta,
-)
+from snapshot.formats.delta import Delta, DeltaRows, decode_delta, encode_delta
+from snapshot.formats.lineage_digest import DIGEST_BYTES, chain, chain_start
 from statebackend.errors import (
     CorruptionError,
     FormatError,

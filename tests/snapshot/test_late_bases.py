@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import SubtaskLineage, resolve
 from snapshot.protocol.messages import AckRequest, BaseDone, BaseGrant, BeginReply, SlicePart
 from snapshot.storage.memory_store import MemoryStore

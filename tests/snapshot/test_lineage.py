@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.damage import tolerant_lineages
+from recovery.decide.lost_epochs import tolerant_lineages
 from recovery.decide.restore_plan import plan_restore
-from snapshot.formats.delta import chain_start
+from snapshot.formats.lineage_digest import chain_start
 from snapshot.formats.record import Manifest, SliceEntry
 from snapshot.protocol.lineage import OperatorLineage, SliceRef, SubtaskLineage, resolve
 from snapshot.protocol.messages import LocalCopy

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from snapshot.formats.names import base_file_name, data_name
-from snapshot.protocol.bases import Grant
+from snapshot.formats.object_names import base_file_name, data_name
+from snapshot.protocol.base_leases import Grant
 from snapshot.protocol.epoch_acks import Acked
 from snapshot.protocol.messages import AckRequest, BaseDone, BeginRequest, SlicePart
 from statebackend.errors import ForeignObjectError, StaleRequestError

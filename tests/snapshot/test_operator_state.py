@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.log.commit_log import CommitLog
+from snapshot.protocol.initial_state_checks import check_initial, lacks_initial, takes_initial
 from snapshot.protocol.lineage import resolve
 from snapshot.protocol.messages import SlicePart
-from snapshot.protocol.operators import (
-    check_initial,
-    lacks_initial,
-    operators_setting,
-    takes_initial,
-)
+from snapshot.protocol.operators import operators_setting
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import FencedError, ProtocolError
 from tests.recovery.driver import Run, new_id, spec_of

@@ -12,7 +12,6 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.formats.packed import pack, unpack
 from snapshot.formats.record import (
     FOOTER_BYTES,
     Manifest,
@@ -23,6 +22,7 @@ from snapshot.formats.record import (
     read_manifest,
     record_name,
 )
+from snapshot.formats.zstd_frame import pack, unpack
 from snapshot.storage import CountingStore, MemoryStore
 from statebackend.errors import (
     CorruptionError,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.damage import needs_of, slice_key
+from recovery.decide.lost_epochs import Needs, slice_key
 from recovery.decide.restore_plan import RestorePlan, StepSource, plan_restore
 from snapshot.formats.delta import decode_delta
 from snapshot.formats.record import Manifest
@@ -256,7 +256,7 @@ def test_a_damaged_slice_of_a_parent_is_named_and_never_left_out() -> None:
     bad = child.parents[1].deltas[1]
     with pytest.raises(CorruptionError, match="subtask 1"):
         planned(child, epoch, avoid={bad.key})
-    needs = needs_of({"op": lineage}, None)
+    needs = Needs({"op": lineage})
     assert needs.lost([]) == []
     lost = needs.lost([slice_key(bad.sequence, bad.entry)])
     assert {(one.subtask, one.epoch) for one in lost} == {(0, epoch), (0, epoch - 1)}

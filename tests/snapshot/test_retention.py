@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snapshot.formats.file_index import FileEntry, FileIndex
-from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.formats.record import record_name
 from snapshot.retention.deletable import Fate, RecordKind, View, classify, view_of
 from statebackend.errors import SettingError

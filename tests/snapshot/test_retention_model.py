@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from snapshot.formats.file_index import FileEntry, FileIndex
-from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.formats.record import Manifest, SliceEntry, parse_record_name, record_name
 from snapshot.retention.deletable import Garbage, RecordKind, View, classify, view_of
 from tests.snapshot.retained import digest, entry, info, manifest

@@ -14,8 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from snapshot.storage import ObjectStore, open_store, probe
-from snapshot.storage.filesystem import FilesystemStore
-from snapshot.storage.protocols import Protocol, Publish, protocol_named
+from snapshot.storage.fsspec_protocols import Protocol, Publish, protocol_named
+from snapshot.storage.fsspec_store import FilesystemStore
 from snapshot.storage.testing import StoreTests
 from statebackend.errors import (
     EnvironmentMissingError,

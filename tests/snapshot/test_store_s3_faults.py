@@ -12,7 +12,7 @@ import pytest
 
 from recovery.drill import Facts, Fault, FaultProxy, Rule, Script, Verb
 from snapshot.storage import CreateOutcome, ObjectStore, StoreOptions, open_store, probe
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.s3.s3_client import TRIES
 from statebackend.errors import StoreUnreachableError
 
@@ -80,7 +80,7 @@ def test_the_deadline_holds_while_botocore_tries_again(ministack: S3, proxy: Fau
 def test_a_probe_of_an_endpoint_that_refuses_is_given_up_soon_and_warned_of(
     aws_environment: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("snapshot.storage.open.PROBE_DEADLINE_S", 3.0)
+    monkeypatch.setattr("snapshot.storage.store_probe.PROBE_DEADLINE_S", 3.0)
     endpoint = "http://127.0.0.1:9"  # nobody listens there
     options = StoreOptions(endpoint_url=endpoint, region="us-east-1", deadline_s=600.0)
     store = CountingStore(open_store("s3://state/x", new_id=new_id, options=options))

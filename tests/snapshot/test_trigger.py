@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.barriers.checkpoints import Reason
+from snapshot.barriers.checkpoint_trigger import Kind, Request, Trigger, TriggerPolicy
+from snapshot.barriers.pending_checkpoints import Reason
 from snapshot.barriers.tolerable_failures import Failures
-from snapshot.barriers.trigger import Kind, Request, Trigger, TriggerPolicy
 from statebackend.errors import SettingError
 
 

@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 )
 from pyspark.sql import types as T
 
-from snapshot.formats.delta import Delta, chain, chain_start, decode_delta, encode_delta
+from snapshot.formats.delta import Delta, decode_delta, encode_delta
+from snapshot.formats.lineage_digest import chain, chain_start
 from statebackend.errors import ValueMismatchError
 from statebackend.rocks.store import Marker, RocksSettings, RocksStore
 from statebackend.schema.codec import codec_for

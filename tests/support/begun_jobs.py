@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recovery.savepoints.claim import begin_job, saved_state
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.begin_with_savepoint import begin_job
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from tests.support.inprocess import InProcessJob
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias, TypeVar
 
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.passing import PassingStore
+from snapshot.storage.passing_store import PassingStore
 from statebackend.errors import StoreUnreachableError
 
 __all__ = ["FailingStore", "Failure", "Plan"]

@@ -17,14 +17,14 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from recovery.inspect.describe import live_lineages
+from recovery.decide.live_lineages import live_lineages
 from recovery.local.store_pool import StorePoolSettings
 from snapshot.log.commit_log import CommitLog
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.running_job import RunningJob
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor, KeyedProcessor
 from statebackend.key_hashing import key_groups

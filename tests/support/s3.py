@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from snapshot.storage import StoreOptions
 from tests.support.ceph import start_ceph
 from tests.support.servers import Certificates, make_certificates, start_server

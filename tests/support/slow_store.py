@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.passing import PassingStore
+from snapshot.storage.passing_store import PassingStore
 from statebackend.errors import SettingError
 
 __all__ = ["SlowStore"]

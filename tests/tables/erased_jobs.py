@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 import statebackend
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import LocationFiles
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import LocationFiles
 from recovery.savepoints.savepoint import Savepoint, default_folder
 from snapshot.formats.delta import decode_delta
 from snapshot.formats.history_object import HISTORY_PREFIX, decode_history
 from snapshot.formats.record import parse_record
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.tables.erase_keys import erase_keys
 from tests.recovery.savepoints.saved_jobs import Location

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import statebackend
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NotRestorableError, SettingError
 from tests.support import inprocess
@@ -48,7 +48,7 @@ def timers(savepoint: str, operator: str = "op") -> list[tuple[int, int]]:
 
 
 def whole(savepoint: str) -> bool:
-    return check_savepoint(open_store(savepoint, new_id=system.new_id)).ok
+    return verify_savepoint(open_store(savepoint, new_id=system.new_id)).ok
 
 
 def files(savepoint: statebackend.Savepoint) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ def test_operators_and_states_are_renamed_and_dropped(kept: str, tmp_path: Path)
     assert sorted(names) == ["all", "last_ttl", "most", "pages", "times"]
     assert rows(to, "pages", "counter") == rows(kept, "times_ttl")
     assert timers(to, "counter") == timers(kept)
-    small = check_savepoint(open_store(to, new_id=system.new_id))
+    small = verify_savepoint(open_store(to, new_id=system.new_id))
     assert small.restorable == {"counter": [2]}
     entries = statebackend.edit_savepoint(kept, to + "-all").size_bytes
     made = statebackend.edit_savepoint(to, to + "-again")

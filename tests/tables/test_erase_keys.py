@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 import statebackend
 from recovery.inspect.verify import verify
-from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError, UsageError
@@ -147,7 +148,7 @@ def test_savepoints_that_hold_the_key_are_listed_and_rewritten_on_request(tmp_pa
     assert not any(savepoint.uri in sentence for sentence in report.still)
     assert not holding(store)
     assert going.rows(savepoint=savepoint.uri) == of_others(before)
-    assert check_savepoint(store).ok
+    assert verify_savepoint(store).ok
     assert read_savepoint(store).id == savepoint.id
     assert not going.erase().savepoints
     assert not delete_savepoint(store)  # nothing else lies in its folder

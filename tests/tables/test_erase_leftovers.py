@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from recovery.inspect.jobs import BEGUN_NAME
+from recovery.inspect.job_list import BEGUN_NAME
 from recovery.savepoints.savepoint import Begun, default_folder
-from snapshot.formats.names import base_file_name, data_name
+from snapshot.formats.object_names import base_file_name, data_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.errors import JobRunningError
 from statebackend.system import SYSTEM

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import statebackend
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import (
     CorruptionError,
@@ -63,7 +63,7 @@ def test_a_job_goes_on_from_what_was_exported_and_imported(tmp_path: Path, proce
     first = saved(tmp_path, job)
     back = there_and_back(first, tmp_path)
     assert everything(back) == everything(first)
-    assert check_savepoint(open_store(back, new_id=system.new_id)).ok
+    assert verify_savepoint(open_store(back, new_id=system.new_id)).ok
     clone = begun(back, tmp_path / "clone", time_mode=mode)
     clone.start(processor(), parallelism=2)
     looks = [(key, -1) for key in range(10)]

@@ -11,7 +11,7 @@ import pytest
 import statebackend
 from snapshot.log.commit_log import CommitLog
 from snapshot.retention.garbage_collection import ALL_PREFIXES, clean, outside_view
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.errors import NotRestorableError
 from statebackend.tables import state_scan as scan

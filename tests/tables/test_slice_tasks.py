@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import statebackend
-from recovery.savepoints.savepoint import delete_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState
 from statebackend.errors import NotRestorableError, SettingError
 from statebackend.spark.from_tables.slice_tasks import EntryTask, SliceTask, WrittenSlice
@@ -73,7 +73,7 @@ def test_attempts_that_are_lost_leave_nothing_and_change_nothing(tmp_path: Path)
     )
     write(tmp_path / "tried", lambda task, entries: [ran(task, entries) for _ in range(2)])
     to = (tmp_path / "tried").as_uri()
-    assert check_savepoint(open_store(to, new_id=SYSTEM.new_id)).ok
+    assert verify_savepoint(open_store(to, new_id=SYSTEM.new_id)).ok
     assert len(objects(tmp_path / "tried")) == len(objects(tmp_path / "plain"))
     rows = [
         statebackend.read_state("", None, "op", "s", savepoint=(tmp_path / one).as_uri())

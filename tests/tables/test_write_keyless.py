@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import statebackend
-from recovery.savepoints.location_part import StoreLocation
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.location_files import StoreLocation
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState, system
 from statebackend.errors import (
     CheckpointLocationError,
@@ -58,7 +58,7 @@ def test_lists_and_broadcast_maps_are_read_as_they_were_written(
         assert subtasks == ([0] * 5 if parallelism == 1 else [0, 0, 0, 1, 1])
     kinds = {row["state"]: row["kind"] for row in statebackend.states("", savepoint=to).to_pylist()}
     assert kinds == {"count": "value", "seen": "split", "all": "union", "rules": "broadcast"}
-    assert check_savepoint(open_store(to, new_id=system.new_id)).ok
+    assert verify_savepoint(open_store(to, new_id=system.new_id)).ok
 
 
 def test_rows_stay_with_the_subtask_that_they_name(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_where_sources_stood_comes_along(tmp_path: Path) -> None:
     names = {one.name for one in made.spark}
     logs = {f"sources/0/{n}" for n in range(3)}
     assert names == {"metadata", "offsets/1", "offsets/2", "commits/2", *logs}
-    assert check_savepoint(open_store(to, new_id=system.new_id)).ok
+    assert verify_savepoint(open_store(to, new_id=system.new_id)).ok
     again = statebackend.write_savepoint((tmp_path / "t").as_uri(), given(), sources=to)
     assert (again.epoch, sorted(f.digest for f in again.spark)) == (
         2,

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from pyspark.sql import types as T
 
 import statebackend
-from recovery.inspect.jobs import SAVEPOINT_NAME
-from recovery.savepoints.savepoint import delete_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.inspect.job_list import SAVEPOINT_NAME
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import (
     NotRestorableError,
@@ -78,7 +78,7 @@ def test_what_was_written_is_read(tmp_path: Path, parallelism: int) -> None:
 
 def test_it_is_whole_by_the_check_that_all_savepoints_pass(tmp_path: Path) -> None:
     to = written(tmp_path, parallelism=2)
-    report = check_savepoint(open_store(to, new_id=system.new_id))
+    report = verify_savepoint(open_store(to, new_id=system.new_id))
     assert report.ok, report.findings
     assert report.restorable == {"op": [0]}
 
@@ -225,7 +225,7 @@ def test_states_that_expire_are_read_as_they_were_written(tmp_path: Path) -> Non
     to = (tmp_path / "s").as_uri()
     given = expiring()
     statebackend.write_savepoint(to, {"op": given}, parallelism=3, max_parallelism=64)
-    assert check_savepoint(open_store(to, new_id=system.SYSTEM.new_id)).ok
+    assert verify_savepoint(open_store(to, new_id=system.SYSTEM.new_id)).ok
     for name in given.states:
         found = statebackend.read_state("", None, "op", name, savepoint=to).read_all()
         again = (tmp_path / name).as_uri()

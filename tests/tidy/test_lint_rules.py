@@ -26,8 +26,8 @@ def _modules(folder: str, without: Container[str] = ()) -> list[str]:
 PROTOCOL = (
     "snapshot/x.py",
     "recovery/decide/restore_plan.py",
-    "recovery/decide/rewind.py",
     "statebackend/key_hashing.py",
+    "recovery/decide/start_batch.py",
     "statebackend/keygroups.py",
     "statebackend/schema/x.py",
     "statebackend/state/x.py",

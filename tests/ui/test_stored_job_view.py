@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.page_history import write_history
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.ui.job_pages import JobSite
 from statebackend.ui.page_server import PageServer

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from snapshot.formats.delta import decode_delta, encode_delta
-from snapshot.formats.delta_stream import encode_frozen
+from snapshot.formats.delta_in_pieces import encode_frozen
 from statebackend.operators.input.group_by_key import group_part, group_rows
 from statebackend.operators.input.staging import Part
 from statebackend.operators.vector.column_entries import scan_state, under_keys

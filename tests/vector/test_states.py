@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from snapshot.formats.delta import encode_delta
-from snapshot.formats.delta_stream import encode_frozen
+from snapshot.formats.delta_in_pieces import encode_frozen
 from statebackend.operators.vector.key_vector import Keys
 from statebackend.state.blocks import SortedRows, binary_array
 from statebackend.state.expiry_index import read_share_ms

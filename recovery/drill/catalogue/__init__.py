@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from recovery.drill.run.scenario import DrillFault
+from recovery.drill.faults.drill_fault import DrillFault
 
 __all__ = ["ALL"]
 
 _MODULES: Final = (
     "process_faults",
-    "disks",
-    "stores",
-    "clocks",
-    "mid_operation",
-    "moves",
-    "savepoints",
+    "disk_faults",
+    "store_faults",
+    "clock_faults",
+    "mid_operation_crashes",
+    "rescale_and_rebalance",
+    "savepoint_faults",
 )
 
 

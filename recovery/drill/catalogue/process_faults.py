@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from recovery.drill.catalogue.waits import until_met, until_or_end
-from recovery.drill.cluster.driver_messages import Event
-from recovery.drill.cluster.processes import parent_of
-from recovery.drill.faults.reach import CannotStrikeError, Stage
-from recovery.drill.run.scenario import DrillFault
+from recovery.drill.cluster.live_processes import parent_of
+from recovery.drill.driver.driver_messages import Event
+from recovery.drill.faults.drill_fault import DrillFault
+from recovery.drill.faults.stage import CannotStrikeError, Stage
+from recovery.drill.faults.waits import until_met, until_or_end
 
 __all__ = ["FAULTS"]
 

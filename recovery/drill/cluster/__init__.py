@@ -1,1 +1,1 @@
-"""Clusters of real processes on loopback, and the drivers in them."""
+"""Clusters of real processes on loopback, and the drivers in them, seen from outside."""

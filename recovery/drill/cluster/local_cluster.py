@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from recovery.drill.cluster.processes import DISK, TOKEN, LiveProcesses, until
+from recovery.drill.cluster.live_processes import DISK, TOKEN, LiveProcesses
+from recovery.drill.cluster.polling import until
 from statebackend.errors import DrillError
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""The faults of a drill: on requests, disks, clocks and processes, and when they strike."""
+"""What a fault of a drill is: what it needs, reaches and waits for, and the preloaded library."""

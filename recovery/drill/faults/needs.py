@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from recovery.drill.cluster.local_cluster import TWO_HOSTS
-from recovery.drill.run.scenario import DrillFault, Need
+from recovery.drill.faults.drill_fault import DrillFault, Need
 
 __all__ = ["Given", "missing"]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from recovery.drill.faults.reach import CannotStrikeError, Stage
+from recovery.drill.faults.stage import CannotStrikeError, Stage
 
 __all__ = ["Shim", "build_shim", "environment", "shim_of"]
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["committed_epochs", "rows_in", "schema_of", "writer"]
+__all__ = ["rows_in", "schema_of", "writer"]
 
 
 def writer(folder: Path) -> Callable[[DataFrame, int], None]:
@@ -30,22 +30,6 @@ def writer(folder: Path) -> Callable[[DataFrame, int], None]:
         draft.replace(folder / f"{batch:010}.parquet")
 
     return write
-
-
-def committed_epochs(checkpoint: Path) -> dict[int, int]:
-    """The batches that Spark's checkpoint has as committed, with the nanosecond of each."""
-    found = {}
-    try:
-        entries = list(os.scandir(checkpoint / "commits"))
-    except FileNotFoundError:
-        return {}
-    for entry in entries:
-        if entry.name.isdigit():
-            try:
-                found[int(entry.name)] = entry.stat().st_mtime_ns
-            except FileNotFoundError:  # a query that goes back by a batch removes it
-                continue
-    return found
 
 
 def rows_in(folder: Path, last: int) -> Iterator[tuple[int, dict[str, Any]]]:

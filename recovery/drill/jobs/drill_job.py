@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from recovery.drill.jobs.kinds import KindName
+from recovery.drill.jobs.job_kinds import KindName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from recovery.drill.faults.store_faults import Facts, Kind
+from recovery.drill.proxy.fault_plan import Facts, Kind
 from recovery.drill.proxy.s3_requests import Verb, group_of
 
 __all__ = ["Count", "Ledger", "RequestEntry"]

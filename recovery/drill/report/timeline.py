@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from recovery.drill.report.outcome import DrillReport, DriverLife, Recovery, Struck
+from recovery.drill.report.drill_report import DrillReport, DriverLife, Recovery, Struck
 from recovery.drill.report.wording import after, how_it_went
 from statebackend.texts import seconds, size
 

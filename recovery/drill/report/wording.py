@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery.drill.report.outcome import NOTHING_COMPARED, DrillReport, Struck
+from recovery.drill.report.drill_report import NOTHING_COMPARED, DrillReport, Struck
 from statebackend.texts import count, seconds
 
 __all__ = ["after", "how_it_went", "verdict_line"]

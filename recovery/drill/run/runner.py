@@ -16,20 +16,29 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import DriverConfig, address_of
+from recovery.drill.cluster.guard_process import guarded
+from recovery.drill.cluster.live_processes import TOKEN
 from recovery.drill.cluster.local_cluster import LOCAL_DIR, Cluster, open_cluster
-from recovery.drill.cluster.processes import TOKEN, guarded
+from recovery.drill.driver.driver_messages import DriverConfig
 from recovery.drill.faults import needs, shim
-from recovery.drill.faults.striking import START_S, Striker
 from recovery.drill.jobs import batch_sink as sink
+from recovery.drill.jobs.bundled_jobs import has_timers
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.jobs.named_functions import address_of
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.proxy.s3_server import BUCKET, S3Server, credentials
-from recovery.drill.report.check import check
-from recovery.drill.report.outcome import EXAMPLES_MAX, DrillReport, RequestCount, Struck, Verdict
-from recovery.drill.run.live import LiveStage, Setup
-from recovery.drill.run.order import FaultLike, Order, has_timers, named_faults, named_job
-from recovery.drill.run.scenario import planned
+from recovery.drill.report.drill_report import (
+    EXAMPLES_MAX,
+    DrillReport,
+    RequestCount,
+    Struck,
+    Verdict,
+)
+from recovery.drill.report.output_check import check
+from recovery.drill.run.drill_options import DrillOptions, FaultLike, named_faults, named_job
+from recovery.drill.run.live_stage import LiveStage, Setup
+from recovery.drill.run.strike_schedule import drawn_seed, planned
+from recovery.drill.run.striker import START_S, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from recovery.drill.savepoints.clones import check_savepoints
 from statebackend.errors import SettingError
@@ -88,21 +97,21 @@ def run_drill(
         DrillError: the cluster or the server that was asked for cannot be had.
     """
     _check_outermost()
-    order = Order(
+    options = DrillOptions(
         job=named_job(job, truth),
         faults=named_faults(faults),
         at_epoch=at_epoch,
         duration_s=duration_s,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
+        seed=drawn_seed() if seed is None else seed,
         cluster=cluster,
         commit=commit,
         store=store,
         subtasks=parallelism,
         say=on_progress or (lambda line: None),
     )
-    order.check()
+    options.check()
     root = _empty(folder)
-    report = _Drill(order, root, WorkDone(progress)).run()
+    report = _Drill(options, root, WorkDone(progress)).run()
     return report if folder is not None else _left(root, report)
 
 
@@ -147,7 +156,7 @@ class _Store:
 class _Drill:
     """One drill in its folder."""
 
-    order: Order
+    options: DrillOptions
     root: Path
     work: WorkDone
     failure: str = ""
@@ -161,15 +170,15 @@ class _Drill:
 
     def run(self) -> DrillReport:
         """Everything, in order; whatever was started has ended when it returns."""
-        order = self.order
+        options = self.options
         token = f"drill-{os.getpid()}-{secrets.token_hex(4)}"
         with TidyStack() as stack:
             stack.enter_context(guarded(token))
             stage, cluster = self._set_up(stack, token)
-            striker = Striker(stage, seed=order.seed, given=self.given)
+            striker = Striker(stage, seed=options.seed, given=self.given)
             stack.enter_context(cluster)
-            stage.pace.start()
-            stack.callback(stage.pace.stop)
+            stage.feeder.start()
+            stack.callback(stage.feeder.stop)
             try:
                 self._strike_all(stage, striker)
             except Exception as error:  # whatever a feed or a fault raises: the report says it
@@ -183,17 +192,17 @@ class _Drill:
     # --- before --------------------------------------------------------------------------------
 
     def _set_up(self, stack: contextlib.ExitStack, token: str) -> tuple[LiveStage, Cluster]:
-        order, root = self.order, self.root
-        pool = order.pool()
+        options, root = self.options, self.root
+        pool = options.pool()
         shim_needed = any("compiler" in fault.needs for fault in pool)
         library = shim.build_shim(root / "shim") if shim_needed else None
         self.given = needs.Given(
-            cluster=order.cluster,
-            s3=order.s3,
-            commit=order.commit,
+            cluster=options.cluster,
+            s3=options.s3,
+            commit=options.commit,
             compiler=library is not None,
-            timers=has_timers(order.job),
-            kind=order.job.kind,
+            timers=has_timers(options.job),
+            kind=options.job.kind,
         )
         store = self._store(stack, token)
         environment = store.environment | {"PYTHONPATH": self._python_path()}
@@ -202,30 +211,30 @@ class _Drill:
             control = root / "shim" / "control"
             control.mkdir(parents=True, exist_ok=True)
             environment |= shim.environment(library, control)
-        cluster = open_cluster(order.cluster, root, token, environment)
+        cluster = open_cluster(options.cluster, root, token, environment)
         setup = Setup(
-            job=order.job,
+            job=options.job,
             cluster=cluster,
             config=self._config(cluster.master, store),
-            store=None if order.s3 else root / "store" / "drill",
+            store=None if options.s3 else root / "store" / "drill",
             proxy=store.proxy,
             shim=control,
-            seed=order.seed,
-            subtasks_max=order.kind.subtasks_max(order.cluster),
+            seed=options.seed,
+            subtasks_max=options.kind.subtasks_max(options.cluster),
             limit_s=START_S
-            + _STRIKE_S * (len(order.faults) or 1)
-            + (order.duration_s or 0.0)
+            + _STRIKE_S * (len(options.faults) or 1)
+            + (options.duration_s or 0.0)
             + _END_S,
-            say=order.say,
+            say=options.say,
             system=self.system,
         )
         return LiveStage(setup), cluster
 
     def _config(self, master: str, store: _Store) -> DriverConfig:
-        order, root = self.order, self.root
-        settings: dict[str, Any] = {**order.job.settings, **store.settings}
-        conf = dict(order.job.conf)
-        for fault in order.pool():
+        options, root = self.options, self.root
+        settings: dict[str, Any] = {**options.job.settings, **store.settings}
+        conf = dict(options.job.conf)
+        for fault in options.pool():
             if not needs.missing(fault, self.given):
                 conf |= fault.conf
                 settings |= fault.settings
@@ -239,39 +248,39 @@ class _Drill:
             out=str(root / "out"),
             events="",
             stop=str(root / "stop"),
-            build=address_of(order.job.build).name,
-            parallelism=order.parallelism,
-            commit=order.commit,
+            build=address_of(options.job.build).name,
+            parallelism=options.parallelism,
+            commit=options.commit,
             settings=settings,
             conf=conf,
-            kind=order.job.kind,
-            start=dict(order.job.start),
+            kind=options.job.kind,
+            start=dict(options.job.start),
         )
 
     def _store(self, stack: contextlib.ExitStack, token: str) -> _Store:
-        order = self.order
+        options = self.options
         environment = dict(os.environ)
-        if not order.s3:
+        if not options.s3:
             return _Store((self.root / "store").as_uri(), environment)
-        if order.store == "s3":
+        if options.store == "s3":
             environment = {n: v for n, v in environment.items() if not n.startswith("AWS_")}
             environment |= credentials(self.root)
-        proxy = stack.enter_context(FaultProxy(self._upstream(stack, token), seed=order.seed))
+        proxy = stack.enter_context(FaultProxy(self._upstream(stack, token), seed=options.seed))
         settings = {"s3_endpoint": proxy.url}
-        if "s3_region" not in order.job.settings:
+        if "s3_region" not in options.job.settings:
             settings["s3_region"] = "us-east-1"
-        place = f"s3://{BUCKET}" if order.store == "s3" else order.store.rstrip("/")
+        place = f"s3://{BUCKET}" if options.store == "s3" else options.store.rstrip("/")
         return _Store(f"{place}/{token}", environment, settings, proxy)
 
     def _upstream(self, stack: contextlib.ExitStack, token: str) -> str:
         """The S3 server's `host:port`; a server is started where none was given."""
-        if self.order.store != "s3":
-            return self.order.upstream_given()
+        if self.options.store != "s3":
+            return self.options.upstream_given()
         return stack.enter_context(S3Server(self.root, {**os.environ, TOKEN: token})).address
 
     def _python_path(self) -> str:
         found = [path for path in sys.path if path]
-        folder = address_of(self.order.job.build).folder
+        folder = address_of(self.options.job.build).folder
         if folder and folder not in found:
             found.append(folder)
         return os.pathsep.join(found)
@@ -279,25 +288,25 @@ class _Drill:
     # --- meanwhile -----------------------------------------------------------------------------
 
     def _strike_all(self, stage: LiveStage, striker: Striker) -> None:
-        order = self.order
-        stage.say(f"seed {order.seed}")
-        strikes = planned(order.faults, seed=order.seed, at_epoch=order.at_epoch)
-        if order.duration_s is None:
+        options = self.options
+        stage.say(f"seed {options.seed}")
+        strikes = planned(options.faults, seed=options.seed, at_epoch=options.at_epoch)
+        if options.duration_s is None:
             self.work.expect(len(strikes) + _OTHER_STEPS)
         stage.drivers.start()
         stage.until(
             lambda: stage.committed() >= 0 or stage.has_read_all(), "the first epoch", START_S
         )
         self.work.add()
-        inputs = order.job.inputs
-        if order.duration_s is None:
+        inputs = options.job.inputs
+        if options.duration_s is None:
             for strike in strikes:
                 striker.strike(strike)
                 self.work.add()
         else:
-            striker.soak(order.pool(), order.duration_s, named=bool(order.faults))
+            striker.soak(options.pool(), options.duration_s, named=bool(options.faults))
             inputs = 0
-        stage.pace.enough(max(inputs, stage.pace.fed + (_AFTER_LAST if striker.struck else 0)))
+        stage.feeder.enough(max(inputs, stage.feeder.fed + (_AFTER_LAST if striker.struck else 0)))
         stage.finish(_END_S)
         stage.say("all input is read")
         self.work.add()
@@ -307,8 +316,8 @@ class _Drill:
 
     def _verdict(self, stage: LiveStage) -> Verdict:
         last = stage.committed()
-        job = self.order.job
-        rows = (row for _, row in self.order.kind.rows(self.root / "out", last))
+        job = self.options.job
+        rows = (row for _, row in self.options.kind.rows(self.root / "out", last))
         try:
             truth = list(job.truth(self.root))
         except Exception:
@@ -325,21 +334,21 @@ class _Drill:
         return verdict
 
     def _report(self, stage: LiveStage, verdict: Verdict, struck: list[Struck]) -> DrillReport:
-        order = self.order
+        options = self.options
         counts = stage.proxy.counts() if stage.proxy is not None else {}
         return DrillReport(
-            job=order.job.name,
-            seed=order.seed,
+            job=options.job.name,
+            seed=options.seed,
             command="",
-            cluster=order.cluster,
-            store="s3" if order.s3 else "file",
-            commit=order.commit,
+            cluster=options.cluster,
+            store="s3" if options.s3 else "file",
+            commit=options.commit,
             started_at=self.started_at,
             duration_s=self.system.monotonic_s() - self.began_s,
             verdict=verdict,
             faults=struck,
             drivers=[driver.life for driver in stage.drivers.every],
-            epochs=stage.pace.epochs,
+            epochs=stage.feeder.epochs,
             recoveries=[r for driver in stage.drivers.every for r in driver.recoveries],
             requests=[
                 RequestCount(
@@ -353,5 +362,5 @@ class _Drill:
                 for (verb, group), count in sorted(counts.items())
             ],
             warnings=stage.drivers.warnings,
-            asked=order.names(),
+            asked=options.names(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from recovery.drill.cluster.local_cluster import Cluster
-from recovery.drill.run.live import LiveStage
+from recovery.drill.run.live_stage import LiveStage
 from statebackend.errors import StateBackendError
 
 __all__ = ["TidyStack", "end", "failure_text"]
@@ -56,14 +56,14 @@ def end(stage: LiveStage, cluster: Cluster) -> list[str]:
         for driver in stage.drivers.every:
             driver.reap()
 
-    steps: tuple[Callable[[], None], ...] = (stage.pace.stop, condemn, cluster.stop, reap)
+    steps: tuple[Callable[[], None], ...] = (stage.feeder.stop, condemn, cluster.stop, reap)
     wrong = []
     for step in steps:
         try:
             step()
         except Exception as failed:
             wrong.append(_sentence(failed))
-    if stage.pace.hung:
+    if stage.feeder.hung:
         wrong.append("The job's feed was still busy when the drill ended; it was left alone.")
     return wrong
 

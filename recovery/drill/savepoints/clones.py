@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from recovery.drill.cluster.driver_messages import Taken
+from recovery.drill.driver.driver_messages import Taken
 from recovery.drill.jobs import batch_sink as sink
-from recovery.drill.report.check import check
-from recovery.drill.report.outcome import Verdict
-from recovery.drill.run.live import LiveStage
+from recovery.drill.jobs.committed_epochs import committed_epochs
+from recovery.drill.report.drill_report import Verdict
+from recovery.drill.report.output_check import check
+from recovery.drill.run.live_stage import LiveStage
 
 __all__ = ["check_savepoints", "clone_verdict", "to_be_cloned"]
 
@@ -63,7 +64,7 @@ def _cloned(stage: LiveStage, taken: Taken, number: int, timeout_s: float) -> li
         stage.root / "out",
         out,
         epoch=taken.epoch,
-        last=max(sink.committed_epochs(checkpoint), default=-1),
+        last=max(committed_epochs(checkpoint), default=-1),
         keys=stage.job.keys,
     )
     stage.say(f"the clone is {'exact' if verdict.exact else 'not exact'}")

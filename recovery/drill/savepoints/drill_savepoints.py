@@ -6,29 +6,22 @@ with another file, and removes the first.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
 
 import msgspec
 
-from recovery.drill.cluster.driver_messages import (
+from recovery.drill.driver.driver_messages import (
     JOB,
     SAVEPOINT,
     SAVEPOINT_ANSWER,
     DriverConfig,
     Taken,
 )
+from recovery.drill.savepoints.savepoint_findings import What, found_apart
 from recovery.savepoints.savepoint import default_folder
-from statebackend.errors import DrillError
 
 __all__ = ["Savepoints"]
-
-_LOOK_WITHIN_S: Final = 240.0
-
-What = Literal["verify", "remove"]
 
 
 class Savepoints:
@@ -77,27 +70,7 @@ class Savepoints:
         Raises:
             DrillError: that could not be found out.
         """
-        settings = self._config.settings
-        reached = [str(settings.get(name, "")) for name in ("s3_endpoint", "s3_region")]
-        command = [
-            sys.executable,
-            "-m",
-            "recovery.drill.savepoints.findings",
-            what,
-            uri,
-            self._config.uri,
-        ]
-        ran = subprocess.run(
-            [*command, *reached],
-            env=dict(self._environment()),
-            cwd=self._root,
-            capture_output=True,
-            timeout=_LOOK_WITHIN_S,
+        config = self._config
+        return found_apart(
+            what, uri, config.uri, config.settings, self._environment(), folder=self._root
         )
-        if ran.returncode:
-            raise DrillError(
-                f"The savepoint {uri} could not be looked at: "
-                f"{ran.stderr.decode(errors='replace')[-2000:]}",
-                todo=f"Look at the drill's folder {self._root}.",
-            )
-        return msgspec.json.decode(ran.stdout, type=list[str])

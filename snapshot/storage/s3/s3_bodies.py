@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from snapshot.storage.local_files import pread_exactly
+from snapshot.storage.files_to_upload import pread_exactly
 from snapshot.storage.object_store import Buffer, byte_views
 
 __all__ = ["FileSlice", "PartsBody", "body_of"]

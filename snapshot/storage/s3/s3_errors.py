@@ -1,11 +1,10 @@
-"""What botocore raises, sorted into what to do about it and what to tell the user.
+"""What botocore raises, and what to tell the user about it.
 
 No text here holds a secret: of answers about credentials only the code is repeated.
 """
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import urllib3.exceptions
@@ -23,22 +22,15 @@ from statebackend.errors import (
 __all__ = [
     "CALL_ERRORS",
     "CODED",
+    "EXPIRED",
+    "PASSING",
     "DeadlinePassedError",
-    "Step",
     "error_code",
     "http_status",
-    "next_step",
+    "own_error",
     "said",
     "typed_error",
 ]
-
-
-class Step(enum.Enum):
-    """What comes after a failure."""
-
-    RETRY = "retry"  # it may pass
-    RENEW = "renew"  # the credentials ran out: take new ones, once
-    STOP = "stop"
 
 
 class DeadlinePassedError(Exception):
@@ -66,9 +58,8 @@ CALL_ERRORS: tuple[type[Exception], ...] = (
 CODED = (400, 403, 404, 409)
 
 _MISSING = ("NoSuchKey", "NotFound")
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
-_EXPIRED_HEAD = "400"  # all that an answer without a body says of it
-_PASSING = (
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
+PASSING = (
     "ConditionalRequestConflict",  # 409: another conditional write of this name is under way
     "OperationAborted",  # 409, likewise
     "BadDigest",  # the body was damaged on its way
@@ -93,9 +84,6 @@ _CHAIN = (
     boto.RefreshWithMFAUnsupportedError,
     boto.InfiniteLoopConfigError,
 )
-# A failure of the transport, whatever its cause; HTTPClientError also wraps what a body raised.
-_TRANSPORT = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError)
-
 _KEYS = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile or the role in use."
 _TODO = {
     "NoSuchBucket": "Create the bucket, or correct its name or the endpoint.",
@@ -116,7 +104,7 @@ _TODO = {
 }
 _SILENT = frozenset(  # their messages may repeat parts of the credentials or of the signature
     (
-        *_EXPIRED,
+        *EXPIRED,
         *("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"),
         *(
             "AuthorizationHeaderMalformed",
@@ -153,30 +141,7 @@ def said(answer: dict[str, Any], field: str) -> Any:
     return answer[field]
 
 
-def next_step(error: BaseException) -> Step:
-    """Whether trying again may help."""
-    if isinstance(error, boto.ClientError):
-        code = error_code(error)
-        head = error.operation_name == "HeadObject"
-        if code in _EXPIRED or (head and code == _EXPIRED_HEAD):
-            return Step.RENEW
-        status = http_status(error)
-        if not head and status in CODED and code in ("", str(status)):
-            return Step.RETRY  # its body did not read, so nothing is known
-        passing = code in _PASSING or status in (429, 500, 502, 503, 504)
-        return Step.RETRY if passing else Step.STOP
-    if isinstance(error, boto.ProxyConnectionError | boto.ConnectTimeoutError):
-        return Step.RETRY
-    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Step.STOP
-    if isinstance(error, _TRANSPORT):
-        return Step.STOP if _wrapped(error) else Step.RETRY
-    if isinstance(error, boto.BotoCoreError):
-        return Step.STOP
-    return Step.RETRY if isinstance(error, CALL_ERRORS) else Step.STOP
-
-
-def _wrapped(error: BaseException) -> StateBackendError | None:
+def own_error(error: BaseException) -> StateBackendError | None:
     """Our own error, raised while botocore read a body that is sent."""
     inner = getattr(error, "kwargs", {}).get("error")
     return inner if isinstance(inner, StateBackendError) else None
@@ -194,7 +159,7 @@ def typed_error(
         uri: of the store.
         tries: how long it was tried, for the text.
     """
-    inner = _wrapped(error)
+    inner = own_error(error)
     if isinstance(inner, LocalCopyError):
         return inner
     if error_code(error) in _MISSING and verb == "read":
@@ -232,8 +197,8 @@ def _text(error: BaseException) -> str:
 
 
 def _todo(code: str) -> str:
-    if code in _EXPIRED:
+    if code in EXPIRED:
         return "Provide fresh credentials where this process finds its own, or a role to assume."
-    if code in _PASSING:
+    if code in PASSING:
         return "The store is overloaded or ill: wait, then start again."
     return _TODO.get(code, "Look the code up in the store's documentation.")

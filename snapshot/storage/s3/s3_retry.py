@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import random
 import threading
@@ -10,17 +11,26 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from botocore import exceptions as boto
+
 from snapshot.storage.s3.s3_client import Clients
 from snapshot.storage.s3.s3_errors import (
     CALL_ERRORS,
+    CODED,
+    EXPIRED,
+    PASSING,
     DeadlinePassedError,
-    Step,
     error_code,
-    next_step,
+    http_status,
+    own_error,
     typed_error,
 )
 
-__all__ = ["Retries", "Trying"]
+__all__ = ["Retries", "Step", "Trying", "next_step"]
+
+_EXPIRED_HEAD = "400"  # all that an answer without a body says of it
+# A failure of the transport, whatever its cause; HTTPClientError also wraps what a body raised.
+_TRANSPORT = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError)
 
 _log = logging.getLogger("statebackend.storage")
 
@@ -29,6 +39,37 @@ LONGEST_PAUSE_S = 5.0
 LOG_AFTER_S = 2.0  # a call that has failed for so long is worth a line in the log
 
 Result = TypeVar("Result")
+
+
+class Step(enum.Enum):
+    """What comes after a failure."""
+
+    RETRY = "retry"  # it may pass
+    RENEW = "renew"  # the credentials ran out: take new ones, once
+    STOP = "stop"
+
+
+def next_step(error: BaseException) -> Step:
+    """Whether trying again may help."""
+    if isinstance(error, boto.ClientError):
+        code = error_code(error)
+        head = error.operation_name == "HeadObject"
+        if code in EXPIRED or (head and code == _EXPIRED_HEAD):
+            return Step.RENEW
+        status = http_status(error)
+        if not head and status in CODED and code in ("", str(status)):
+            return Step.RETRY  # its body did not read, so nothing is known
+        passing = code in PASSING or status in (429, 500, 502, 503, 504)
+        return Step.RETRY if passing else Step.STOP
+    if isinstance(error, boto.ProxyConnectionError | boto.ConnectTimeoutError):
+        return Step.RETRY
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Step.STOP
+    if isinstance(error, _TRANSPORT):
+        return Step.STOP if own_error(error) else Step.RETRY
+    if isinstance(error, boto.BotoCoreError):
+        return Step.STOP
+    return Step.RETRY if isinstance(error, CALL_ERRORS) else Step.STOP
 
 
 class Retries:

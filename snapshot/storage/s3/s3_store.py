@@ -14,7 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
-from snapshot.storage.local_files import opened_file
+from snapshot.storage.files_to_upload import opened_file
 from snapshot.storage.object_store import (
     CHUNK_BYTES,
     NAME_LIMIT_BYTES,

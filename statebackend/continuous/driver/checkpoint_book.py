@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from snapshot.barriers.checkpoints import Subtask
-from snapshot.barriers.trigger import Kind
+from snapshot.barriers.checkpoint_trigger import Kind
+from snapshot.barriers.pending_checkpoints import Subtask
 from snapshot.formats.epoch_figures import FailedCheckpoint
 from snapshot.log.figures_book import Barriers, FiguresBook, PartFigures
 from snapshot.log.progress_book import tell

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from recovery.decide.restarting import Restarts, is_final
+from recovery.decide.restart_strategy import Restarts, is_final
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.log.checkpoint_progress import CheckpointProgress
 from snapshot.log.progress_book import ProgressBook

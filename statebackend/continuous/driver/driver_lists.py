@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from snapshot.barriers.channel_watermarks import START_MS
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from snapshot.protocol.messages import AckRequest
 from snapshot.storage.object_store import ObjectStore
 from statebackend.continuous.job.graph import Graph, reads_together

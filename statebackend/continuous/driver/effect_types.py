@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from snapshot.barriers.checkpoints import Reason, Subtask
-from snapshot.barriers.trigger import Request
+from snapshot.barriers.checkpoint_trigger import Request
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from statebackend.continuous.job.slot_messages import Acked, Command
 from statebackend.errors import StateBackendError
 

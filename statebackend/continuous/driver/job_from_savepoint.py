@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from recovery.savepoints.begin_with_savepoint import Standing, has_begun_with, standing
 from recovery.savepoints.between_modes import CONTINUOUS, lists_in, state_for_stream, without
-from recovery.savepoints.claim import Standing, has_begun_with, standing
 from recovery.savepoints.savepoint import Savepoint
 from recovery.savepoints.state_at_epoch import StateAt, last_epochs
 from snapshot.formats.record import Manifest

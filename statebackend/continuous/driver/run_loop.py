@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from snapshot.barriers.checkpoints import Subtask
-from snapshot.barriers.trigger import Kind
+from snapshot.barriers.checkpoint_trigger import Kind
+from snapshot.barriers.pending_checkpoints import Subtask
 from statebackend.continuous.driver.checkpoint_book import barriers_of
 from statebackend.continuous.driver.driver_endpoint import DriverEndpoint
 from statebackend.continuous.driver.driver_lists import DriverLists, prepared_by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from statebackend.continuous.driver.slot_assignment import placed
 from statebackend.continuous.job.graph import Graph
 from statebackend.continuous.job.job_options import RunOptions

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from snapshot.barriers import checkpoints as cp
-from snapshot.barriers.checkpoints import Checkpoints, Reason, Subtask
+from snapshot.barriers import pending_checkpoints as cp
+from snapshot.barriers.checkpoint_trigger import Kind, Request, Trigger
+from snapshot.barriers.pending_checkpoints import Checkpoints, Reason, Subtask
 from snapshot.barriers.tolerable_failures import Failures
-from snapshot.barriers.trigger import Kind, Request, Trigger
 from statebackend.continuous.driver.effect_types import (
     Broken,
     Ended,

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from recovery.savepoints.create import complete_epoch, create_savepoint
+from recovery.savepoints.create_savepoint import complete_epoch, create_savepoint
 from recovery.savepoints.savepoint import Savepoint
-from snapshot.barriers.checkpoints import Subtask
-from snapshot.barriers.trigger import Kind
+from snapshot.barriers.checkpoint_trigger import Kind
+from snapshot.barriers.pending_checkpoints import Subtask
 from snapshot.formats.record import Manifest
 from snapshot.storage.deadline import Deadline
 from statebackend.continuous.driver.checkpoint_book import Asked, CheckpointBook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from statebackend.continuous.driver.effect_types import Send
 from statebackend.continuous.driver.run_slots import RunSlots
 from statebackend.continuous.job.graph import Graph, reads_together

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from statebackend.continuous.sinks.sink import Sink
 from statebackend.continuous.sources.generated_source import GeneratedSource
 from statebackend.continuous.sources.source import Source

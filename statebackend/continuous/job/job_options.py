@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from recovery.decide.restarting import FixedDelay, Strategy
+from recovery.decide.restart_strategy import FixedDelay, Strategy
 from snapshot.barriers.alignment import Mode
-from snapshot.barriers.trigger import TriggerPolicy
+from snapshot.barriers.checkpoint_trigger import TriggerPolicy
 from statebackend.continuous.exchange.elements import CAPACITY_MIN_BYTES
 from statebackend.errors import SettingError
 

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from recovery.decide.restarting import Strategy
+from recovery.decide.restart_strategy import Strategy
 from snapshot.barriers.alignment import Mode
 from statebackend.api.arrow import ArrowProcessor
 from statebackend.api.processors import BroadcastProcessor, CoProcessor, KeyedProcessor

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from recovery.local.workspace import Workspace
 from snapshot.barriers.channel_watermarks import END_MS
-from snapshot.formats.delta_stream import EncodedDelta, encode_frozen
+from snapshot.formats.delta_in_pieces import EncodedDelta, encode_frozen
 from snapshot.protocol.messages import AckRequest, BeginReply, LocalCopy
 from statebackend.continuous.worker.attempt_layers import AttemptLayers
 from statebackend.continuous.worker.checkpointed_state import (

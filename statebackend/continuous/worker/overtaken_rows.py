@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructType
 
-from snapshot.barriers.checkpoints import check_in_flight
+from snapshot.barriers.pending_checkpoints import check_in_flight
 from statebackend.errors import CorruptionError, StateMismatchError, UnsupportedFormatError
 from statebackend.operators.operator_snapshot import StoredOperatorState
 from statebackend.schema.codec import codec_for

@@ -8,13 +8,13 @@ each list of field names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from difflib import get_close_matches
 from types import GeneratorType
 from typing import Any, Final
 
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
 
 from statebackend.errors import ValueMismatchError
+from statebackend.texts import did_you_mean
 
 __all__ = [
     "MisfitError",
@@ -49,9 +49,8 @@ class MisfitError(ValueMismatchError):
 
 def nearest(name: Any, names: Sequence[str]) -> str:
     """The name that may be meant, as a question after a comma; empty if none is near."""
-    folded = {known.casefold(): known for known in names}
-    found = get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
-    return f", did you mean {folded[found[0]]!r}?" if found else ""
+    question = did_you_mean(str(name), names)
+    return f", {question[0].lower()}{question[1:]}" if question else ""
 
 
 def how_to_name(name: Any, names: Sequence[str]) -> str:

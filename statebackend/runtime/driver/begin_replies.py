@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from recovery.decide.restore_plan import RestorePlan, Step, StepSource
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import SliceEntry, slice_key
-from snapshot.protocol.bases import BasePolicy
-from snapshot.protocol.keyless_state import Source
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import SliceRef, SubtaskLineage
 from snapshot.protocol.messages import (
     AncestorCopy,
@@ -22,6 +21,7 @@ from snapshot.protocol.messages import (
     SlicePart,
     StatePart,
 )
+from snapshot.protocol.operator_state_slices import Source
 from snapshot.protocol.operators import Admitted, OperatorSpec
 from snapshot.protocol.running_job import RunningJob
 from statebackend.errors import CorruptionError, StateBackendError

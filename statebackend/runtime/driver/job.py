@@ -9,21 +9,22 @@ from typing import Final
 
 from blake3 import blake3
 
-from recovery.decide.rewind import LogProgress
-from recovery.inspect.describe import ResolvedOnce, live_lineages
-from recovery.inspect.jobs import refuse_savepoint
+from recovery.decide.live_lineages import ResolvedOnce, live_lineages
+from recovery.decide.start_batch import LogProgress
+from recovery.inspect.job_list import refuse_savepoint
 from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog, RecordCache
 from snapshot.log.figures_book import FiguresBook
-from snapshot.log.listings import check_listed
-from snapshot.protocol.bases import BasePolicy
+from snapshot.log.stale_listings import check_listed
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.tenure import Patience, Tenure
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import S3_SCHEMES, open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import (
     FencedError,
@@ -237,7 +238,7 @@ class Job:
         return open_store(uri, new_id=self.system.new_id, options=self.options if on_s3 else None)
 
     def probe(self, store: ObjectStore) -> None:
-        """Find out whether a store does what is asked of it; see `snapshot.storage.open.probe`."""
+        """Find out whether a store does what is asked of it; see `snapshot.storage.store_probe`."""
         probe(store, new_id=self.system.new_id)
 
     def place(self, local_dir: str) -> JobPlace:

@@ -7,19 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from recovery.savepoints.begin_with_savepoint import Beginning, begin_job
 from recovery.savepoints.between_modes import lists_in
-from recovery.savepoints.claim import Beginning, begin_job, saved_state
-from recovery.savepoints.create import Making
+from recovery.savepoints.create_savepoint import Making
 from recovery.savepoints.savepoint import (
     Savepoint,
-    SavepointInfo,
     below,
     default_folder,
-    list_savepoints,
     read_savepoint,
     savepoints_folder,
 )
-from recovery.savepoints.state_at_epoch import StateAt
+from recovery.savepoints.savepoint_list import SavepointInfo, list_savepoints
+from recovery.savepoints.state_at_epoch import StateAt, saved_state
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import OperatorLineage

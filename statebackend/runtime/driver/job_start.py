@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from recovery.inspect.describe import named_operators
+from recovery.decide.live_lineages import named_operators
+from recovery.savepoints.begin_with_savepoint import left_in_the_middle
 from recovery.savepoints.between_modes import CONTINUOUS
-from recovery.savepoints.claim import left_in_the_middle
 from snapshot.formats.record import Manifest
 from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.coordinator import Coordinator

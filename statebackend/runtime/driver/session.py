@@ -14,8 +14,10 @@ from recovery.decide.restore_plan import RestorePlan, plan_restore
 from snapshot.barriers.job_watermark import NextDue
 from snapshot.log.commit_log import CommitLog, Tenure
 from snapshot.log.progress_book import ProgressBook
+from snapshot.protocol.ack_checks import check_part
 from snapshot.protocol.coordinator import Coordinator
 from snapshot.protocol.epoch_acks import Acked
+from snapshot.protocol.initial_state_checks import check_initial
 from snapshot.protocol.lineage import SubtaskLineage
 from snapshot.protocol.messages import (
     AckReply,
@@ -28,8 +30,8 @@ from snapshot.protocol.messages import (
     RestoreReport,
     RestoreStep,
 )
-from snapshot.protocol.operators import CommitWork, check_initial
-from snapshot.protocol.refusals import check_part, interrupted, stale_attempt
+from snapshot.protocol.operators import CommitWork
+from snapshot.protocol.refusal_texts import interrupted, stale_attempt
 from snapshot.protocol.running_job import RunningJob
 from snapshot.protocol.stamps import Stamps
 from snapshot.retention.garbage_collection import CleanReport, clean
@@ -314,9 +316,8 @@ class RunSession:
             spec = coordinator.run.specs[request.operator]
             admission = admission_of(admitted, plan, lineage, spec)
             if plan.look_for and admitted.grant is not None:
-                coordinator.uploads.withdraw(  # given when it asks again
-                    request.operator, admitted.grant
-                )
+                # Given when it asks again.
+                coordinator.uploads.withdraw(request.operator, admitted.grant)
         if last is not None and not admitted.first_of_run:
             self._records.forget(last.sequence)
         return admission
@@ -361,8 +362,7 @@ class RunSession:
         if self.attempts is not None:
             self.attempts.over(request.operator, request.subtask, request.attempt)
         coordinator, tenure = self._ready()
-        parts = request.delta, request.base, request.operator_state, request.broadcast
-        for part in parts:
+        for part in (request.delta, request.base, request.operator_state, request.broadcast):
             check_part(request, part)
         before = None
         with self._state_lock:

@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from recovery.local.folders import in_use, unreadable
 from recovery.local.local_copies import StoreDirectory
+from recovery.local.private_folders import in_use, unreadable
 from snapshot.formats.delta import encode_delta
 from snapshot.formats.file_index import FileEntry, decode_index, encode_index, index_of, reusable
-from snapshot.formats.names import base_file_name
+from snapshot.formats.object_names import base_file_name
 from snapshot.protocol.messages import BaseGrant, SlicePart
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import (

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from recovery.local.store_directory import StoreDirectory
-from snapshot.formats.delta_stream import as_lists, iter_delta
+from snapshot.formats.delta_in_pieces import as_lists, iter_delta
 from snapshot.protocol.messages import PROTOCOL
 from statebackend.errors import StateBackendError
 from statebackend.rpc.envelope import Call, encode

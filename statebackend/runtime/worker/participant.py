@@ -14,9 +14,9 @@ import msgspec
 from blake3 import blake3
 
 from recovery.restore.restorer import Site
-from snapshot.formats.delta import chain
-from snapshot.formats.delta_stream import EncodedDelta
-from snapshot.formats.names import data_name
+from snapshot.formats.delta_in_pieces import EncodedDelta
+from snapshot.formats.lineage_digest import chain
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import (
     PROTOCOL,
     AckReply,
@@ -31,7 +31,7 @@ from snapshot.protocol.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.storage.counting import CountingStore, VerbCount
+from snapshot.storage.counting_store import CountingStore, VerbCount
 from snapshot.storage.object_store import ObjectStore
 from statebackend.operators.operator_snapshot import OperatorSnapshot
 from statebackend.rpc.driver_client import Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshot.formats.delta import encode_delta
-from snapshot.formats.delta_stream import EncodedDelta
+from snapshot.formats.delta_in_pieces import EncodedDelta
 from snapshot.protocol.messages import SlicePart
 from snapshot.storage.object_store import ObjectStore
 

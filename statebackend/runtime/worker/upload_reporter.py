@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshot.protocol.messages import PROTOCOL, BaseDone, BaseGrant, BaseRenewal
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from statebackend.runtime.worker.background_upload import Uploaded
 from statebackend.runtime.worker.participant import Participant
 

@@ -11,12 +11,12 @@ from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool
 from recovery.local.workspace import Workspace
 from recovery.restore.restorer import OpenSubtask, Restorer
-from snapshot.formats.delta_stream import EncodedDelta
+from snapshot.formats.delta_in_pieces import EncodedDelta
 from snapshot.protocol.messages import BaseGrant, BeginReply
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.parted import Store

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from recovery.local.folders import own_file_text, own_folder
+from recovery.local.private_folders import own_file_text, own_folder
 from statebackend import system
 from statebackend.errors import LocalDirError, UnsupportedQueryError
 from statebackend.spark.data_sources import registered

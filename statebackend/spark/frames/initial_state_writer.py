@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from recovery.local.workspace import Workspace
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import SlicePart
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.operators.rows.row_conversion import arrow_schema

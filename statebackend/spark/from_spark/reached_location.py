@@ -15,10 +15,10 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from recovery.decide.rewind import COMMITS, OFFSETS
+from recovery.decide.start_batch import COMMITS, OFFSETS
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import S3_SCHEMES, open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import S3_SCHEMES, open_store
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,

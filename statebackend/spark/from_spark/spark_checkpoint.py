@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress
-from recovery.savepoints.location_part import STATE_FOLDER, files_after, query_id_of, text_of
+from recovery.decide.start_batch import COMMITS, OFFSETS, LocationProgress
+from recovery.savepoints.location_at_epoch import STATE_FOLDER, files_after
+from recovery.savepoints.location_files import query_id_of, text_of
 from statebackend.errors import (
     CheckpointLocationError,
     NotRestorableError,

@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 
 from recovery.local.workspace import Workspace
 from snapshot.formats.record import SliceEntry
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.keygroups import subtask_of
 from statebackend.operators.errors.task_errors import code_first
 from statebackend.state.blocks import binary_array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recovery.savepoints.location_part import LocationFiles
+from recovery.savepoints.location_files import LocationFiles
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.storage.store_options import StoreOptions
 from statebackend.spark.from_tables.slices_on_spark import SlicesOnSpark, slices_on_spark

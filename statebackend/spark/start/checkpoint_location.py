@@ -12,8 +12,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.decide.rewind import COMMITS, OFFSETS, LocationProgress, TakenBack
-from snapshot.protocol.refusals import planned_anew
+from recovery.decide.start_batch import COMMITS, OFFSETS, LocationProgress
+from recovery.decide.taken_back_files import TakenBack
+from snapshot.protocol.refusal_texts import planned_anew
 from statebackend import system
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError
 
@@ -303,7 +304,7 @@ class CheckpointLocation:
             todo="Check the path and Spark's access to it.",
         )
 
-    # --- taking back: see `recovery.decide.rewind` ------------------------------------------------
+    # --- taking back: see `recovery.decide.taken_back_files` ------------------------------------
 
     def take_back(self, one: TakenBack) -> bool:
         """Rename a plan or commit to its hidden name; False where it was not there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from recovery.decide.rewind import (
+from recovery.decide.start_batch import (
     LocationProgress,
     LogProgress,
     StartDecision,

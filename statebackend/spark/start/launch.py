@@ -21,11 +21,7 @@ from recovery.savepoints.savepoint import Savepoint
 from snapshot.barriers.job_watermark import NextDue, next_due
 from snapshot.formats.record import Manifest
 from snapshot.log.progress_book import ProgressBook
-from snapshot.protocol.operators import (
-    check_initial,
-    lacks_initial,
-    takes_initial,
-)
+from snapshot.protocol.initial_state_checks import check_initial, lacks_initial, takes_initial
 from snapshot.protocol.running_operator import resumed_time
 from snapshot.protocol.tenure import next_generation
 from snapshot.retention.garbage_collection import CleanReport, clean

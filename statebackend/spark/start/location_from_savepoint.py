@@ -9,8 +9,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from recovery.savepoints.location_part import NO_OFFSET, file_source_offset
 from recovery.savepoints.savepoint import SPARK_FOLDER, Savepoint
+from recovery.savepoints.source_files import NO_OFFSET, file_source_offset
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CheckpointLocationError, CorruptionError, SettingError
 from statebackend.spark.frames.heartbeat import SOURCE_NAME

@@ -1,8 +1,8 @@
 """Takes plans and commits back at a start, and puts back what other starts took.
 
-`recovery.decide.rewind` says what holds wherever a start is cut off or frozen, and why. It does not
-hold on a store that renames by copying and deleting (S3A, and Google's without a hierarchy): a
-start that freezes between the two deletes, when it thaws, what has that name by then.
+`recovery.decide.taken_back_files` says what holds wherever a start is cut off or frozen, and why.
+It does not hold on a store that renames by copying and deleting (S3A, and Google's without a
+hierarchy): a start that freezes between the two deletes, when it thaws, what has that name by then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from recovery.decide.rewind import OFFSETS, TakenBack, decide_repair, next_to_take
+from recovery.decide.start_batch import OFFSETS
+from recovery.decide.taken_back_files import TakenBack, decide_repair, next_to_take
 from statebackend.errors import CheckpointLocationError, FencedError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 

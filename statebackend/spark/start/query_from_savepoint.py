@@ -12,18 +12,18 @@ from blake3 import blake3
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from recovery.decide.rewind import LocationProgress
+from recovery.decide.start_batch import LocationProgress
+from recovery.savepoints.begin_with_savepoint import (
+    Standing,
+    has_begun_with,
+    standing,
+    went_on,
+)
 from recovery.savepoints.between_modes import (
     lists_in,
     state_for_query,
     state_with_keys,
     state_with_watermark,
-)
-from recovery.savepoints.claim import (
-    Standing,
-    has_begun_with,
-    standing,
-    went_on,
 )
 from recovery.savepoints.savepoint import (
     SPARK_FOLDER,

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from snapshot.storage.open import S3_SCHEMES
+from snapshot.storage.stores_by_uri import S3_SCHEMES
 from statebackend.errors import (
     CheckpointLocationError,
     ObjectNotFoundError,

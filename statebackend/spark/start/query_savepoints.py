@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from recovery.savepoints.create import Making, create_savepoint
+from recovery.savepoints.create_savepoint import Making, create_savepoint
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.storage.deadline import Deadline
 from statebackend.errors import (

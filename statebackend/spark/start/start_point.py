@@ -7,21 +7,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from recovery.decide.rewind import (
+from recovery.decide.start_batch import (
     OFFSETS,
     LocationProgress,
     LogProgress,
     StartDecision,
-    TakenBack,
     Verdict,
     check_belongs,
     decide_start,
 )
+from recovery.decide.taken_back_files import TakenBack
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
-from snapshot.log.listings import has_grown
+from snapshot.log.stale_listings import has_grown
 from snapshot.protocol.lineage import OperatorLineage
-from snapshot.protocol.refusals import planned_anew
+from snapshot.protocol.refusal_texts import planned_anew
 from statebackend.errors import (
     CheckpointLocationError,
     JobRunningError,

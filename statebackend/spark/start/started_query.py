@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from recovery.savepoints.savepoint import Savepoint, SavepointInfo
+from recovery.savepoints.savepoint import Savepoint
+from recovery.savepoints.savepoint_list import SavepointInfo
 from snapshot.log.checkpoint_progress import CheckpointProgress
 from snapshot.log.progress_book import ProgressBook
 from snapshot.protocol.lineage import OperatorLineage

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.local.folders import try_folder
+from recovery.local.private_folders import try_folder
 from statebackend.errors import EnvironmentMissingError, LocalDirError
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.system import SYSTEM, expanded

@@ -18,7 +18,7 @@ from pyspark import Broadcast
 from recovery.local.local_copies import RecentDelta
 from recovery.local.workspace import Workspace
 from recovery.restore.restorer import OpenSubtask
-from snapshot.formats.delta_stream import encode_frozen
+from snapshot.formats.delta_in_pieces import encode_frozen
 from snapshot.protocol.messages import AckRequest, BeginReply
 from statebackend.operators.declared_states import EpochTimes
 from statebackend.operators.epoch_phases import StatefulEpoch

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
+from recovery.savepoints.location_files import SavepointLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
-from recovery.savepoints.source_files import SavepointLocation
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import CorruptionError, SettingError
 from statebackend.rocks.parted import Store
 from statebackend.rocks.parted import open_store as open_local

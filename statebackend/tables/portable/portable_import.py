@@ -15,8 +15,9 @@ from pyspark.sql.types import StructType
 
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store, probe
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.store_probe import probe
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import CorruptionError, NotRestorableError, ObjectNotFoundError
 from statebackend.keygroups import check_parallelism
 from statebackend.operators.declared_states import OPERATOR_KINDS, check_state_name

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from tests.channels.checkers.base import Checker
 from tests.channels.plan import BROADCAST, SPLIT, final_row, mix
 

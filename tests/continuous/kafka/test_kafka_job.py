@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.sinks.kafka_sink import KafkaSink
 from statebackend.continuous.sources.kafka_source import KafkaSource
 from statebackend.errors import NotReplayableError

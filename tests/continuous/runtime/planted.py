@@ -14,7 +14,7 @@ import msgspec
 
 from snapshot.barriers.alignment import Alignment
 from snapshot.barriers.barrier import Barrier
-from snapshot.barriers.checkpoints import Subtask
+from snapshot.barriers.pending_checkpoints import Subtask
 from statebackend.continuous.driver import driver_lists as driverlists
 from statebackend.continuous.driver import takeover
 from statebackend.continuous.driver.driver_lists import prepared_by

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.driver.run_loop import JobRun, StageEnded
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.sinks.collect_sink import CollectSink

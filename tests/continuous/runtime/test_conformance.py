@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend import system
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.conformance import OUTPUT, FailingOnce, Sums, exact

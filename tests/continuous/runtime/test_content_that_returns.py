@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from snapshot.log.commit_log import CommitLog
 from statebackend import system
 from statebackend.api.processors import BroadcastProcessor

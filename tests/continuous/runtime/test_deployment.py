@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from statebackend.continuous.driver.run_loop import _stage_error
 from statebackend.continuous.driver.slot_stage import Stage
 from statebackend.continuous.sinks.collect_sink import CollectSink

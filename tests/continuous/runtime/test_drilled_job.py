@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
-from recovery.drill.cluster.continuous_driver import let_end
+from recovery.decide.restart_strategy import FixedDelay
+from recovery.drill.driver.continuous_driver import let_end
 from recovery.drill.jobs import continuous_output as files
-from recovery.drill.jobs.bundled import BUNDLED
-from recovery.drill.report.check import check
+from recovery.drill.jobs.bundled_jobs import BUNDLED
+from recovery.drill.report.output_check import check
 from statebackend import system
 from statebackend.continuous.job.streams import ContinuousStream, continuous
 from statebackend.continuous.sinks.file_sink import FileSink

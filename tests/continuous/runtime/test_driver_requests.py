@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
-from snapshot.barriers.checkpoints import Reason
-from snapshot.barriers.trigger import Request
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
+from snapshot.barriers.checkpoint_trigger import Request
+from snapshot.barriers.pending_checkpoints import Reason
 from snapshot.log.commit_log import CommitLog
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.continuous.driver.checkpoint_book import CheckpointBook

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from snapshot.formats.record import Manifest
 from snapshot.log.commit_log import CommitLog
 from statebackend import system

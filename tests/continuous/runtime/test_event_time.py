@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.schema.types import arrow_schema
 from tests.continuous.runtime.jobs import KEYS, HeldClock, Numbers, Windows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from statebackend import system
 from statebackend.continuous.driver.run_loop import JobRun
 from statebackend.continuous.job.slot_messages import Failed, Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recovery.inspect.history_reader import HistoryReader
-from snapshot.barriers.checkpoints import Reason, Subtask
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from snapshot.log.figures_book import FiguresBook
 from statebackend.continuous.driver.checkpoint_book import CheckpointBook
 from statebackend.continuous.driver.effect_types import Settled

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
-from recovery.drill.cluster.continuous_driver import let_end
-from recovery.drill.jobs.bundled import BUNDLED
-from recovery.drill.report.check import check
+from recovery.decide.restart_strategy import FixedDelay
+from recovery.drill.driver.continuous_driver import let_end
+from recovery.drill.jobs.bundled_jobs import BUNDLED
+from recovery.drill.report.output_check import check
 from statebackend import system
 from statebackend.continuous.job.streams import continuous
 from tests.continuous.runtime.world import soon

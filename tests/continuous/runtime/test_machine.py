@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshot.barriers.checkpoints import Reason, Subtask
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from statebackend.continuous.driver.run_state import (
     Broken,
     Ended,

@@ -6,7 +6,7 @@ import socket
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import OUTPUT, FailingOnce, Numbers, check_counts, truth
 from tests.continuous.runtime.world import World, soon

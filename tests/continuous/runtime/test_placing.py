@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.driver.slot_assignment import placed
 from statebackend.continuous.job.slot_messages import Copy
 from statebackend.continuous.sinks.collect_sink import CollectSink

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from tests.continuous.runtime.jobs import (
     OUTPUT,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.continuous.sources.redis_source import RedisStreamSource
 from tests.continuous.runtime.jobs import OUTPUT, Counting, check_counts

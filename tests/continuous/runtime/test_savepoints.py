@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-import recovery.savepoints.create
-from recovery.decide.restarting import FixedDelay, NoRestart
-from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
+import recovery.savepoints.create_savepoint
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from statebackend import system
 from statebackend.cli.job_commands import app
 from statebackend.continuous.sinks.collect_sink import CollectSink
@@ -78,7 +79,7 @@ def some_epochs(query: ContinuousQuery, count: int = 1) -> None:
 
 
 def checked(world: World, savepoint: Savepoint) -> VerifyReport:
-    report = check_savepoint(world.flow.setup.job.open_at(savepoint.uri))
+    report = verify_savepoint(world.flow.setup.job.open_at(savepoint.uri))
     assert report.ok, report.findings
     return report
 
@@ -270,14 +271,14 @@ def test_what_is_copied_is_not_cleaned_meanwhile_nor_by_the_next_run(
 ) -> None:
     world.renew(clean_every_epochs=1, clean_min_age_s=0, base_every_epochs=2)
     inside, go_on = threading.Event(), threading.Event()
-    copy_state = recovery.savepoints.create.copy_state
+    copy_state = recovery.savepoints.create_savepoint.copy_state
 
     def slow(*args: Any, **named: Any) -> Any:
         inside.set()
         assert go_on.wait(60.0)
         return copy_state(*args, **named)
 
-    monkeypatch.setattr(recovery.savepoints.create, "copy_state", slow)
+    monkeypatch.setattr(recovery.savepoints.create_savepoint, "copy_state", slow)
     marker = tmp_path / "failed"
     processor = FailingOnce(str(marker), 2000)
     sink = counting(world, 8000, processor, 1000, clock=world.held(5.0))
@@ -316,9 +317,9 @@ def test_nothing_half_made_is_left_where_making_one_fails(
         copied.append(copy_state(*args, **named))
         raise StoreUnreachableError("The store is down.")
 
-    copy_state = recovery.savepoints.create.copy_state
+    copy_state = recovery.savepoints.create_savepoint.copy_state
     with monkeypatch.context() as patch:
-        patch.setattr(recovery.savepoints.create, "copy_state", fails)
+        patch.setattr(recovery.savepoints.create_savepoint, "copy_state", fails)
         with pytest.raises(StoreUnreachableError, match="down"):
             query.savepoint()
     assert copied
@@ -342,7 +343,7 @@ def test_where_the_copy_at_the_end_fails_it_is_made_of_the_job_that_has_ended(
         raise StoreUnreachableError("The store is down.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery.savepoints.create, "copy_state", fails)
+        patch.setattr(recovery.savepoints.create_savepoint, "copy_state", fails)
         with pytest.raises(StoreUnreachableError, match="down"):
             query.stop_with_savepoint()
     assert query.await_termination(30.0)
@@ -457,7 +458,7 @@ def test_the_command_line_on_a_continuous_job(world: World, tmp_path: Path) -> N
 
 
 def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
-    from snapshot.storage.open import open_store
+    from snapshot.storage.stores_by_uri import open_store
     from snapshot.storage.uris import job_folder
     from tests.cli.folder import JOB, Folder, new_id
 
@@ -467,7 +468,7 @@ def test_a_querys_job_needs_its_checkpoint_location(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "--checkpoint-location" in done.output
     with pytest.raises(SettingError):
-        recovery.savepoints.create.complete_epoch(
+        recovery.savepoints.create_savepoint.complete_epoch(
             Folder(open_store(job_folder(uri, JOB), new_id=new_id)).log.manifests()
         )
 

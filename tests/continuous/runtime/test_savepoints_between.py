@@ -209,8 +209,8 @@ def test_a_query_begins_after_a_continuous_job_with_sources_that_gave_nothing(
 
 def as_of_a_query(savepoint: Savepoint, job: Job, folder: Path) -> str:
     """The same state as a streaming query leaves it: made into a job's, and saved from there."""
-    from recovery.savepoints.create import create_savepoint
-    from recovery.savepoints.location_part import StoreLocation
+    from recovery.savepoints.create_savepoint import create_savepoint
+    from recovery.savepoints.location_files import StoreLocation
     from snapshot.storage.memory_store import MemoryStore
     from statebackend import system
 

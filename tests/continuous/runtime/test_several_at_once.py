@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
-from recovery.savepoints.savepoint_check import check_savepoint
+from recovery.decide.restart_strategy import FixedDelay
+from recovery.savepoints.verify_savepoint import verify_savepoint
 from statebackend import system
 from statebackend.continuous.driver.run_state import Publish, RunState
 from statebackend.continuous.sinks.collect_sink import CollectSink
@@ -164,12 +164,12 @@ def test_savepoints_are_made_in_between_and_the_job_stops_with_one(
         assert before is None or taken > before, "one that began after the call"
         made.append(query.savepoint())
         assert made[-1].epoch > taken
-        assert check_savepoint(world.flow.setup.job.open_at(made[-1].uri)).ok
+        assert verify_savepoint(world.flow.setup.job.open_at(made[-1].uri)).ok
     soon(lambda: watch.now > 1)
     made.append(query.stop_with_savepoint())
     assert not query.is_active
     assert query.exception() is None
-    assert check_savepoint(world.flow.setup.job.open_at(made[-1].uri)).ok
+    assert verify_savepoint(world.flow.setup.job.open_at(made[-1].uri)).ok
     assert [one.epoch for one in made] == sorted({one.epoch for one in made})
     stopped = first.rows()
     for place, savepoint in enumerate(made):

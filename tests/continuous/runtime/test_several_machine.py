@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from snapshot.barriers.checkpoints import Reason, Subtask
+from snapshot.barriers.pending_checkpoints import Reason, Subtask
 from statebackend.continuous.driver.run_state import Broken, Ended, Out, Publish, Settled, Write
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.job.slot_messages import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow.flight as flight
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.worker import slot as slot_module
 from statebackend.errors import EnvironmentMissingError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend import system
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import RescaleError, SettingError, StateMismatchError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from statebackend import system
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.continuous.sinks.sink import Committer

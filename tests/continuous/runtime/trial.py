@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend import system
 from statebackend.api.processors import KeyedProcessor
 from statebackend.continuous.driver.run_loop import JobRun

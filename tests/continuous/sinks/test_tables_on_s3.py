@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from recovery.drill.faults.store_faults import Fault, Rule, Script
+from recovery.drill.proxy.fault_plan import Fault, Rule, Script
 from recovery.drill.proxy.s3_requests import Verb
 from statebackend.continuous.files.folder_access import Place
 from statebackend.continuous.sinks.delta_sink import DeltaSink

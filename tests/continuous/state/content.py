@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 import snapshot.protocol.coordinator
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from statebackend.api.processors import KeyedProcessor
 from statebackend.errors import StateBackendError
 from statebackend.operators.processor_calls import record_keyed_states

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from snapshot.barriers.channel_watermarks import END_MS
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import ProtocolError, StoreUnreachableError
 from tests.continuous.state.ledger import OUTPUT, Ledger, Model, declared

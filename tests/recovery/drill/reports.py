@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recovery.drill.report.outcome import (
+from recovery.drill.report.drill_report import (
     DrillReport,
     DriverLife,
     EpochDone,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.jobs.bundled import BUNDLED
-from recovery.drill.jobs.feeding import ROWS
+from recovery.drill.jobs.bundled_jobs import BUNDLED
+from recovery.drill.jobs.input_files import ROWS
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.faults.reach import CannotStrikeError
-from recovery.drill.run.scenario import DrillFault
+from recovery.drill.faults.drill_fault import DrillFault
+from recovery.drill.faults.stage import CannotStrikeError
 
 # What drills must be able to do to a job, and the fault that does it.
 WANTED = {

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.drill.jobs.batch_sink import rows_in, schema_of
-from recovery.drill.report.check import check
-from recovery.drill.report.outcome import NOTHING_COMPARED
+from recovery.drill.report.drill_report import NOTHING_COMPARED
+from recovery.drill.report.output_check import check
 from statebackend.errors import DrillError
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20)

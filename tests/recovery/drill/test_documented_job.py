@@ -14,10 +14,9 @@ import msgspec
 import pytest
 from pyspark.sql import Row
 
-from recovery.drill.cluster.driver_messages import address_of
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.report.outcome import DrillReport
-from recovery.drill.run.naming import load
+from recovery.drill.jobs.named_functions import address_of, load
+from recovery.drill.report.drill_report import DrillReport
 from statebackend.testing.processor_tester import ProcessorTester
 
 ROOT = Path(__file__).parents[3]

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.drill.cluster.continuous_driver import EndingSource
+from recovery.drill.driver.continuous_driver import EndingSource
 from recovery.drill.jobs import continuous_output as files
-from recovery.drill.jobs.bundled import BUNDLED, running_totals_truth
+from recovery.drill.jobs.bundled_jobs import BUNDLED, kind_of, running_totals_truth
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.jobs.kinds import BATCHES, CONTINUOUS, slots_of
-from recovery.drill.run.naming import impossible, kind_of
+from recovery.drill.jobs.job_kinds import BATCHES, CONTINUOUS, slots_of
+from recovery.drill.run.drill_options import impossible
 from recovery.drill.run.runner import run_drill
 from statebackend.continuous.sources.file_source import FileSource
 from statebackend.errors import SettingError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.faults.stage import CannotStrikeError
 
 
 class Processes:

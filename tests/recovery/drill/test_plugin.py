@@ -27,9 +27,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from recovery.drill.run import runner
-from recovery.drill.run.order import named_faults
-from recovery.drill.report.outcome import Struck
-from recovery.drill.run.scenario import Strike
+from recovery.drill.run.drill_options import named_faults
+from recovery.drill.report.drill_report import Struck
+from recovery.drill.run.strike_schedule import Strike
 from tests.recovery.drill.reports import LOSSES, full_report
 
 CALLS = Path(__file__).with_name("calls.jsonl")
@@ -252,7 +252,10 @@ def test_drawn(drill): drill("loses")
     ("marker", "told"),
     [
         ("at_epoc=3", "*`drill` takes no 'at_epoc', but faults, at_epoch,*"),
-        ("['executor-kild']", "*There is no fault 'executor-kild'. Did you mean executor-killed*"),
+        (
+            "['executor-kild']",
+            "*There is no fault 'executor-kild'. Did you mean 'executor-killed'*",
+        ),
         ("each=True", "*`drill` with each=True needs faults"),
         ("['driver-killed'], 3", "*name all arguments of `drill` but the faults*"),
     ],

@@ -11,15 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.drill.report.outcome import (
+from recovery.drill.report.drill_report import (
     NOTHING_COMPARED,
     DrillReport,
     DriverLife,
     EpochDone,
     Struck,
     Verdict,
+    json_text,
 )
-from recovery.drill.report.report import as_json, as_text, write_html
+from recovery.drill.report.html_page import write_html
+from recovery.drill.report.text_report import as_text
 from recovery.drill.report.timeline import timeline
 from recovery.drill.report.wording import verdict_line
 from statebackend.errors import EnvironmentMissingError
@@ -169,8 +171,8 @@ def test_a_drill_that_compared_nothing_is_not_told_as_exact() -> None:
 
 def test_the_json_is_read_back_as_the_same_report() -> None:
     report = full_report(verdict=LOSSES)
-    assert msgspec.json.decode(as_json(report), type=DrillReport) == report
-    assert as_json(report).startswith('{\n  "version": 1,')
+    assert msgspec.json.decode(json_text(report), type=DrillReport) == report
+    assert json_text(report).startswith('{\n  "version": 1,')
 
 
 # --- which faults were made -----------------------------------------------------------------------
@@ -391,7 +393,6 @@ def test_without_jinja2_the_page_says_what_to_install(
     page_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "recovery.drill.report.page", raising=False)
     with pytest.raises(EnvironmentMissingError, match=r"statebackend\[drill\]"):
         write_html(full_report(), page_path)
     assert not page_path.exists()

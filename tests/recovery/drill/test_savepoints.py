@@ -18,22 +18,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.catalogue.savepoints import HoldBelow
-from recovery.drill.cluster.batch_driver import _Watch
-from recovery.drill.cluster.driver_messages import JOB, DriverConfig, Taken
-from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.catalogue.savepoint_faults import HoldBelow
+from recovery.drill.driver.batch_driver import _Watch
+from recovery.drill.driver.driver_messages import JOB, DriverConfig, Taken
 from recovery.drill.faults.shim import Shim
-from recovery.drill.faults.store_faults import Facts, Kind
+from recovery.drill.faults.stage import CannotStrikeError
+from recovery.drill.proxy.fault_plan import Facts, Kind
 from recovery.drill.proxy.s3_requests import Verb, group_of
 from recovery.drill.savepoints.clones import clone_verdict, to_be_cloned
 from recovery.drill.savepoints.drill_savepoints import Savepoints
-from recovery.drill.savepoints.findings import removed, verified
-from recovery.inspect.jobs import BEGUN_NAME, SAVEPOINT_NAME
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.drill.savepoints.savepoint_findings import removed, verified
+from recovery.inspect.job_list import BEGUN_NAME, SAVEPOINT_NAME
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import default_folder, read_savepoint
 from snapshot.storage.object_store import ObjectStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import DrillError, StoreUnreachableError, UnsupportedQueryError
 from tests.cli.folder import Folder, new_id

@@ -18,13 +18,19 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.catalogue.disks import places
-from recovery.drill.catalogue.mid_operation import CLEAN_UP, COMMIT, UPLOAD, Place, stopped_at
-from recovery.drill.catalogue.stores import OncePerKey
-from recovery.drill.faults.reach import CannotStrikeError
+from recovery.drill.catalogue.disk_faults import places
+from recovery.drill.catalogue.mid_operation_crashes import (
+    CLEAN_UP,
+    COMMIT,
+    UPLOAD,
+    Place,
+    stopped_at,
+)
+from recovery.drill.catalogue.store_faults import OncePerKey
 from recovery.drill.faults.shim import build_shim, environment
-from recovery.drill.faults.store_faults import Facts, Fault
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.faults.stage import CannotStrikeError
+from recovery.drill.proxy.fault_plan import Facts, Fault
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.proxy.s3_requests import Verb
 
 FILES = ("db/CURRENT", "db/MANIFEST-000005", "db/000008.sst", "deltas/4-abc", "deltas/5-def")

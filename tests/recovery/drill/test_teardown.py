@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from recovery.drill.catalogue import ALL
-from recovery.drill.cluster.driver_messages import DriverConfig
+from recovery.drill.driver.driver_messages import DriverConfig
+from recovery.drill.faults.drill_fault import DrillFault
 from recovery.drill.faults.needs import Given
-from recovery.drill.faults.reach import CannotStrikeError
-from recovery.drill.faults.striking import NOTHING_LEFT, Striker
-from recovery.drill.jobs.bundled import BUNDLED
+from recovery.drill.faults.stage import CannotStrikeError
+from recovery.drill.jobs.bundled_jobs import BUNDLED
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.report.outcome import EpochDone
-from recovery.drill.run.order import Order, named_faults
+from recovery.drill.report.drill_report import EpochDone
+from recovery.drill.run.drill_options import DrillOptions, named_faults
 from recovery.drill.run.runner import run_drill
-from recovery.drill.run.scenario import DrillFault, Strike
+from recovery.drill.run.strike_schedule import Strike
+from recovery.drill.run.striker import NOTHING_LEFT, Striker
 from recovery.drill.run.teardown import TidyStack, end, failure_text
 from statebackend.errors import DrillError
 
@@ -61,11 +62,11 @@ def test_everything_is_ended_though_one_thing_cannot_be() -> None:
     driver = SimpleNamespace(
         look=lambda: done.append("look"), condemn=fail, reap=lambda: done.append("reap")
     )
-    pace = SimpleNamespace(stop=lambda: done.append("pace"), hung=True)
-    stage: Any = SimpleNamespace(pace=pace, drivers=SimpleNamespace(every=[driver]))
+    feeder = SimpleNamespace(stop=lambda: done.append("feeder"), hung=True)
+    stage: Any = SimpleNamespace(feeder=feeder, drivers=SimpleNamespace(every=[driver]))
     cluster: Any = SimpleNamespace(stop=lambda: done.append("cluster"))
     wrong = end(stage, cluster)
-    assert done == ["pace", "look", "cluster", "reap"]
+    assert done == ["feeder", "look", "cluster", "reap"]
     assert [text.split(": ")[-1] for text in wrong] == [
         "no such process",
         "The job's feed was still busy when the drill ended; it was left alone.",
@@ -95,20 +96,20 @@ class Stage:
     """As much of a stage as a striker needs; epochs come as the test says."""
 
     def __init__(self) -> None:
-        self.pace = SimpleNamespace(epochs=[EpochDone(epoch=0, at_s=0.0, driver=1)])
+        self.feeder = SimpleNamespace(epochs=[EpochDone(epoch=0, at_s=0.0, driver=1)])
         self.struck: list[str] = []
         self.drivers = self
         self.clock_s = 1.0
 
     def epoch(self, number: int) -> None:
-        self.pace.epochs.append(EpochDone(epoch=number, at_s=self.now_s(), driver=1))
+        self.feeder.epochs.append(EpochDone(epoch=number, at_s=self.now_s(), driver=1))
 
     def now_s(self) -> float:
         self.clock_s += 0.1
         return self.clock_s
 
     def committed(self) -> int:
-        return max(done.epoch for done in self.pace.epochs)
+        return max(done.epoch for done in self.feeder.epochs)
 
     def until(self, condition: Any, what: str, timeout_s: float) -> None:
         assert condition(), f"waited for {what}"
@@ -173,7 +174,7 @@ def test_a_fault_that_cannot_be_made_says_why() -> None:
 def test_the_report_knows_what_was_asked_for(
     duration_s: float | None, given: list[Any], names: list[str]
 ) -> None:
-    order = Order(
+    options = DrillOptions(
         job=BUNDLED["timers"],
         faults=named_faults(given),
         at_epoch=None,
@@ -185,7 +186,7 @@ def test_the_report_knows_what_was_asked_for(
         subtasks=2,
         say=print,
     )
-    assert order.names() == names
+    assert options.names() == names
 
 
 # --- whole drills, of which no driver comes up ----------------------------------------------------

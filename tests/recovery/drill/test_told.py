@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from recovery.drill.cluster.driver_messages import address_of
-from recovery.drill.cluster.processes import TOKEN
-from recovery.drill.jobs.bundled import running_totals
+from recovery.drill.cluster.live_processes import TOKEN
+from recovery.drill.jobs.bundled_jobs import running_totals
+from recovery.drill.jobs.named_functions import address_of
 from recovery.drill.run.runner import run_drill
 from statebackend.errors import SettingError, UsageError
 
@@ -28,7 +28,7 @@ def truth(folder: Path) -> list[tuple[int]]:
 
 def test_a_function_of_a_package_is_found_by_its_module() -> None:
     address = address_of(running_totals)
-    assert (address.name, address.folder) == ("recovery.drill.jobs.bundled:running_totals", "")
+    assert (address.name, address.folder) == ("recovery.drill.jobs.bundled_jobs:running_totals", "")
 
 
 def test_a_function_of_a_test_module_is_found_by_another_process() -> None:
@@ -45,7 +45,7 @@ def test_a_function_of_a_test_module_is_found_by_another_process() -> None:
 def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     script = tmp_path / "my_job.py"
     script.write_text(
-        "from recovery.drill.cluster.driver_messages import address_of\n"
+        "from recovery.drill.jobs.named_functions import address_of\n"
         "def build(spark, backend, folder): ...\n"
         "if __name__ == '__main__':\n"
         "    address = address_of(build)\n"
@@ -70,9 +70,9 @@ def test_a_function_that_no_other_process_can_find_is_refused(job: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"job": "no-such-job", "truth": None}, "no job of the name"),
+        ({"job": "no-such-job", "truth": None}, "There is no job 'no-such-job'"),
         ({"truth": None}, "needs truth="),
-        ({"faults": ["no-such-fault"]}, "no fault of the name"),
+        ({"faults": ["no-such-fault"]}, "There is no fault 'no-such-fault'"),
         ({"store": "ftp://x"}, "The store is"),
         ({"store": "s3://bucket/x"}, "endpoint over plain HTTP"),
         ({"duration_s": 5.0}, "has no feed"),

@@ -12,7 +12,7 @@ from socket import SocketIO
 import pytest
 
 from recovery.drill import Fault, FaultProxy, Kind, Rule, Script, Verb
-from recovery.drill.proxy.request import act_at
+from recovery.drill.proxy.body_faults import act_at
 from statebackend.errors import SettingError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -27,8 +27,8 @@ from snapshot.formats.history_object import (
     parse_history_name,
     summary_of,
 )
-from snapshot.formats.packed import pack
 from snapshot.formats.record import LOG_PREFIX, read_manifest
+from snapshot.formats.zstd_frame import pack
 from snapshot.retention import history_keeping
 from snapshot.retention.deletable import view_of
 from snapshot.retention.garbage_collection import CleanReport, clean, outside_view

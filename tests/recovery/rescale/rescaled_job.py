@@ -12,8 +12,8 @@ import msgspec
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock, StorePool
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from snapshot.formats.names import data_name
-from snapshot.protocol.bases import BasePolicy
+from snapshot.formats.object_names import data_name
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.messages import (
     AncestorCopy,
     BaseGrant,
@@ -22,7 +22,7 @@ from snapshot.protocol.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.runtime.worker.background_upload import BaseUpload, Uploaded

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from recovery.local.ancestors import Ancestors
+from recovery.local.ancestor_copies import Ancestors
 from recovery.local.local_copies import LocalSubtask, StoreDirectory
 from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
 from recovery.restore import restorer as restore

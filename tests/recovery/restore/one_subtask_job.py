@@ -8,7 +8,7 @@ from typing import Any
 from recovery.local.local_copies import LocalSubtask
 from recovery.local.store_pool import Clock, StorePool
 from recovery.restore.restorer import OpenSubtask, Restorer, Site
-from snapshot.formats.names import data_name
+from snapshot.formats.object_names import data_name
 from snapshot.protocol.messages import (
     AncestorCopy,
     BaseGrant,
@@ -17,7 +17,7 @@ from snapshot.protocol.messages import (
     RestoreReport,
     SlicePart,
 )
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from snapshot.storage.memory_store import MemoryStore
 from snapshot.storage.object_store import ObjectStore
 from statebackend.keygroups import KeyGroupRange

@@ -12,7 +12,7 @@ import pytest
 
 from recovery.restore import restorer as restore
 from snapshot.formats.delta import DeltaRows
-from snapshot.formats.delta_stream import as_lists
+from snapshot.formats.delta_in_pieces import as_lists
 from snapshot.formats.record import record_name
 from snapshot.protocol.messages import AncestorCopy, BeginReply, LocalCopy
 from statebackend.errors import (

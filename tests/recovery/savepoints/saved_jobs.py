@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from recovery.savepoints.claim import Standing, begin_job, saved_state, standing
-from recovery.savepoints.create import Making, create_savepoint
-from recovery.savepoints.location_part import StoreLocation
+from recovery.savepoints.begin_with_savepoint import Standing, begin_job, standing
+from recovery.savepoints.create_savepoint import Making, create_savepoint
+from recovery.savepoints.location_files import StoreLocation
 from recovery.savepoints.savepoint import Savepoint, read_savepoint
+from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.messages import SlicePart
 from snapshot.storage.memory_store import MemoryStore

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.inspect.describe import describe
 from recovery.inspect.verify import verify
-from recovery.savepoints.create import create_savepoint
+from recovery.savepoints.create_savepoint import create_savepoint
 from recovery.savepoints.savepoint import read_savepoint
 from snapshot.protocol.lineage import resolve
 from snapshot.storage.local_store import LocalStore

@@ -8,11 +8,12 @@ from unittest import mock
 
 import pytest
 
-from recovery.inspect.jobs import BEGUN_NAME
+from recovery.inspect.job_list import BEGUN_NAME
 from recovery.inspect.verify import verify
-from recovery.savepoints.claim import Standing, left_in_the_middle, standing
-from recovery.savepoints.create import create_savepoint
-from recovery.savepoints.savepoint import delete_savepoint, read_savepoint
+from recovery.savepoints.begin_with_savepoint import Standing, left_in_the_middle, standing
+from recovery.savepoints.create_savepoint import create_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
 from snapshot.formats.record import record_name
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import (

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from recovery.inspect.jobs import SAVEPOINT_NAME, split_jobs
-from recovery.savepoints.create import create_savepoint
-from recovery.savepoints.savepoint import (
-    below,
-    default_folder,
-    delete_savepoint,
-    list_savepoints,
-    read_savepoint,
-    savepoints_folder,
-)
+from recovery.inspect.job_list import SAVEPOINT_NAME, split_jobs
+from recovery.savepoints.create_savepoint import create_savepoint
+from recovery.savepoints.savepoint import below, default_folder, read_savepoint, savepoints_folder
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.storage.memory_store import MemoryStore
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import parse_s3_uri
 from statebackend.errors import (
     CheckpointLocationError,

@@ -10,7 +10,7 @@ import pytest
 from recovery.local.store_pool import StorePool
 from recovery.restore.restorer import OpenSubtask
 from snapshot.formats.file_index import decode_index
-from snapshot.protocol.bases import BasePolicy
+from snapshot.protocol.base_policy import BasePolicy
 from snapshot.protocol.lineage import SliceRef
 from snapshot.protocol.messages import BaseGrant
 from snapshot.storage.memory_store import MemoryStore

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from snapshot.formats.file_index import decode_index
 from snapshot.protocol.messages import BaseGrant
-from snapshot.storage.local_files import opened_file
+from snapshot.storage.files_to_upload import opened_file
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import LocalCopyError, StaleRequestError, StoreUnreachableError
 from statebackend.runtime.worker.background_upload import BaseUpload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recovery.decide.restore_plan import plan_restore
 from snapshot.formats.history_object import HISTORY_PREFIX
-from snapshot.formats.names import parse_base_name, parse_data_name
+from snapshot.formats.object_names import parse_base_name, parse_data_name
 from snapshot.formats.record import Manifest, Record, parse_record_name
 from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.lineage import SubtaskLineage, resolve

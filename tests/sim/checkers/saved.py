@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from recovery.decide.restore_plan import plan_restore
-from recovery.savepoints.claim import saved_state
-from recovery.savepoints.savepoint import delete_savepoint, list_savepoints, read_savepoint
+from recovery.savepoints.savepoint import read_savepoint
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.savepoint_list import list_savepoints
+from recovery.savepoints.state_at_epoch import saved_state
 from snapshot.formats.file_index import decode_index
 from snapshot.formats.record import Manifest, Record, SliceEntry, parse_record, record_name
 from snapshot.log.commit_log import CommitLog

@@ -9,7 +9,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from snapshot.storage.store_options import StoreOptions
 from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.continuous.driver.query_start import start

@@ -9,7 +9,7 @@ from snapshot.barriers.alignment import Alignment
 from snapshot.barriers.barrier import Watermark
 from snapshot.formats.record import LOG_PREFIX
 from snapshot.retention import garbage_collection as cleaning
-from snapshot.storage.counting import CountingStore
+from snapshot.storage.counting_store import CountingStore
 from statebackend.continuous.driver import job_from_savepoint as beginning
 from statebackend.continuous.driver import savepoint_requests as saving
 from statebackend.continuous.driver.savepoint_requests import SavepointRequests

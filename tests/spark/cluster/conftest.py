@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import TWO_HOSTS, open_cluster
-from recovery.drill.cluster.processes import guarded
 from tests.spark.cluster.trial import Trial
 
 

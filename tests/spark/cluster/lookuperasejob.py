@@ -12,8 +12,8 @@ from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
-from snapshot.storage.open import open_store
 from snapshot.storage.store_options import StoreOptions
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import system
 from statebackend.errors import JobRunningError
 from statebackend.tables import state_lookup as lookup

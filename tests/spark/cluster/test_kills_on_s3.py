@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.drill.faults.store_faults import Calm, Fault, Rule, Script
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_plan import Calm, Fault, Rule, Script
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from recovery.drill.proxy.s3_requests import Verb
 from tests.spark.cluster.trial import Trial, until
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import open_cluster
-from recovery.drill.cluster.processes import guarded
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3

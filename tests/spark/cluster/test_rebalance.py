@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.drill.cluster.processes import parent_of
+from recovery.drill.cluster.live_processes import parent_of
 from tests.spark.cluster.trial import Trial, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

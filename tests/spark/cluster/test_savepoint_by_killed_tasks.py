@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import statebackend
-from recovery.savepoints.savepoint import delete_savepoint
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.savepoint_folder import delete_savepoint
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import OperatorState
 from statebackend.errors import NotRestorableError
 from statebackend.system import SYSTEM
@@ -54,7 +54,7 @@ def test_a_killed_executor_changes_nothing_and_a_killed_driver_leaves_no_savepoi
     statebackend.write_savepoint(plain, {"op": one}, parallelism=PARALLELISM, max_parallelism=128)
     assert slices(uri) == slices(plain)
     store = open_store(uri, new_id=SYSTEM.new_id)
-    assert check_savepoint(store).ok
+    assert verify_savepoint(store).ok
     assert len(list(folder.rglob("data/*/*/*"))) == PARALLELISM, "lost attempts left nothing"
 
     uri, folder = begin(local_cluster, "cut")

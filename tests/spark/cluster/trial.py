@@ -16,9 +16,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from recovery.drill.cluster import processes
+from recovery.drill.cluster import polling
+from recovery.drill.cluster.live_processes import LiveProcesses
 from recovery.drill.cluster.local_cluster import Cluster
-from recovery.drill.jobs.batch_sink import committed_epochs
+from recovery.drill.jobs.committed_epochs import committed_epochs
 
 LIMIT_S = 600.0
 """For whatever takes tens of seconds on an idle machine."""
@@ -32,7 +33,7 @@ _JOB = Path(__file__).with_name("job.py")
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = LIMIT_S) -> Any:
     """Poll until ``condition`` gives something true; the test fails where it does not."""
-    return processes.until(condition, what, timeout_s)
+    return polling.until(condition, what, timeout_s)
 
 
 def timed_truth(
@@ -130,7 +131,7 @@ class Trial:
         return {"windows": {"delay_ms": DELAY_MS, "initial": str(path)}}
 
     @property
-    def processes(self) -> processes.LiveProcesses:
+    def processes(self) -> LiveProcesses:
         """The living ones of this test."""
         return self.cluster.processes
 

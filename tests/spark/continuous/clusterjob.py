@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
 from statebackend.backend import StateBackend
 from statebackend.continuous.sinks.file_sink import FileSink

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from recovery.drill.cluster.local_cluster import SHORT_LIVED
 from statebackend import system
 from statebackend.backend import StateBackend

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from recovery.decide.restarting import FixedDelay
+from recovery.decide.restart_strategy import FixedDelay
 from statebackend.backend import StateBackend
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import StateBackendError

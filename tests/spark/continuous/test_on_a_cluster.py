@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recovery.drill.cluster.guard_process import guarded
 from recovery.drill.cluster.local_cluster import open_cluster
-from recovery.drill.cluster.processes import guarded
 
 ROOT = Path(__file__).parents[3]
 JOB = "tests.spark.continuous.clusterjob"

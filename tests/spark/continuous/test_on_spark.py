@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.decide.restarting import FixedDelay, NoRestart
+from recovery.decide.restart_strategy import FixedDelay, NoRestart
 from statebackend.continuous.sinks.file_sink import FileSink
 from statebackend.errors import PeerLostError, ProcessorError
 from statebackend.runtime.driver.services import Services

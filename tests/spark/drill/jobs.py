@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recovery.drill.jobs.bundled import running_totals_truth as all_truth
+from recovery.drill.jobs.bundled_jobs import running_totals_truth as all_truth
 from recovery.drill.jobs.drill_job import DrillJob
-from recovery.drill.jobs.feeding import feed_rows
+from recovery.drill.jobs.input_files import feed_rows
 from statebackend import KeyedProcessor
 
 SCHEMA = "k bigint, seq bigint, v bigint, file int"

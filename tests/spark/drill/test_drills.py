@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill.cluster.processes import TOKEN, environment_of, until
+from recovery.drill.cluster.live_processes import TOKEN, environment_of
+from recovery.drill.cluster.polling import until
 from recovery.drill.run.runner import run_drill
 from tests.spark.drill import jobs
 

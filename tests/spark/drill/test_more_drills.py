@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recovery.drill.report.outcome import DrillReport
+from recovery.drill.report.drill_report import DrillReport
 from recovery.drill.run.runner import run_drill
 from tests.support.servers import server_binaries
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import statebackend
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend.errors import CheckpointLocationError, JobRunningError
 from statebackend.spark.from_spark.reached_location import reached
 from statebackend.system import SYSTEM

@@ -21,7 +21,7 @@ from tests.spark.local.world import checkpoints, job_store, manifests, sources
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from recovery.decide.rewind import LocationProgress
+    from recovery.decide.start_batch import LocationProgress
     from statebackend import StateBackend
     from tests.spark.local.world import World
 

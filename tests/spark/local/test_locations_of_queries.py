@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.savepoints import claim
+from recovery.savepoints import begin_with_savepoint
 from statebackend.errors import CheckpointLocationError
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
@@ -216,7 +216,7 @@ def test_a_beginning_with_a_savepoint_that_was_cut_is_found_again(
     first = backend_of(world, world.store)
     run(world, first, "first")
     saved = first.savepoint()
-    copy = claim.copy_state
+    copy = begin_with_savepoint.copy_state
     cut = iter([RuntimeError("cut in the middle")])
 
     def copied(*args: Any, **more: Any) -> Any:
@@ -224,7 +224,7 @@ def test_a_beginning_with_a_savepoint_that_was_cut_is_found_again(
             raise error
         return copy(*args, **more)
 
-    monkeypatch.setattr(claim, "copy_state", copied)
+    monkeypatch.setattr(begin_with_savepoint, "copy_state", copied)
     with pytest.raises(RuntimeError, match="cut in the middle"):
         run(world, backend_of(world, world.store, savepoint=saved.uri), "clone")
     job = identity(world, "clone")["job"]

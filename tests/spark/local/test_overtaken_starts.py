@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.decide.rewind import TakenBack
+from recovery.decide.taken_back_files import TakenBack
 from statebackend.errors import StateBackendError
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from tests.spark.local.world import until

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import statebackend
-from recovery.savepoints.savepoint_check import check_savepoint
-from snapshot.storage.open import open_store
+from recovery.savepoints.verify_savepoint import verify_savepoint
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import TTL, OperatorState, system
 from statebackend.errors import NullKeyError, SettingError
 from statebackend.spark.from_tables.slices_on_spark import slices_on_spark
@@ -68,7 +68,7 @@ def digests(uri: str) -> list[tuple[int, int, str]]:
 
 
 def whole(uri: str) -> bool:
-    return check_savepoint(open_store(uri, new_id=system.new_id)).ok
+    return verify_savepoint(open_store(uri, new_id=system.new_id)).ok
 
 
 def collected(frame: DataFrame) -> pa.Table:

@@ -9,7 +9,7 @@ import pytest
 
 from recovery.inspect.verify import verify
 from recovery.savepoints.savepoint import read_savepoint
-from snapshot.storage.open import open_store
+from snapshot.storage.stores_by_uri import open_store
 from statebackend import Savepoint
 from statebackend.cli.job_folders import place_of
 from statebackend.errors import (

@@ -23,8 +23,9 @@ from blake3 import blake3
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
-from snapshot.formats.delta import chain, chain_rescaled, chain_start, decode_delta
+from snapshot.formats.delta import decode_delta
 from snapshot.formats.file_index import decode_index
+from snapshot.formats.lineage_digest import chain, chain_rescaled, chain_start
 from snapshot.formats.record import parse_record, record_name
 from statebackend import StateBackend
 from statebackend.key_hashing import key_groups

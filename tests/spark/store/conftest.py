@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recovery.drill.proxy.proxy import FaultProxy
+from recovery.drill.proxy.fault_proxy import FaultProxy
 from tests.spark.local.conftest import *  # noqa: F403
 from tests.spark.local.world import World
 

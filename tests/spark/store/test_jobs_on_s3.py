@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from recovery.drill.faults.store_faults import Calm, stormy
+from recovery.drill.proxy.fault_plan import Calm, stormy
 from recovery.drill.proxy.s3_requests import Verb
 from tests.spark.local.world import failure, manifests, sources
 
