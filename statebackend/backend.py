@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
-from statebackend.continuous.job.flow import Flow, JobSetup
-from statebackend.continuous.job.streams import ContinuousStream, continuous
-from statebackend.continuous.sources.source import Source
 from statebackend.errors import (
     LocalDirError,
     SettingError,
@@ -23,7 +20,6 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.monitoring.observers import check_observers
-from statebackend.once_batches import OnceBatches, Written, once
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
 from statebackend.runtime.driver.environment import warn_of_other_python
@@ -44,6 +40,12 @@ from statebackend.spark.start.stateful_writer import StatefulStreamWriter, Write
 from statebackend.spark.start.watched_query import WatchedQuery, frames_of
 from statebackend.spark.start.worker_probe import check_workers
 from statebackend.system import SYSTEM, default_local_dir, warn
+
+if TYPE_CHECKING:  # a start without them takes a third of a second less
+    from statebackend.continuous.job.flow import Flow
+    from statebackend.continuous.job.streams import ContinuousStream
+    from statebackend.continuous.sources.source import Source
+    from statebackend.once_batches import OnceBatches, Written
 
 __all__ = ["StateBackend"]
 
@@ -248,7 +250,7 @@ class StateBackend(FrameMaker, StartedQuery):
             found.keep()  # or a beginning that is cut would not be found again
         watched = self._watched(job, frames, checked, go_back_to)
         check_workers(self._spark, self._settings.local_dir)
-        watched.launch.prepare(writer)
+        watched.prepare(writer)
         if found is not None:
             found.keep()
         with watched.launch.given_up_on_error():
@@ -303,7 +305,7 @@ class StateBackend(FrameMaker, StartedQuery):
         frames = own or self._builder.newest()
         watched = self._watched(job, frames, self._checked, go_back_to)
         check_workers(self._spark, self._settings.local_dir)
-        watched.launch.prepare(None, checkpoint_location)
+        watched.prepare(None, checkpoint_location)
         if found is not None:
             found.keep()
         before = {query.id for query in watched.active()}
@@ -366,6 +368,8 @@ class StateBackend(FrameMaker, StartedQuery):
 
     def once(self, write: Written) -> OnceBatches:
         """As `statebackend.once`, for a query that :meth:`start` starts."""
+        from statebackend.once_batches import once
+
         one = once(write)
         self._checked.append(one)
         return one
@@ -383,6 +387,9 @@ class StateBackend(FrameMaker, StartedQuery):
         Raises:
             SettingError, DuplicateUidError: no source, or the name; the backend has no ``job=``.
         """
+        from statebackend.continuous.job.flow import Flow, JobSetup
+        from statebackend.continuous.job.streams import continuous
+
         if self._job is None:
             raise SettingError(
                 "A continuous job has no checkpoint location, so its name must be given.",

@@ -20,10 +20,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statebackend.keygroups import check_parallelism
+from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.operators.input.packing import GROUP
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.key_hash_expression import key_group_expression, surrogates
 from statebackend.spark.worker.epoch_input import CONTROL_COLUMNS, NONCE_BITS
+from statebackend.threads import WorkQueue
 
 __all__ = ["Anchor", "anchored"]
 
@@ -42,7 +44,7 @@ class Anchor:
     """The cached frame for one parallelism; made when first needed, shared by operators."""
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
-        self.parallelism = parallelism
+        self.parallelism, self._context = parallelism, spark.sparkContext
         self.data_values, barrier_values = surrogates(parallelism)
         rows = [(value, subtask) for subtask, value in enumerate(self.data_values)]
         rows += [(value, ~subtask) for subtask, value in enumerate(barrier_values)]
@@ -63,8 +65,23 @@ class Anchor:
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         # Spark warns of a plan that it caches already: that of another backend's.
         self.frame = frame if frame.storageLevel.useMemory else frame.cache()
-        # Fills the cache. frame.count() plans and compiles an aggregate: seconds in a cold JVM.
-        self.frame._jdf.queryExecution().toRdd().count()
+        # Beside what else the driver does until the start: a second or two in a cold JVM.
+        self._filled = WorkQueue("statebackend-anchor").submit(self._fill)
+
+    def _fill(self) -> None:
+        # frame.count() would plan and compile an aggregate as well: seconds in a cold JVM.
+        with jvm.calls():
+            self._context.setJobDescription(f"statebackend: a place for each of {self.parallelism}")
+            self.frame._jdf.queryExecution().toRdd().count()
+
+    def ready(self) -> None:
+        """Wait until each subtask has its place. Before a query is started.
+
+        Raises:
+            SparkLostError: Spark's JVM is gone.
+            Exception: what else ended Spark's job.
+        """
+        self._filled.result()
 
     def release(self) -> None:
         """Let the cached blocks go."""

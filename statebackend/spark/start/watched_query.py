@@ -79,13 +79,19 @@ class WatchedQuery:
             settings=settings,
             options=options,
         )
-        anchor = frames[0].anchor
+        self._anchors = [one.anchor for one in frames]
         self.rebalancer = Rebalancer(
-            lambda: SparkPlaces(spark, anchor),
+            lambda: SparkPlaces(spark, self._anchors[0]),
             job=job.name,
             automatic=settings.rebalance == "auto",
             settle_s=settings.rebalance_settle_s,
         )
+
+    def prepare(self, writer: DataStreamWriter | None, path: str | None = None) -> None:
+        """As `Launch.prepare`, when each subtask has its place."""
+        for anchor in self._anchors:
+            anchor.ready()
+        self.launch.prepare(writer, path)
 
     def run(self, start: Callable[[], StreamingQuery], token: str) -> StreamingQuery:
         """Start the query, which was prepared; the job is taken over then.
