@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from statebackend import StateBackend
-from statebackend.runtime.driver.environment import require_java
+from statebackend.environment import require_java
 
 _FIRST_FILE_S = 1_700_000_000
 

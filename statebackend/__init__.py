@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from statebackend.continuous.sources.source import Source as Source
     from statebackend.continuous.sources.source import Split as Split
     from statebackend.continuous.sources.source import SplitReader as SplitReader
+    from statebackend.drop_in import install as install
+    from statebackend.drop_in import uninstall as uninstall
     from statebackend.errors import StateBackendError as StateBackendError
-    from statebackend.installation import install as install
-    from statebackend.installation import uninstall as uninstall
     from statebackend.monitoring.progress_listener import ProgressListener as ProgressListener
     from statebackend.once_batches import BatchOnce as BatchOnce
     from statebackend.once_batches import once as once
@@ -169,7 +169,7 @@ _EXPORTS: dict[str, str] = {
     "first": "statebackend.operators.aggregate.functions",
     "import_savepoint": "statebackend.tables.portable.portable_import",
     "import_spark": "statebackend.spark.from_spark.import_spark",
-    "install": "statebackend.installation",
+    "install": "statebackend.drop_in",
     "last": "statebackend.operators.aggregate.functions",
     "once": "statebackend.once_batches",
     "progress_bar": "statebackend.cli.progress_bars",
@@ -183,7 +183,7 @@ _EXPORTS: dict[str, str] = {
     "states": "statebackend.tables.read_state",
     "top_k": "statebackend.operators.aggregate.functions",
     "tumbling": "statebackend.operators.aggregate.windows",
-    "uninstall": "statebackend.installation",
+    "uninstall": "statebackend.drop_in",
     "EraseReport": "statebackend.tables.erase_keys",
     "erase_keys": "statebackend.tables.erase_keys",
     "write_savepoint": "statebackend.spark.from_tables.write_savepoint",

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
+from statebackend.environment import warn_of_other_python
 from statebackend.errors import (
     LocalDirError,
     SettingError,
@@ -22,7 +23,6 @@ from statebackend.errors import (
 from statebackend.monitoring.observers import check_observers
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.rpc.tls import driver_tls
-from statebackend.runtime.driver.environment import warn_of_other_python
 from statebackend.runtime.driver.job import Job, store_options
 from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.store_patience import StorePatience

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from examples.flights import demo, show
 from examples.flights.workdir import WorkDir
+from statebackend.environment import require_java
 from statebackend.errors import SettingError, StateBackendError
-from statebackend.runtime.driver.environment import require_java
 
 _TAIL_LINES = 30
 _FILES = range(6, 100)  # Spark keeps the plans of a hundred epochs

@@ -20,7 +20,6 @@ __all__ = [
     "OperatorFigures",
     "RestoreFigures",
     "RestoreSummary",
-    "SavepointFigures",
     "SubtaskFigures",
 ]
 
@@ -194,18 +193,6 @@ class RestoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     durable_bytes: int
     max_seconds: float
     slowest: list[RestoreFigures]
-
-
-class SavepointFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint of the job. ``complete``: it exists; ``problem``: why it does not read."""
-
-    name: str
-    uri: str
-    epoch: int | None
-    created_ms: int | None
-    size_bytes: int
-    complete: bool
-    problem: str = ""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,12 +20,10 @@ from recovery.inspect.history import (
     History,
     JobMode,
     RestoreSummary,
-    SavepointFigures,
 )
 from recovery.inspect.history_rows import Late, checkpoint_of, failed_of, restores_of, subtasks_of
 from recovery.inspect.tolerant_log import read_one
 from recovery.savepoints.between_modes import CONTINUOUS
-from recovery.savepoints.savepoint_list import list_savepoints
 from snapshot.formats.history_object import (
     HISTORY_PREFIX,
     HistoryName,
@@ -38,7 +36,7 @@ from snapshot.formats.record import LOG_PREFIX, parse_record_name
 from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import FormatError, NotRestorableError, ObjectNotFoundError, SettingError
 
-__all__ = ["HistoryReader", "read_checkpoint", "read_history", "read_savepoints"]
+__all__ = ["HistoryReader", "read_checkpoint", "read_history"]
 
 _AT_A_TIME: Final = 32
 _OBJECTS_CACHED: Final = 512
@@ -54,30 +52,6 @@ def read_history(
 def read_checkpoint(store: ObjectStore, job: str, epoch: int) -> CheckpointFigures | None:
     """One checkpoint, with its subtasks while its record is there; see `HistoryReader.read`."""
     return HistoryReader(store, job).checkpoint(epoch)
-
-
-def read_savepoints(
-    folder: ObjectStore, open_at: Callable[[str], ObjectStore], job: str
-) -> list[SavepointFigures]:
-    """A job's savepoints below a folder, the newest first. Raises `StoreUnreachableError`.
-
-    Args:
-        folder: where they are (`recovery.savepoints.savepoint.savepoints_folder`).
-        open_at: gives the store of a folder below it.
-    """
-    found = list_savepoints(folder, open_at, job=job)
-    return [
-        SavepointFigures(
-            name=one.id,
-            uri=one.uri,
-            epoch=one.epoch,
-            created_ms=one.created_ms,
-            size_bytes=one.size_bytes,
-            complete=one.complete,
-            problem=one.problem,
-        )
-        for one in reversed(found)
-    ]
 
 
 @dataclass

@@ -24,8 +24,8 @@ from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.store_probe import probe
 from statebackend import system
 from statebackend.cli.job_folders import Place
+from statebackend.environment import require_java
 from statebackend.errors import EnvironmentMissingError, StateBackendError
-from statebackend.runtime.driver.environment import require_java
 
 __all__ = ["Check", "examine", "examine_spark"]
 

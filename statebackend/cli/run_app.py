@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from statebackend.installation import install, installed
+from statebackend.drop_in import install, installed
 
 __all__ = ["run_app"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from statebackend.monitoring.metric_table import DURATION_BUCKETS_S, METRICS, Metric
+from statebackend.monitoring.metric_table import DURATION_BUCKETS_S
 
 __all__ = ["Histogram", "Labels", "MetricValues", "Values"]
 
@@ -78,10 +78,3 @@ class MetricValues:
                 for name, by_labels in self._histograms.items()
             },
         }
-
-
-def metrics_in(values: dict[str, Values]) -> Iterator[tuple[Metric, Values]]:
-    """What of the table has values, in its order."""
-    for name, metric in METRICS.items():
-        if found := values.get(name):
-            yield metric, found

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from statebackend.errors import EnvironmentMissingError
-from statebackend.runtime.driver.environment import (
+from statebackend.environment import (
     java_major_version,
     require_java,
     warn_of_other_python,
 )
+from statebackend.errors import EnvironmentMissingError
 
 
 def _java(home: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

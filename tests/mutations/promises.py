@@ -145,7 +145,7 @@ BROKEN: Final = (
     ),
     BrokenPromise(
         "other sessions are left alone",
-        "statebackend/installation.py",
+        "statebackend/drop_in.py",
         "    found = [backend for session, backend in _backends if _same(session, spark)]\n",
         "    found = [backend for session, backend in _backends if session]\n",
         ("tests/spark/local/test_install.py",),

@@ -41,9 +41,7 @@ PROTOCOL = (
     *_modules("snapshot/log"),
     *_modules("snapshot/protocol"),
     *_modules("snapshot/barriers"),
-    *_modules(
-        "statebackend/runtime/driver", without={"attempt_timeouts", "environment", "services"}
-    ),
+    *_modules("statebackend/runtime/driver", without={"attempt_timeouts", "services"}),
     "statebackend/runtime/worker/background_upload.py",
     *_modules("statebackend/spark/start", without={"checkpoint_location"}),
     *_modules("statebackend/continuous/driver"),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from statebackend.continuous.files.file_formats import check_types
@@ -308,11 +307,3 @@ def as_format(value: str | ValueFormat) -> ValueFormat:
         todo='Give "raw", "text", "json: user string, ms bigint", "avro: {...}", or an AvroValue '
         "or a ProtobufValue.",
     )
-
-
-def all_null(columns: Sequence[pa.Array], values: Values) -> list[pa.Array]:
-    """Columns with null wherever there is no value."""
-    missing = pa.array([value is None for value in values])
-    if not pc.any(missing).as_py():
-        return list(columns)
-    return [pc.if_else(missing, pa.scalar(None, one.type), one) for one in columns]

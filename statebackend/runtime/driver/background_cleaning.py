@@ -24,7 +24,8 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
-from statebackend.threads import THREADS, Future, Lock, Threads, WorkQueue
+from statebackend.threads import THREADS, Future, Lock, Threads
+from statebackend.work_queue import WorkQueue
 
 __all__ = ["Cleaner"]
 

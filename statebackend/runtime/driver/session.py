@@ -59,7 +59,8 @@ from statebackend.runtime.driver.pending_lookups import LookupDesk
 from statebackend.runtime.driver.restore_records import DamagedSliceError, Records
 from statebackend.runtime.driver.unchecked_batches import BatchChecks
 from statebackend.system import SYSTEM, System
-from statebackend.threads import Future, WorkQueue
+from statebackend.threads import Future
+from statebackend.work_queue import WorkQueue
 
 __all__ = ["RunSession"]
 
@@ -74,8 +75,7 @@ class RunSession:
     Requests wait at a gate until the driver has checked what it started (:meth:`open`), or refuse.
 
     Args:
-        store: the job's folder. log: its commit log.
-        gate_timeout_s: how long requests wait at the gate.
+        store: the job's folder. log: its commit log. gate_timeout_s: how long requests wait there.
         whole_limit_bytes: state up to this size has bases of one object.
         progress: collects events. attempts: told of begins and acks, if somebody watches them.
         clean_every_epochs: 0 for never. clean_min_age_s: younger objects stay.

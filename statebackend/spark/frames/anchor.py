@@ -25,7 +25,7 @@ from statebackend.operators.input.packing import GROUP
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.key_hash_expression import key_group_expression, surrogates
 from statebackend.spark.worker.epoch_input import CONTROL_COLUMNS, NONCE_BITS
-from statebackend.threads import WorkQueue
+from statebackend.work_queue import WorkQueue
 
 __all__ = ["Anchor", "anchored"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from statebackend.installation import Installed
+    from statebackend.drop_in import Installed
 
 
 TOO_BUSY = ("failed to connect back", "CANNOT_OPEN_SOCKET")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from statebackend.installation import Installed
+    from statebackend.drop_in import Installed
 
 UIDS = {"rows": "Session", "pandas": "PandasSession", "fading": "Fading"}
 TIMEOUTS = {"event": "EventTimeTimeout", "processing": "ProcessingTimeTimeout"}

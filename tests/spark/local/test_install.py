@@ -10,13 +10,13 @@ from pyspark.errors import AnalysisException
 
 import statebackend
 from statebackend import StateBackend
+from statebackend.drop_in import installed as installed_in
 from statebackend.errors import (
     DuplicateUidError,
     MaxParallelismChangedError,
     SchemaError,
     SettingError,
 )
-from statebackend.installation import installed as installed_in
 from statebackend.settings import ENABLED
 from statebackend.spark.start.query_identity import IDENTITY_FILE
 from tests.spark.local.processors import LEDGER_OUTPUT, Ledger
