@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
-from recovery.inspect import describe
+from recovery.decide import live_lineages
 from statebackend.errors import (
     JobRunningError,
     NotRestorableError,
@@ -126,8 +126,10 @@ def test_a_start_follows_the_lineages_of_the_log_once(
     job = Job(tmp_path.as_uri(), JOB)
     _finish(Started(job.store, {"op": 1}), *range(5))
     followed: list[int] = []
-    real = describe.resolve
-    monkeypatch.setattr(describe, "resolve", lambda log: followed.append(len(log)) or real(log))
+    real = live_lineages.resolve
+    monkeypatch.setattr(
+        live_lineages, "resolve", lambda log: followed.append(len(log)) or real(log)
+    )
     shared = Shared({batch: stamp_of(batch) for batch in range(6)}, set(range(5)))
     launch = _launch(job, shared)
     launch.prepare(None, "/location")

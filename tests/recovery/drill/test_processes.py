@@ -77,7 +77,7 @@ def test_the_guard_ends_frozen_processes_when_its_drill_is_killed(start: Start) 
     process = start(token)
     LiveProcesses(token).freeze([process.pid])
     code = (
-        "import os; from recovery.drill.cluster.live_processes import guarded\n"
+        "import os; from recovery.drill.cluster.guard_process import guarded\n"
         f"with guarded({token!r}): os.kill(os.getpid(), 9)"
     )
     assert process.poll() is None

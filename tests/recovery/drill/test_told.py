@@ -45,7 +45,7 @@ def test_a_function_of_a_test_module_is_found_by_another_process() -> None:
 def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     script = tmp_path / "my_job.py"
     script.write_text(
-        "from recovery.drill.driver.driver_messages import address_of\n"
+        "from recovery.drill.jobs.named_functions import address_of\n"
         "def build(spark, backend, folder): ...\n"
         "if __name__ == '__main__':\n"
         "    address = address_of(build)\n"
