@@ -21,7 +21,13 @@ from recovery.inspect.history import (
     JobMode,
     RestoreSummary,
 )
-from recovery.inspect.history_rows import Late, checkpoint_of, failed_of, restores_of, subtasks_of
+from recovery.inspect.history_figures import (
+    Late,
+    checkpoint_of,
+    failed_of,
+    restores_of,
+    subtasks_of,
+)
 from recovery.inspect.tolerant_log import read_one
 from recovery.savepoints.between_modes import CONTINUOUS
 from snapshot.formats.history_object import (
