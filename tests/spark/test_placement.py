@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JError
 
 from snapshot.log.progress_book import ProgressBook
+from statebackend.spark.frames.rebalance_plan import PlacementWatch, surplus
 from statebackend.spark.frames.rebalancing import LOOK_EVERY_S, Rebalancer
-from statebackend.spark.frames.skew_watch import PlacementWatch, surplus
 
 SETTLE_S = 10.0
 

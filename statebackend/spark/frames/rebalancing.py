@@ -19,7 +19,7 @@ from snapshot.log.progress_book import ProgressBook
 from snapshot.log.progress_events import RebalanceProgress
 from statebackend import system
 from statebackend.spark.frames.anchor import Anchor
-from statebackend.spark.frames.skew_watch import PlacementWatch, surplus
+from statebackend.spark.frames.rebalance_plan import PlacementWatch, surplus
 
 __all__ = ["LOOK_EVERY_S", "Places", "Rebalancer", "SparkPlaces"]
 
