@@ -233,7 +233,7 @@ class Server(FlightService):
 def _not_running(job: str) -> StaleRequestError:
     return StaleRequestError(
         f"A request for a session of job {job!r} that is not running here.",
-        todo="Nothing to do if its query was stopped; else start it with backend.start().",
+        todo="Nothing to do if its query was stopped; else start the query again.",
     )
 
 
