@@ -42,7 +42,7 @@ SETTINGS_PAGE = """\
 
 Give a setting in one of three ways. The first one that is given counts.
 
-1. As an argument of `StateBackend`: `local_dir`, `parallelism`, `max_parallelism` and `commit` have
+1. As an argument of `install` or `StateBackend`: `local_dir`, `parallelism`, `max_parallelism` and `commit` have
    arguments of their own. Give all others by name in `settings=`, as in `settings={{"tls": 1}}`.
 2. As a key of the SparkSession, such as `spark.statebackend.tls`. An argument has the name of the first
    column, a key that of the second.

@@ -91,13 +91,13 @@ class Run:
 
     def show(self, frame: DataFrame, *order: str, rows: int = 20) -> None:
         """Run until all files are taken in, and print some of the output."""
-        writer = (
-            frame.writeStream.format("parquet")
-            .option("path", str(self._root / "out"))
+        query = (
+            self.backend.write_stream(frame)
             .option("checkpointLocation", str(self._root / "checkpoint"))
             .trigger(availableNow=True)
+            .start(str(self._root / "out"), "parquet")
         )
-        self.backend.start(writer).awaitTermination()
+        query.awaitTermination()
         out = self._spark.read.parquet(str(self._root / "out"))
         print(f"{out.count()} rows; the first {rows} by {', '.join(order)}:")
         out.orderBy(*order).show(rows, truncate=60)

@@ -66,10 +66,7 @@ def build(backend: StateBackend, payments: DataFrame) -> DataFrame:
 def build_totals(backend: StateBackend, payments: DataFrame) -> DataFrame:
     """One row for each account that a batch touched."""
     return backend.aggregate(
-        payments,
-        keys="account",
-        aggregations={"payments": "count", "balance": ("sum", "cents")},
-        uid="totals",
+        payments.groupBy("account"), payments="count", balance=("sum", "cents"), uid="totals"
     )
 
 

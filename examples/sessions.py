@@ -2,7 +2,7 @@
 
 `python -m examples.sessions` runs it on generated files.
 
-* `build_counts` is one line: `backend.aggregate` with `session("30 minutes")`. Take it for counts,
+* `build_counts` is one call: `backend.aggregate` with Spark's `session_window`. Take it for counts,
   sums, first, last, top_k and the like; it keeps a few bytes per open session.
 * `build` is for what depends on all clicks of a session and their order, here its path. The clicks
   of open sessions are kept, and read once: when a session may be over.
@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from examples.local import Run
-from statebackend import ArrowContext, ArrowProcessor, StateBackend, last, session
+from statebackend import ArrowContext, ArrowProcessor, StateBackend, last
 from statebackend.api.arrow import Keys
 
 CLICKS = "user string, at timestamp, page string"
@@ -115,14 +116,12 @@ def build(backend: StateBackend, clicks: DataFrame) -> DataFrame:
 def build_counts(backend: StateBackend, clicks: DataFrame) -> DataFrame:
     """How many clicks, and the page of the last one: no code of your own."""
     return backend.aggregate(
-        clicks,
-        keys="user",
-        aggregations={"clicks": "count", "exit_page": last("page", by="at")},
+        clicks.withWatermark("at", "10 minutes").groupBy("user"),
+        clicks="count",
+        exit_page=last("page", by="at"),
+        window=F.session_window("at", "30 minutes"),
+        outputMode="append",
         uid="session-counts",
-        window=session("30 minutes"),
-        event_time="at",
-        watermark_delay="10 minutes",
-        emit="closed",
     )
 
 

@@ -57,6 +57,14 @@ class StateBackend(FrameMaker, StartedQuery):
 
     What a query keeps is a *job*: it has a name, and a folder under ``uri``.
 
+    Example::
+
+        backend = StateBackend(spark, uri="s3://bucket/state", job="clicks")
+        counts = backend.transform_with_state(
+            clicks.groupBy("user"), Counter(), "user string, n bigint", timeMode="None"
+        )
+        query = backend.write_stream(counts).option("checkpointLocation", folder).start(path)
+
     Args:
         spark: a classic session (not Spark Connect).
         uri: where durable copies go: ``s3://bucket/prefix``, or ``file:///path`` or an absolute
@@ -190,7 +198,7 @@ class StateBackend(FrameMaker, StartedQuery):
         return bool(self._builder.named(names))
 
     def start(self, writer: DataStreamWriter, *, go_back_to: int | None = None) -> StreamingQuery:
-        """Start a query over frames of this backend.
+        """Start a query over frames of this backend; :meth:`write_stream` is the shorter way.
 
         Checks what must hold, goes back by a batch if one is due, and takes over the job: a driver
         that ran it before is fenced.

@@ -77,6 +77,12 @@ def install(
     class; a query's job follows from its checkpoint location. Other sessions and other queries are
     left alone. With ``spark.statebackend.enabled=false`` nothing is installed.
 
+    Example::
+
+        statebackend.install(spark, uri="s3://bucket/state", local_dir="/data/state")
+        counts = clicks.groupBy("user").transformWithState(Counter(), schema, "Append", "None")
+        query = counts.writeStream.option("checkpointLocation", folder).start(path)
+
     Args:
         spark: a classic session. The others: as `statebackend.StateBackend` takes them; all but
             ``savepoint`` can be a ``spark.statebackend.*`` key. With a ``savepoint`` the session

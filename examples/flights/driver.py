@@ -26,12 +26,11 @@ def run(work: WorkDir, number: int) -> None:
     _end_with_the_parent()
     spark = _session(work)
     backend = StateBackend(spark, uri=work.store.as_uri(), job="flights", local_dir=str(work.local))
-    query = backend.start(
-        aircraft(spark, backend, work)
-        .writeStream.format("parquet")
-        .option("path", str(work.sink))
+    query = (
+        backend.write_stream(aircraft(spark, backend, work))
         .option("checkpointLocation", str(work.checkpoint))
         .trigger(availableNow=True)
+        .start(str(work.sink), "parquet")
     )
     _report_while_active(backend, query, work.report(number))
     # Spark's sink keeps a list of the files that count: one that a killed epoch left behind is not
@@ -48,7 +47,7 @@ def aircraft(spark: SparkSession, backend: StateBackend, work: WorkDir) -> DataF
         .parquet(str(work.feed))
     )
     return backend.transform_with_state(
-        flights, keys="tailnum", processor=AircraftLog(), output_schema=OUTPUT, uid="aircraft"
+        flights.groupBy("tailnum"), AircraftLog(), OUTPUT, timeMode="None", uid="aircraft"
     )
 
 

@@ -76,5 +76,5 @@ def not_running(job: str) -> StaleRequestError:
     """The error for a request of a session that is over, or was never here."""
     return StaleRequestError(
         f"A request for a session of job {job!r} that is not running here.",
-        todo="Nothing to do if its query was stopped; else start it with backend.start().",
+        todo="Nothing to do if its query was stopped; else start the query again.",
     )

@@ -30,8 +30,8 @@ class Rescaler:
 
     Args:
         build: makes a query at a parallelism and starts it: a new `StateBackend` with that
-            ``parallelism=``, its frames, ``backend.start(...)``; gives both back. It is called
-            again for each change.
+            ``parallelism=``, its frames, ``backend.write_stream(...)``; gives both back. It is
+            called again for each change.
         parallelism: of the first start.
         policy: when there is another, and which.
         look_every_s: how often the load is looked at.

@@ -268,13 +268,13 @@ class FrameMaker:
         """Counts, sums and other aggregates by key, in windows of event time if you like.
 
         Args:
-            df: a streaming frame with ``keys``, names of its columns; or what ``groupBy`` gave.
+            df: what ``groupBy`` of a streaming frame gave, or the frame, with ``keys``.
             uid: the operator's name for the life of the job.
-            aggregations: from an output column to what is in it, as Spark SQL has it: ``"count"``,
+            named: an output column, and what is in it, as Spark SQL has it: ``n="count"``,
                 ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
                 last, count_distinct or approx_count_distinct, or a function of
                 `statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
-            named: more of them, as arguments: ``n="count"``.
+            aggregations: more of them, as a dict.
             window: ``F.window(...)``, ``F.session_window(...)``; or ``tumbling("10 minutes")``,
                 ``sliding("10 minutes", "5 minutes")``, ``session("30 minutes")``.
             event_time: the timestamp column of the windows. A row is late if its window is closed.

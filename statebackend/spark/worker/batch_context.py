@@ -56,7 +56,7 @@ class EpochContext:
         if endpoint is None:
             raise WrongBatchError(
                 f"Operator {uid!r} runs in a query that was not started by its backend.",
-                todo="Start it with backend.start(writer) or backend.write_stream(frame), or call "
+                todo="Start it with backend.write_stream(frame) or backend.start(writer), or call "
                 "statebackend.install(spark) before the frame is made.",
             )
         try:
