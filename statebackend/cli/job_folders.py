@@ -18,6 +18,7 @@ from statebackend.errors import SettingError
 __all__ = ["Place", "is_on_s3", "place_of"]
 
 DEADLINE_S: Final = 20.0  # somebody is waiting for the answer
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,21 @@ class Place:
             )
         for name in names:
             yield name, self.job(name)
+
+    def one(self, job: str | None) -> str:
+        """The job that was asked for, or the only one.
+
+        Raises:
+            SettingError: none was asked for, and there is none, or there are several.
+        """
+        names = [name for name, _ in self.jobs(job)]
+        if len(names) > 1:
+            raise SettingError(
+                f"There are {len(names)} jobs under {self.uri}: {', '.join(names[:_SHOWN])}"
+                f"{', ...' if len(names) > _SHOWN else ''}.",
+                todo="Name one with --job.",
+            )
+        return names[0]
 
 
 def is_on_s3(uri: str) -> bool:

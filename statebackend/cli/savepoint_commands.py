@@ -75,7 +75,9 @@ _STATE: Final = "UID:STATE"
 @guarded
 def create_one(
     uri: Uri,
-    job: Annotated[str, typer.Option("--job", help="The job's name.")] = "default",
+    job: Annotated[
+        str | None, typer.Option("--job", help="The job's name; may be left out if it is alone.")
+    ] = None,
     checkpoint_location: Annotated[
         str,
         typer.Option(
@@ -92,7 +94,9 @@ def create_one(
     s3_region: Region = "",
 ) -> None:
     """Copy the newest epoch of a job that has stopped. A running one makes its own."""
-    store = _place(uri, s3_endpoint, s3_region).job(job)
+    place = _place(uri, s3_endpoint, s3_region)
+    job = place.one(job)
+    store = place.job(job)
     location: StoreLocation | None = None
     if checkpoint_location:
         where = checkpoint_location

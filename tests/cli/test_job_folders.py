@@ -18,6 +18,7 @@ from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import folder_name, job_folder
 from statebackend.cli.job_commands import app
+from statebackend.cli.job_folders import place_of
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job
 from tests.cli.folder import Folder, new_id
@@ -114,3 +115,17 @@ def test_folders_that_are_no_jobs_own_are_not_listed_as_one() -> None:
     names = ["a b", "a%2fb", "a%zz", ".x", "team/clicks", "clicks"]
     listing = [ObjectInfo(f"{name}/log/{0:020}.ckpt", 1) for name in names]
     assert list(split_jobs("s3://bucket", listing)) == ["clicks"]
+
+
+def test_a_job_that_is_alone_need_not_be_named(tmp_path: Path) -> None:
+    place = place_of(str(tmp_path), "", "")
+    with pytest.raises(SettingError, match="There is no job under"):
+        place.one(None)
+    for job in ("clicks", "sales"):
+        Folder(open_store(job_folder(str(tmp_path), job), new_id=new_id), job=job).epochs(1)
+        if job == "clicks":
+            assert place.one(None) == "clicks"
+    with pytest.raises(SettingError, match=r"There are 2 jobs under .*: clicks, sales") as error:
+        place.one(None)
+    assert "--job" in error.value.todo
+    assert place.one("sales") == "sales"
