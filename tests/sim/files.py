@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -32,13 +33,18 @@ class Disk:
     """Files and folders of one world, and what its processes have open.
 
     `os`, `fcntl` and `shutil` stand in for the modules of these names.
+
+    No two worlds of a process have the same descriptors: what the garbage collector ends of a world
+    that is over closes its own, while these stand-ins are another world's already.
     """
+
+    _fds: ClassVar[Iterator[int]] = itertools.count(101)
 
     def __init__(self) -> None:
         self.files: dict[str, _File] = {}
         self.folders: dict[str, dict[str, None]] = {"": {}}
         self._open: dict[int, _File] = {}
-        self._inos, self._fds = 0, 100
+        self._inos = 0
         self.os = SimpleNamespace(
             O_RDWR=os.O_RDWR,
             O_CREAT=os.O_CREAT,
@@ -134,12 +140,14 @@ class Disk:
         name = str(path)
         if name not in self.files:
             self.write(name, b"")
-        self._fds += 1
-        self._open[self._fds] = self.files[name]
-        return self._fds
+        fd = next(self._fds)
+        self._open[fd] = self.files[name]
+        return fd
 
     def _os_close(self, fd: int) -> None:
-        file = self._open.pop(fd)
+        file = self._open.pop(fd, None)
+        if file is None:
+            raise OSError(9, "Bad file descriptor")
         if file.lock == fd:
             file.lock = None
 
