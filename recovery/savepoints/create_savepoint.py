@@ -45,13 +45,18 @@ def epoch_to_save(manifests: list[Manifest], batches: Batches) -> int:
         NotRestorableError: there is none.
     """
     epochs = last_epochs(manifests)
-    epoch = min([batches.last_commit, *epochs.values()])
-    if not epochs or epoch < 0:
+    if not epochs or min(epochs.values()) < 0:
         raise NotRestorableError(
-            "There is nothing to save yet: no batch of the query is committed by Spark and durable "
-            "in every operator.",
-            todo="Let the query finish a batch first.",
+            "There is nothing to save yet: the job has no batch that is durable in every operator.",
+            todo="Check the URI and the job's name (statebackend list shows what is there), or let "
+            "the query finish a batch first.",
         )
+    if batches.last_commit < 0:
+        raise NotRestorableError(
+            "There is nothing to save yet: no batch is committed in the checkpoint location.",
+            todo="Check which location was given, or let the query finish a batch first.",
+        )
+    epoch = min([batches.last_commit, *epochs.values()])
     return epoch
 
 

@@ -341,9 +341,12 @@ def _at(uri: str, endpoint: str, region: str) -> ObjectStore:
 
 def _show(out: Console, one: Savepoint) -> None:
     out.print(f"[bold]{escape(one.id)}[/]  {escape(one.uri)}")
-    query = f"query {escape(one.query_id)} at {escape(one.location)}"
-    what = "a continuous job" if one.continuous else query
-    out.print(f"  job {escape(one.job)} in {escape(one.job_uri)}, {what}")
+    of = [f"job {escape(one.job)} in {escape(one.job_uri)}"] if one.job_uri else []
+    if one.continuous:
+        of.append("a continuous job")
+    elif one.query_id:
+        of.append(f"query {escape(one.query_id)} at {escape(one.location)}")
+    out.print(f"  {', '.join(of) or 'of tables, or other savepoints'}")
     if one.uncommitted:
         out.print("  output of this epoch that is not committed is committed by that job alone")
     out.print(f"  after epoch {one.epoch}, made {when(one.created_ms)}, {size(one.size_bytes)}")

@@ -160,12 +160,14 @@ def erase_in_job(
     rewrite_savepoints: bool,
     options: StoreOptions | None,
     system: System,
+    dry_run: bool = False,
+    scratch_dir: str | None = None,
     progress: Progress | None = None,
 ) -> EraseReport:
     """As `erase_keys`, with a store and a checkpoint location that are open."""
-    everywhere = _Everywhere(uri, job, store, options, None, WorkDone(progress), system)
+    everywhere = _Everywhere(uri, job, store, options, scratch_dir, WorkDone(progress), system)
     return everywhere.erase(
-        operator, keys, location, rewrite_savepoints=rewrite_savepoints, dry_run=False
+        operator, keys, location, rewrite_savepoints=rewrite_savepoints, dry_run=dry_run
     )
 
 

@@ -250,7 +250,14 @@ def _prefixes(
     batch: pa.RecordBatch, key: StructType, max_parallelism: int, state: bytes, what: str
 ) -> list[bytes]:
     """Key group, state and key of each row."""
-    given = fields_of(batch, _KEY) if is_struct(batch.schema, _KEY) else _named(batch, key.names)
+    in_struct = is_struct(batch.schema, _KEY)
+    if not in_struct and (missing := [n for n in key.names if n not in batch.schema.names]):
+        raise ValueMismatchError(
+            f"The rows of {what[0].lower()}{what[1:]} have no key column {', '.join(missing)}. "
+            f"They have {', '.join(batch.schema.names)}.",
+            todo="Name the key's columns as the operator's key does, or give a struct `key`.",
+        )
+    given = fields_of(batch, _KEY) if in_struct else _named(batch, key.names)
     columns = columns_of(given, key, None, f"{what} (key)")
     if not len(columns[0]):
         return []

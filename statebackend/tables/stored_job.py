@@ -233,9 +233,18 @@ def job_in(
         NotRestorableError: the log did not hold the epoch.
     """
     lineages = live_lineages(manifests)
+    asked = epoch
     if epoch is None:
         epoch = min(last_epochs(manifests, lineages).values(), default=-1)
-    at = state_at(manifests, epoch, lineages)
+    try:
+        at = state_at(manifests, epoch, lineages)
+    except NotRestorableError as error:
+        if asked is None:
+            raise
+        raise NotRestorableError(
+            error.what,
+            todo="Give an epoch that the job retains (statebackend.epochs shows which), or none.",
+        ) from error
     operators = dict(_operators(at))
     job_id = manifests[-1].job_id
     records = Records(store, system.threads)

@@ -136,6 +136,17 @@ def test_errors_are_said_in_a_sentence(uri: str, folder: Folder, location: Path)
     assert CliRunner().invoke(app, ["savepoint", "list"]).exit_code == 2
 
 
+def test_a_wrong_job_and_a_wrong_location_are_told_apart(
+    uri: str, folder: Folder, location: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    args = ("--uri", uri, "--checkpoint-location")
+    error = data("create", *args, str(location), "--job", "other", status=2)["error"]
+    assert "the job's name" in error["todo"]
+    error = data("create", *args, str(tmp_path / "empty"), "--job", JOB, status=2)["error"]
+    assert "which location" in error["todo"]
+
+
 def test_from_a_folder_to_s3_and_back(
     uri: str, folder: Folder, location: Path, ministack: S3
 ) -> None:

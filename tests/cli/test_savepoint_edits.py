@@ -49,6 +49,11 @@ def test_names_change_and_a_state_goes(savepoint: str, tmp_path: Path) -> None:
     assert rows_of(to, "clicks", "total") == [("ann", 1), ("bob", 2)]
 
 
+def test_a_savepoint_of_tables_names_no_job(savepoint: str) -> None:
+    shown = run("describe", savepoint).splitlines()
+    assert shown[1].strip() == "of tables, or other savepoints"
+
+
 def test_what_is_exported_reads_without_this_package_and_comes_back(
     savepoint: str, tmp_path: Path
 ) -> None:

@@ -194,7 +194,7 @@ def test_an_epoch_that_is_retained_is_read_as_it_was(tmp_path: Path, epoch: int)
 
 def test_an_epoch_that_never_was_is_refused(tmp_path: Path) -> None:
     run_kept(tmp_path, epochs=2)
-    with pytest.raises(NotRestorableError):
+    with pytest.raises(NotRestorableError, match=r"epoch 17 .* Give an epoch that the job retains"):
         table(tmp_path, "op", "all", epoch=17)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -198,7 +198,9 @@ class StartedQuery:
         job = self._known_job()
         if self._lookups is None or self._lookups.job is not job:
             self._lookups = StateLookup(job)
-        return self._lookups.values(LookedUp(session, committed), uid, state, list(keys))
+        # A string is not a list of keys: its letters would be looked up.
+        wanted: Any = keys if isinstance(keys, str | bytes | Mapping) else list(keys)
+        return self._lookups.values(LookedUp(session, committed), uid, state, wanted)
 
     def erase(
         self,
@@ -206,6 +208,8 @@ class StartedQuery:
         keys: Any,
         *,
         rewrite_savepoints: bool = False,
+        dry_run: bool = False,
+        scratch_dir: str | None = None,
         progress: Progress | None = None,
     ) -> EraseReport:
         """Erase keys of an operator everywhere, once the query that was started last has stopped.
@@ -215,7 +219,7 @@ class StartedQuery:
         Args:
             uid: of the operator. keys: a list of values, or tuples of several key columns.
             rewrite_savepoints: the job's savepoints too; else the report lists them.
-            progress: as `statebackend.erase_keys` tells it.
+            dry_run, scratch_dir, progress: as `statebackend.erase_keys` has them.
 
         Raises:
             JobRunningError: the query runs: stop it, erase, and start it again.
@@ -242,6 +246,8 @@ class StartedQuery:
             uid,
             keys,
             rewrite_savepoints=rewrite_savepoints,
+            dry_run=dry_run,
+            scratch_dir=scratch_dir,
             progress=progress,
             options=job.options,
             system=job.system,
