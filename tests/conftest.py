@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import zlib
 from typing import TYPE_CHECKING
 
@@ -30,15 +32,36 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None, max_examples=300, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+_UNTIL_S = pytest.StashKey[float]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Each of N runs takes its share of the tests that are run by turns."""
+    """Each of N runs takes its share of the tests that are run by turns; a run has its time."""
     parser.addoption(
         "--turn",
         default="0/1",
         metavar="K/N",
         help="of the tests marked by_turns, share K (0 to N-1) of N; all of them without it",
     )
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="skip the tests that would begin later than this; none without it",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The run begins."""
+    config.stash[_UNTIL_S] = time.monotonic() + config.getoption("--begin-within")
+
+
+@pytest.hookimpl(tryfirst=True)  # before a fixture is made for it
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """On a slow machine what is left runs another time, not the run too long."""
+    if time.monotonic() > item.config.stash[_UNTIL_S]:
+        pytest.skip("the time of this run is over (--begin-within); `tox -e full` runs all")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the marks
