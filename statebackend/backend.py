@@ -38,7 +38,6 @@ from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter, WriterCalls
 from statebackend.spark.start.watched_query import WatchedQuery, frames_of
-from statebackend.spark.start.worker_probe import check_workers
 from statebackend.system import SYSTEM, default_local_dir, warn
 
 if TYPE_CHECKING:  # a start without them takes a third of a second less
@@ -257,7 +256,6 @@ class StateBackend(FrameMaker, StartedQuery):
         if found is not None and self._savepoint is not None:
             found.keep()  # or a beginning that is cut would not be found again
         watched = self._watched(job, frames, checked, go_back_to)
-        check_workers(self._spark, self._settings.local_dir)
         watched.prepare(writer)
         if found is not None:
             found.keep()
@@ -312,7 +310,6 @@ class StateBackend(FrameMaker, StartedQuery):
         own = self._builder.newest(lambda one: self._jobs.get(one.name, uri) == uri)
         frames = own or self._builder.newest()
         watched = self._watched(job, frames, self._checked, go_back_to)
-        check_workers(self._spark, self._settings.local_dir)
         watched.prepare(None, checkpoint_location)
         if found is not None:
             found.keep()

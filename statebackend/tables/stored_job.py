@@ -215,7 +215,15 @@ def _job_at(
             f"There is no job in {store.uri}: it has no commit log.",
             todo="Check the URI and the job's name (statebackend list shows what is there).",
         )
-    return job_in(store, job, manifests, epoch, system, kept=kept)
+    try:
+        return job_in(store, job, manifests, epoch, system, kept=kept)
+    except NotRestorableError as error:
+        if kept or epoch is None or epoch < 0:  # nobody has chosen it
+            raise
+        raise NotRestorableError(
+            error.what,
+            todo="Give an epoch that the job retains (statebackend.epochs shows which), or none.",
+        ) from error
 
 
 def job_in(
@@ -233,18 +241,9 @@ def job_in(
         NotRestorableError: the log did not hold the epoch.
     """
     lineages = live_lineages(manifests)
-    asked = epoch
     if epoch is None:
         epoch = min(last_epochs(manifests, lineages).values(), default=-1)
-    try:
-        at = state_at(manifests, epoch, lineages)
-    except NotRestorableError as error:
-        if asked is None:
-            raise
-        raise NotRestorableError(
-            error.what,
-            todo="Give an epoch that the job retains (statebackend.epochs shows which), or none.",
-        ) from error
+    at = state_at(manifests, epoch, lineages)
     operators = dict(_operators(at))
     job_id = manifests[-1].job_id
     records = Records(store, system.threads)

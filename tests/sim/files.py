@@ -44,6 +44,7 @@ class Disk:
         self.files: dict[str, _File] = {}
         self.folders: dict[str, dict[str, None]] = {"": {}}
         self._open: dict[int, _File] = {}
+        self._given: set[int] = set()
         self._inos = 0
         self.os = SimpleNamespace(
             O_RDWR=os.O_RDWR,
@@ -142,9 +143,12 @@ class Disk:
             self.write(name, b"")
         fd = next(self._fds)
         self._open[fd] = self.files[name]
+        self._given.add(fd)
         return fd
 
     def _os_close(self, fd: int) -> None:
+        if fd not in self._given:  # another world's, which is over
+            return
         file = self._open.pop(fd, None)
         if file is None:
             raise OSError(9, "Bad file descriptor")

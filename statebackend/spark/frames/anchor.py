@@ -25,7 +25,8 @@ from statebackend.operators.input.packing import GROUP
 from statebackend.schema.ddl import quoted
 from statebackend.spark.frames.key_hash_expression import key_group_expression, surrogates
 from statebackend.spark.worker.epoch_input import CONTROL_COLUMNS, NONCE_BITS
-from statebackend.work_queue import WorkQueue
+from statebackend.system import SYSTEM
+from statebackend.threads import THREADS, Future
 
 __all__ = ["Anchor", "anchored"]
 
@@ -38,6 +39,9 @@ _PLANNED_UNDER: Final = {
     "spark.sql.optimizer.disableHints": "false",  # the join's hint is read here
     "spark.sql.shuffle.partitions": "1",  # for one subtask; more say their number themselves
 }
+
+
+_filling: Final = THREADS.lock()
 
 
 class Anchor:
@@ -65,26 +69,50 @@ class Anchor:
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         # Spark warns of a plan that it caches already: that of another backend's.
         self.frame = frame if frame.storageLevel.useMemory else frame.cache()
-        # Beside what else the driver does until the start: a second or two in a cold JVM.
-        self._filled = WorkQueue("statebackend-anchor").submit(self._fill)
+        # Beside what else the driver does until the start: a second or two in a cold JVM. Nobody
+        # waits for it when the process ends.
+        self._tag = f"statebackend-anchor-{SYSTEM.new_id()}"
+        self._filled: Future[None] = THREADS.future()
+        THREADS.start(self._fill_behind, "statebackend-anchor")
+
+    def _fill_behind(self) -> None:
+        try:
+            self._fill()
+        except BaseException as error:
+            _log.info("the anchor is not filled, and the start tries again (%s)", error)
+            self._filled.set_exception(error)
+        else:
+            self._filled.set_result(None)
 
     def _fill(self) -> None:
-        # frame.count() would plan and compile an aggregate as well: seconds in a cold JVM.
-        with jvm.calls():
-            self._context.setJobDescription(f"statebackend: a place for each of {self.parallelism}")
-            self.frame._jdf.queryExecution().toRdd().count()
+        context = self._context
+        # One after the other: another backend's of this parallelism may be the same cached frame.
+        with _filling, jvm.calls():
+            context.setJobDescription(f"statebackend: a place for each of {self.parallelism}")
+            context.addJobTag(self._tag)
+            try:
+                # frame.count() would plan and compile an aggregate as well: seconds in a cold JVM.
+                self.frame._jdf.queryExecution().toRdd().count()
+            finally:  # the thread may be one with others' in the JVM
+                context.removeJobTag(self._tag)
+                context.setJobDescription(None)  # type: ignore[arg-type]
 
     def ready(self) -> None:
         """Wait until each subtask has its place. Before a query is started.
+
+        Where the job behind was cancelled or failed, it is run once more, here.
 
         Raises:
             SparkLostError: Spark's JVM is gone.
             Exception: what else ended Spark's job.
         """
-        self._filled.result()
+        if self._filled.exception() is not None:
+            self._fill()
 
     def release(self) -> None:
         """Let the cached blocks go."""
+        if not self._filled.done():
+            self._context.cancelJobsWithTag(self._tag)
         self.frame.unpersist()
 
 
@@ -94,11 +122,11 @@ def _as_it_lies(frame: DataFrame) -> DataFrame:
     That happens once its cache was cleared. Spark does the same after a checkpoint, by methods that
     are not public.
     """
-    jvm: Any = frame.sparkSession._jvm
+    java: Any = frame.sparkSession._jvm
     session: Any = frame.sparkSession._jsparkSession
     jdf: Any = frame._jdf
     try:
-        sql = jvm.org.apache.spark.sql
+        sql = java.org.apache.spark.sql
         scans = getattr(getattr(sql.execution, "LogicalRDD$"), "MODULE$")
         datasets = getattr(getattr(sql.classic, "Dataset$"), "MODULE$")
         rows = jdf.queryExecution().toRdd()

@@ -163,8 +163,8 @@ class FrameBuilder:
             plan = self._plan(operator, rows, output, call)
             shipped = self._shipped(packed)
             return once_through(df, operator, plan, shipped, settings, settings.local_dir)
-        self._anchor(self.parallelism()[0])  # it is filled beside what follows
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
+        self._anchor(operator.parallelism)  # it is filled beside what follows
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
         operator = replace(operator, narrow=narrow, nodes=nodes, output_mode=call.output_mode)
         plan = self._plan(operator, rows, output, call)

@@ -23,6 +23,7 @@ from statebackend.spark.query_status import status_of
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
 from statebackend.spark.start.launch import Launch
 from statebackend.spark.start.launch_dependencies import StartOptions
+from statebackend.spark.start.worker_probe import check_workers
 from statebackend.spark.start.writer_inspection import functions_in
 
 __all__ = ["WatchedQuery", "frames_of"]
@@ -88,9 +89,10 @@ class WatchedQuery:
         )
 
     def prepare(self, writer: DataStreamWriter | None, path: str | None = None) -> None:
-        """As `Launch.prepare`, when each subtask has its place."""
+        """As `Launch.prepare`, when each subtask has its place, and the workers were asked."""
         for anchor in self._anchors:
-            anchor.ready()
+            anchor.ready()  # so there are executors that can be asked
+        check_workers(self._spark, self._settings.local_dir)
         self.launch.prepare(writer, path)
 
     def run(self, start: Callable[[], StreamingQuery], token: str) -> StreamingQuery:

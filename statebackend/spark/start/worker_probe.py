@@ -57,9 +57,8 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
 
     Asked once in an application. In local mode the driver tries the directory itself, and a job is
     run only where the workers have another interpreter than the driver. In a cluster a job of a few
-    tasks asks the executors that are there; without any, nothing is asked, since ``start()`` does
-    not wait for them. Where other jobs have all cores, it waits ten seconds and asks nothing; the
-    next start asks again.
+    tasks asks the executors that are there; without any, nothing is asked. Where other jobs have
+    all cores, it waits ten seconds and asks nothing; the next start asks again.
 
     Args:
         local_dir: as it was set; may name environment variables of the executors.

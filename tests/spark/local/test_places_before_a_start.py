@@ -55,8 +55,12 @@ def test_a_start_waits_until_each_subtask_has_its_place(
 def test_a_job_of_the_anchor_that_fails_fails_the_start(
     spark: SparkSession, make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fails, fill = [True], Anchor._fill
+
     def broken(anchor: Anchor) -> None:
-        raise RuntimeError("no executor")
+        if fails[0]:
+            raise RuntimeError("no executor")
+        fill(anchor)
 
     monkeypatch.setattr(Anchor, "_fill", broken)
     world = make_world()
@@ -67,3 +71,6 @@ def test_a_job_of_the_anchor_that_fails_fails_the_start(
         world.start(backend, frame)
     assert not spark.streams.active
     assert not manifests(backend)
+    fails[0] = False  # such as a job that was cancelled by Ctrl-C
+    finish(world.start(backend, frame))
+    world.check(backend)
