@@ -36,7 +36,7 @@ _UNTIL_S = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Each of N runs takes its share of the tests that are run by turns; a run has its time."""
+    """Each of N runs takes its share of the tests that are run by turns, within its time."""
     parser.addoption(
         "--turn",
         default="0/1",
@@ -53,13 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The run begins."""
+    """Note when the run has to begin its last test."""
     config.stash[_UNTIL_S] = time.monotonic() + config.getoption("--begin-within")
 
 
 @pytest.hookimpl(tryfirst=True)  # before a fixture is made for it
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """On a slow machine what is left runs another time, not the run too long."""
+    """Skip what would begin too late: a slow machine leaves it to another run."""
     if time.monotonic() > item.config.stash[_UNTIL_S]:
         pytest.skip("the time of this run is over (--begin-within); `tox -e full` runs all")
 

@@ -1,4 +1,4 @@
-"""The verbs. Each reads, answers on standard output, and says on standard error how far it is."""
+"""Commands about jobs: each answers on standard output, and shows progress on standard error."""
 
 from __future__ import annotations
 

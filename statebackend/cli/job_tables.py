@@ -1,4 +1,4 @@
-"""The answers as people read them."""
+"""Tables and texts in which the commands about jobs show their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of jobs that drills run, and what is otherwise between them: seen from outside.
+"""The kinds of jobs that drills run, and how they differ, as a drill sees it.
 
 Whatever the kind, a driver marks an epoch that is committed with a file of its number in the
 checkpoint's `commits/`, and all of its output lies in one folder of Parquet files.

@@ -1,4 +1,4 @@
-"""One run of a continuous job on its driver: the machine's decisions, with the I/O around them.
+"""One run of a continuous job on its driver: what its state decides, and the I/O around it.
 
 A loop in one thread takes in what slots say, what was written and what time it is, and does what
 the machine answers. Records are written and sinks committed in a second thread, one after the

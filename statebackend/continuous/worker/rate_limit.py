@@ -1,4 +1,4 @@
-"""How work in the background leaves room for the rows."""
+"""Limits the rate of background work, so that rows are processed meanwhile."""
 
 from __future__ import annotations
 

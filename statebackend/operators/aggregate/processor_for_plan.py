@@ -1,4 +1,4 @@
-"""The processor of a plan."""
+"""Makes the processor that carries out an aggregation plan."""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ class Anchor:
             frame = _as_it_lies(frame.dropDuplicates([_SURROGATE]))
         # Spark warns of a plan that it caches already: that of another backend's.
         self.frame = frame if frame.storageLevel.useMemory else frame.cache()
-        # Beside what else the driver does until the start: a second or two in a cold JVM. Nobody
-        # waits for it when the process ends.
+        # In a cold JVM it takes a second or two, in which the driver can do other things. It is no
+        # WorkQueue: nobody should wait for it when the process ends.
         self._tag = f"statebackend-anchor-{SYSTEM.new_id()}"
         self._filled: Future[None] = THREADS.future()
-        THREADS.start(self._fill_behind, "statebackend-anchor")
+        THREADS.start(self._fill_in_background, "statebackend-anchor")
 
-    def _fill_behind(self) -> None:
+    def _fill_in_background(self) -> None:
         try:
             self._fill()
         except BaseException as error:
@@ -100,7 +100,7 @@ class Anchor:
     def ready(self) -> None:
         """Wait until each subtask has its place. Before a query is started.
 
-        Where the job behind was cancelled or failed, it is run once more, here.
+        If the job in the background was cancelled or failed, it runs once more here.
 
         Raises:
             SparkLostError: Spark's JVM is gone.
