@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from snapshot.formats.history_object import HISTORY_PREFIX
 from snapshot.formats.lineage_digest import chain_start
 from snapshot.formats.record import Manifest, SliceEntry, encode_record, record_name
+from snapshot.retention.history_keeping import OBJECTS_KEPT
 from statebackend.errors import CorruptionError, NotRestorableError
 from statebackend.keygroups import key_group_range
 from statebackend.rocks.store import Marker
@@ -17,6 +19,7 @@ from tests.recovery.driver import ack_of, base_of, follow, part_of
 from tests.sim.bucket import Bucket
 from tests.sim.checkers.exactly_once import ExactlyOnce
 from tests.sim.checkers.garbage import Garbage
+from tests.sim.checkers.kept_history import KeptHistory
 from tests.sim.checkers.ledger import Ledger
 from tests.sim.checkers.output import Output
 from tests.sim.checkers.references import References
@@ -377,3 +380,13 @@ def test_a_checkpoint_below_what_is_needed_that_stays_is_found(world: World) -> 
     with pytest.raises(Stopped):
         world.garbage._nothing_left()
     found(world, "garbage", "record 1")
+
+
+def test_an_object_of_the_history_that_is_deleted_early_is_found(world: World) -> None:
+    kept = KeptHistory(world)
+    names = [f"{HISTORY_PREFIX}{newest:020d}" for newest in range(OBJECTS_KEPT + 1)]
+    world.bucket.objects.update(dict.fromkeys(names, (b"", 0.0)))
+    kept.deleted(names[0])  # as many as are kept are newer
+    with pytest.raises(Stopped):
+        kept.deleted(names[1])
+    assert world.violations[0][0] == "history"

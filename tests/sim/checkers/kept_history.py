@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from snapshot.formats.history_object import HISTORY_PREFIX, decode_history, summary_of
 from snapshot.formats.record import Record
+from snapshot.retention.history_keeping import OBJECTS_KEPT
 from statebackend.errors import FormatError
 from tests.sim.checkers.ledger import Checker
 
@@ -48,6 +49,10 @@ class KeptHistory(Checker):
             self.violated(f"record {sequence} is gone, and no object of the history tells of it")
 
     def deleted(self, name: str) -> None:
-        """No world comes to the bounds."""
-        if name.startswith(HISTORY_PREFIX):
-            self.violated(f"{name} was deleted")
+        """There were too many that are newer. No world comes to the bound in epochs."""
+        if not name.startswith(HISTORY_PREFIX):
+            return
+        there = self.world.bucket.objects
+        newer = sum(one.startswith(HISTORY_PREFIX) and one > name for one in there)
+        if newer < OBJECTS_KEPT:
+            self.violated(f"{name} was deleted, and only {newer} objects are newer")
