@@ -47,6 +47,7 @@ __all__ = ["Finding", "VerifyReport", "verify"]
 WHOLE_BYTES: Final = 32 << 20  # larger records are read slice by slice
 READ_ATTEMPTS: Final = 5
 SPOOL_BYTES: Final = 32 << 20  # larger slices go through a temporary file
+_STOPS: Final = "The job cannot be started: every record from the oldest needed on is read then."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,9 @@ class VerifyReport:
     Attributes:
         records, slices, files: how many were checked (a file of a base once, whoever names it).
         size_bytes: read of slices and files.
-        restorable: for each operator, those of its last two epochs that can be restored.
+        startable: whether all records read that a start reads. If not, put those back first.
+        restorable: for each operator, those of its last two epochs that can be restored once the
+            job is startable.
         lost: for each operator, those that cannot.
         findings: empty if all is well.
     """
@@ -87,6 +90,7 @@ class VerifyReport:
     slices: int
     files: int
     size_bytes: int
+    startable: bool
     restorable: dict[str, list[int]]
     lost: dict[str, list[int]]
     findings: list[Finding]
@@ -308,6 +312,7 @@ def verify(store: ObjectStore, job: str, *, progress: Progress | None = None) ->
         slices=walk.slices,
         files=len(walk.files),
         size_bytes=walk.read_bytes,
+        startable=not any(one.means == _STOPS for one in findings),
         restorable={uid: [e for e in epochs[uid] if e not in gone[uid]] for uid in epochs},
         lost={uid: found for uid, found in gone.items() if found},
         findings=findings,
@@ -344,17 +349,16 @@ def _read_whole(store: ObjectStore, job: str) -> LogRead:
 
 def _log_findings(log: LogRead) -> list[_Raw]:
     """Records that do not read, are not there, or do not follow from one another."""
-    stops = "The job cannot be started: every record from the oldest needed on is read then."
     found = []
     for sequence, error in sorted(log.damaged.items()):
         below = sequence < log.oldest_needed
         means = (
-            "Nothing that is needed is in it. It is kept: it may be a claim." if below else stops
+            "Nothing that is needed is in it. It is kept: it may be a claim." if below else _STOPS
         )
         found.append(_Raw(error, record_name(sequence), sequence, means=means))
     for sequence in log.missing:
         gap = ObjectNotFoundError(f"The record {record_name(sequence)!r} is needed and not there.")
-        found.append(_Raw(gap, record_name(sequence), sequence, means=stops))
+        found.append(_Raw(gap, record_name(sequence), sequence, means=_STOPS))
     for older, newer in zip(log.live, log.live[1:], strict=False):
         if older.job_id == newer.job_id and older.generation <= newer.generation:
             continue
@@ -362,7 +366,7 @@ def _log_findings(log: LogRead) -> list[_Raw]:
             f"Record {newer.sequence} is of the job {newer.job_id!r}, generation "
             f"{newer.generation}, after {older.job_id!r}, generation {older.generation}."
         )
-        found.append(_Raw(error, record_name(newer.sequence), newer.sequence, means=stops))
+        found.append(_Raw(error, record_name(newer.sequence), newer.sequence, means=_STOPS))
     return found
 
 

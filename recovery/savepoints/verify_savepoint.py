@@ -38,7 +38,7 @@ def _epochs(savepoint: Savepoint, report: VerifyReport) -> list[Finding]:
             means="No query can begin with this savepoint.",
         )
         for one in savepoint.operators
-        if one.epoch not in report.restorable.get(one.uid, [])
+        if not report.startable or one.epoch not in report.restorable.get(one.uid, [])
     ]
 
 

@@ -106,8 +106,9 @@ def verification(out: Console, report: VerifyReport) -> None:
         f"{counted(report.slices, 'slice')}, {counted(report.files, 'file')} of bases, "
         f"{size(report.size_bytes)}"
     )
+    when = "" if report.startable else ", once the records below are put back"
     for uid, epochs in report.restorable.items():
-        out.print(f"  operator {escape(uid)} can be restored to epochs {_ranges(epochs)}")
+        out.print(f"  operator {escape(uid)} can be restored to epochs {_ranges(epochs)}{when}")
     for finding in report.findings:
         out.print(f"[red]{finding.code}[/] {escape(finding.object)}")
         out.print(f"  {escape(finding.problem)}")

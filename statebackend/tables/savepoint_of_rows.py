@@ -100,8 +100,7 @@ def write_saved_query(
     check_parallelism(parallelism, max_parallelism)
     check_operators(operators, watermark_ms)
     target = open_store(to, new_id=system.new_id, options=options)
-    probe(target, new_id=system.new_id)
-    # What is wrong with schemas is said before anything is written.
+    # What is wrong with schemas is said before anything is written, a probe of the store included.
     declared = {
         uid: replace(
             GivenOperator.of(uid, one),
@@ -114,6 +113,7 @@ def write_saved_query(
     }
     plain = SavepointHead(stamp_ms=system.wall_ms(), watermark_ms=watermark_ms)
     head = plain if stood is None else stood.named(plain)
+    probe(target, new_id=system.new_id)
     return write_operators(target, head, declared, stood, scratch_dir, system, keyed)
 
 

@@ -124,6 +124,18 @@ def test_describe_verify_finds_damage(uri: str, folder: Folder, location: Path) 
     assert "SB3001" in run("describe", made["uri"], "--verify", status=1)
 
 
+def test_describe_verify_of_a_record_cut_short_promises_nothing(
+    uri: str, folder: Folder, location: Path
+) -> None:
+    made = created(uri, location)
+    store = open_store(made["uri"], new_id=new_id)
+    first = store.list("log/")[0].name
+    store.put(first, [store.get(first)[:40]])
+    said = run("describe", made["uri"], "--verify", status=1)
+    assert "No query can begin with this savepoint" in said
+    assert "once the records below are put back" in said or "can be restored" not in said
+
+
 def test_errors_are_said_in_a_sentence(uri: str, folder: Folder, location: Path) -> None:
     error = data("describe", f"{uri}/nothing", status=2)["error"]
     assert error["code"] == "SB7001"

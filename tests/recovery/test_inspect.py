@@ -96,6 +96,7 @@ def test_a_flipped_byte_of_a_record_s_frame_is_found(
     finding = next(f for f in report.findings if f.object == name)
     assert finding.code in ("SB3001", "SB3002")
     assert "cannot be started" in finding.means
+    assert not report.startable
     if which == -1:
         assert report.restorable == {OPERATOR: [1, 2]}  # what can be said without the tip
     else:
