@@ -27,6 +27,7 @@ from statebackend.runtime.driver.job import Job, store_options
 from statebackend.runtime.driver.job_savepoints import saved_lineages
 from statebackend.runtime.driver.store_patience import StorePatience
 from statebackend.settings import ENABLED, Settings, check_keys
+from statebackend.spark.data_sources import register_when_read
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
 from statebackend.spark.query_failures import StatefulQuery, stateful_queries
@@ -143,6 +144,7 @@ class StateBackend(FrameMaker, StartedQuery):
         self._checked: list[CheckedBatches] = []  # those that are not known to be of a query
         self.writer_calls: Final = WriterCalls(self._begin)
         self._flow: Flow | None = None
+        register_when_read("statebackend", _register)
 
     def _open_job(self, uri: str, name: str) -> Job:
         job = Job(
@@ -431,6 +433,12 @@ def _check_classic(spark: Any) -> None:
             f"spark= is a {type(spark).__name__}, no session of Spark's.",
             todo="Give it what SparkSession.builder.getOrCreate() returned.",
         )
+
+
+def _register(spark: SparkSession) -> None:
+    from statebackend.spark.state_data_source import register  # a start needs none of it
+
+    register(spark)
 
 
 def _warn_of_default_local_dir() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.datasource import DataSource
 
 from statebackend.operators.errors import lost_jvm as jvm
 
-__all__ = ["registered"]
+__all__ = ["register_when_read", "registered", "session_of"]
 
 _known: Final[dict[type[DataSource], weakref.WeakSet[SparkSession]]] = {}
 
@@ -39,3 +41,31 @@ def registered(session: SparkSession, source: type[DataSource]) -> None:
             else:
                 java.clearActiveSession()
     sessions.add(session)
+
+
+def register_when_read(name: str, register: Callable[[SparkSession], None]) -> None:
+    """Have ``spark.read.format(name)`` register a source first, in any session of this process.
+
+    Spark's first registration in a JVM starts a Python that looks for sources: a second that only
+    those who read should pay. Called again it does nothing.
+    """
+    really = DataFrameReader.format
+    if name in getattr(really, "registers", ()):
+        return
+
+    @functools.wraps(really)
+    def format(self: DataFrameReader, source: str) -> DataFrameReader:
+        if isinstance(source, str) and source.lower() == name:
+            register(session_of(self))
+        return really(self, source)
+
+    format.registers = (name, *getattr(really, "registers", ()))  # type: ignore[attr-defined]
+    DataFrameReader.format = format  # type: ignore[method-assign]
+
+
+def session_of(reader: DataFrameReader) -> SparkSession:
+    """The session that a reader is of."""
+    session: Any = reader._spark
+    if not isinstance(session, SparkSession):
+        raise LookupError(f"a reader's session is {type(session).__name__}")
+    return session

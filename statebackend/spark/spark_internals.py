@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statebackend.errors import EnvironmentMissingError
 from statebackend.operators.errors import lost_jvm as jvm
+from statebackend.spark.data_sources import session_of
 from statebackend.spark.frames.grouped_input import grouped_input
 from statebackend.spark.session_settings import frame_limits
 from statebackend.spark.start.checkpoint_location import CheckpointLocation
@@ -110,6 +111,7 @@ _PROBES: Final[tuple[tuple[str, str, Callable[[_Try], object]], ...]] = (
         "expressions in groupBy()",
         lambda t: grouped_input(t.stream.groupBy(t.stream.value + 1), None),
     ),
+    ("DataFrameReader._spark", "state as a table", lambda t: session_of(t.spark.read)),
     ("SessionState.conf", "the size of pandas frames", lambda t: frame_limits(t.spark)),
     ("StreamingQueryWrapper.streamingQuery", "the run of a query", _streaming_query),
     (

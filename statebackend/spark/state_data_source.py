@@ -54,8 +54,9 @@ _OPTIONS: Final = (
 def register(spark: SparkSession) -> None:
     """Make the format `statebackend` known to a session.
 
-    The first call in a JVM takes a second or more: Spark looks for sources in Python then. So a
-    backend does not do it by itself.
+    Where there is a `StateBackend` or an `install`, ``spark.read.format("statebackend")`` calls it
+    by itself. SQL (``USING statebackend``) and processes without a backend need the call. The first
+    one in a JVM takes a second or more: Spark looks for sources in Python then.
 
         spark.read.format("statebackend").option("job", "clicks").option("operator", "counter")
             .option("stateVarName", "count").load("s3://bucket/state")

@@ -28,8 +28,7 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     world = World(spark, tmp_path_factory.mktemp("read") / "world")
     world.input.add_batches(3)
     world.run_ledger()
-    statebackend.register(spark)
-    yield world
+    yield world  # its backend has the source registered when it is read
     for made in world.backends:
         made.close()
 
@@ -153,3 +152,19 @@ def test_it_is_known_to_a_session_without_a_backend(done: World) -> None:
     given = {"job": "default", "operator": "ledger", "stateVarName": "acc"}
     frame = other.read.format("statebackend").options(**given).load(done.store.as_uri())
     assert totals(frame) == truth(done)
+
+
+def test_a_session_without_a_backend_of_its_own_reads_as_well(done: World) -> None:
+    other = done.spark.newSession()
+    options = {"job": "default", "operator": "ledger", "stateVarName": "acc"}
+    frame = other.read.load(done.store.as_uri(), "statebackend", **options)
+    assert totals(frame) == totals(ledger(done))
+
+
+def test_sql_reads_state_once_the_source_is_registered(done: World) -> None:
+    statebackend.register(done.spark)  # again, without a warning of Spark's
+    done.spark.sql(
+        "create temporary view acc using statebackend options "
+        f"(path '{done.store.as_uri()}', job 'default', operator 'ledger', stateVarName 'acc')"
+    )
+    assert done.spark.sql("select count(*) from acc").first()[0] == len(truth(done))
