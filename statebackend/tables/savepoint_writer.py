@@ -59,6 +59,13 @@ class SavepointHead:
     continuous: bool = False
     uncommitted: bool = False
 
+    def time_mode(self, mode: str) -> str:
+        """What a record says of an operator's time mode; "": nothing.
+
+        Without sources every query can begin, also one whose timers bring a heartbeat along.
+        """
+        return "" if mode == "none" and not self.location and not self.continuous else mode
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRecord:
@@ -342,7 +349,7 @@ class SavepointWriter:
             event_max_ms=record.event_max_ms,
             second_max_ms=record.second_max_ms,
             next_timer_ms=record.next_timer_ms,
-            time_mode=record.time_mode,
+            time_mode=self._head.time_mode(record.time_mode),
             parallelism=record.parallelism,
             max_parallelism=record.max_parallelism,
             first_epoch=self._head.epoch,

@@ -166,7 +166,7 @@ class _Exporting:
             uid=operator.uid,
             parallelism=lineage.parallelism,
             max_parallelism=lineage.max_parallelism,
-            time_mode=last.time_mode,
+            time_mode=last.time_mode or "none",
             watermark_ms=last.watermark_ms,
             event_max_ms=last.event_max_ms,
             second_max_ms=last.second_max_ms,

@@ -44,6 +44,24 @@ def test_a_query_goes_on_from_tables_and_is_started_again(world: World) -> None:
     assert min(world.sink.batches()) == 1, "batch 0 is the savepoint's"
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_an_operator_with_timers_goes_on_from_tables_without_any(
+    world: World, edited: bool
+) -> None:
+    savepoint = made(world)
+    if edited:
+        to = (world.root / "edited").as_uri()
+        statebackend.edit_savepoint(savepoint, to, max_parallelism=32)
+        savepoint = to
+    for _ in range(2):
+        world.input.add_batches(1)
+        backend = world.backend(savepoint=savepoint)
+        world.run(backend, world.ledger(backend, time_mode="processing"))
+    truth = {k: (len(ids) + 10, sum(ids) + 1000) for k, ids in world.input.ids().items()}
+    backend.wait_durable()
+    assert durable_state(backend, "ledger")["acc"] == {(k,): one for k, one in truth.items()}
+
+
 def test_state_that_the_processor_does_not_have_is_refused(world: World) -> None:
     to = (world.root / "made").as_uri()
     rows = pa.table({"k": KEYS, "n": ["text"] * 7, "total": [1] * 7})

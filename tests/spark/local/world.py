@@ -164,6 +164,7 @@ class World:
         processor: Any = None,
         uid: str = "ledger",
         keys: Any = "k",
+        **more: Any,
     ) -> DataFrame:
         return backend.transform_with_state(
             self.input.stream(self.spark) if df is None else df,
@@ -171,6 +172,7 @@ class World:
             processor=processor or Ledger(),
             output_schema=LEDGER_OUTPUT,
             uid=uid,
+            **more,
         )
 
     def writer(
