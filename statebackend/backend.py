@@ -39,6 +39,7 @@ from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter, WriterCalls
 from statebackend.spark.start.watched_query import WatchedQuery, frames_of
+from statebackend.spark.state_data_source import register_when_read
 from statebackend.system import SYSTEM
 
 if TYPE_CHECKING:  # a start without them takes a third of a second less
@@ -110,6 +111,7 @@ class StateBackend(FrameMaker, StartedQuery):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         _check_classic(spark)
+        register_when_read()
         self._spark = spark
         if (spark.sparkContext.master or "").startswith("local"):
             warn_of_other_python(spark.sparkContext.pythonExec)

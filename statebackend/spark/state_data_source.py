@@ -5,6 +5,7 @@ Options are named as those of Spark's own `statestore` source where it has them.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.types import StructType
 
 from snapshot.storage.store_options import StoreOptions
@@ -30,9 +32,10 @@ from statebackend.tables.state_scan import (
 )
 from statebackend.tables.stored_job import StoredJob, StoredOperator
 
-__all__ = ["SOURCE_NAME", "StateTableSource", "register"]
+__all__ = ["SOURCE_NAME", "StateTableSource", "register", "register_when_read"]
 
 SOURCE_NAME: Final = "statebackend"
+_REGISTERS: Final = "statebackend_registers"
 _OPTIONS: Final = (
     "path",
     "job",
@@ -40,6 +43,7 @@ _OPTIONS: Final = (
     "batchId",
     "operator",
     "stateVarName",
+    "state",
     "readRegisteredTimers",
     "metadata",
     "keys",
@@ -54,11 +58,12 @@ _OPTIONS: Final = (
 def register(spark: SparkSession) -> None:
     """Make the format `statebackend` known to a session.
 
-    The first call in a JVM takes a second or more: Spark looks for sources in Python then. So a
-    backend does not do it by itself.
+    A program that made a `StateBackend`, or called `install`, needs no call: the format is made
+    known where it is first asked for by ``spark.read.format``. In a JVM that takes a second or more
+    once, since Spark looks for sources in Python then.
 
         spark.read.format("statebackend").option("job", "clicks").option("operator", "counter")
-            .option("stateVarName", "count").load("s3://bucket/state")
+            .option("state", "count").load("s3://bucket/state")
 
     Without ``operator`` there is a row for each state, as `statebackend.states` gives it, or with
     ``metadata=epochs`` one for each operator of each epoch, as `statebackend.epochs`.
@@ -67,7 +72,8 @@ def register(spark: SparkSession) -> None:
         path: the folder of all jobs (`load(path)`). job: its name.
         savepoint: the URI of a savepoint, instead of the two.
         batchId: an epoch that the job retains; default: the newest durable one.
-        operator: its uid. stateVarName: the state. readRegisteredTimers: true: its timers instead.
+        operator: its uid. state: the state (or ``stateVarName``, as Spark's own source has it).
+        readRegisteredTimers: true: its timers instead.
         metadata: states (default) or epochs, without an operator.
         keys: only these, a JSON list: of values, or of lists where there are several key columns.
         keyGroups: only these, as in `0-63` or `5`.
@@ -80,6 +86,26 @@ def register(spark: SparkSession) -> None:
     ``key_group`` is used to fetch less where ``spark.sql.python.filterPushdown.enabled`` is on.
     """
     registered(spark, StateTableSource)
+
+
+def register_when_read() -> None:
+    """Have every session of this process know the format once it asks for it.
+
+    Its registration takes a second, which no start of a query is to wait for.
+    """
+    sparks_own: Any = DataFrameReader.format
+    if getattr(sparks_own, _REGISTERS, False):
+        return
+
+    @functools.wraps(sparks_own)
+    def format(self: DataFrameReader, source: str) -> DataFrameReader:
+        if str(source).lower() == SOURCE_NAME:
+            register(self._spark)
+        made: DataFrameReader = sparks_own(self, source)
+        return made
+
+    setattr(format, _REGISTERS, True)
+    DataFrameReader.format = format  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -111,6 +137,10 @@ class _Request:
                     todo=f"Its options are: {', '.join(_OPTIONS)}.",
                 )
             given[known[name.lower()]] = value
+        if {"state", "stateVarName"} <= given.keys():
+            raise SettingError(
+                "The options state and stateVarName are one.", todo="Give one of them."
+            )
         epoch = given.get("batchId")
         place = StatePlace(
             given.get("path", ""),
@@ -126,7 +156,7 @@ class _Request:
         return cls(
             place,
             given.get("operator", ""),
-            given.get("stateVarName", ""),
+            given.get("state", given.get("stateVarName", "")),
             _parsed("readRegisteredTimers", given.get("readRegisteredTimers", "false"), _flag),
             _parsed("metadata", given.get("metadata", "states"), _metadata_name),
             _parsed("keys", given["keys"], _keys) if "keys" in given else None,
@@ -140,7 +170,7 @@ class _Request:
             raise SettingError(
                 f"Of the operator {self.operator!r}, "
                 + ("both a state and timers are asked for." if self.timers else "no state is."),
-                todo="Give the option stateVarName, or readRegisteredTimers=true.",
+                todo="Give the option state, or readRegisteredTimers=true.",
             )
         found = (
             timer_source(operator, self.keys)
