@@ -193,8 +193,8 @@ def log_changes(
     for uid, spec in specs.items():
         if uid not in newest and (kind := operators[uid].named_after):
             _log.info(
-                "the uid of an operator is %r, after its %s; state is found by it, so give uid=%r "
-                "if that is renamed",
+                "the uid of an operator is %r, the name of its %s; its state is found by it: keep "
+                "that name, or give uid=%r",
                 uid,
                 kind,
                 uid,

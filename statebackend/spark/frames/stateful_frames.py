@@ -156,8 +156,8 @@ class FrameMaker:
             outputMode: ``"append"`` or ``"update"``, in any case: the query's own, as in Spark.
             timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
             uid: default: the function's name. keys: names, of a frame that is not grouped.
-            event_time, watermark_delay: as above. Timeouts in event time need a watermark, and drop
-                rows behind it; otherwise it is only what ``getCurrentWatermarkMs`` gives.
+            event_time: as above. watermark_delay: as above. Timeouts in event time need them, and
+                drop rows behind; otherwise they are only what ``getCurrentWatermarkMs`` gives.
 
         Raises:
             as :meth:`transform_with_state`.

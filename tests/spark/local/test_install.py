@@ -63,7 +63,7 @@ def identity(world: World, at: str = "checkpoint") -> dict[str, str]:
 def test_the_name_that_an_operator_got_is_said_when_its_state_begins(
     world: World, installed: StateBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "the uid of an operator is 'Ledger', after its class"
+    said = "the uid of an operator is 'Ledger', the name of its class"
     for begins in (True, False):
         caplog.clear()
         world.input.add_batches(1)
