@@ -58,7 +58,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         .sink(sink)
         .start(
             parallelism=parallelism,
-            checkpoint_interval_s=task["checkpoint_s"],
+            checkpoint_interval=task["checkpoint_s"],
             restart=NoRestart(),
             **task.get("options", {}),
         )
@@ -118,7 +118,7 @@ def skew(task: dict[str, Any]) -> dict[str, Any]:
         .sink(CallbackSink(_nothing))
         .start(
             parallelism=parallelism,
-            checkpoint_interval_s=task["checkpoint_s"],
+            checkpoint_interval=task["checkpoint_s"],
             restart=NoRestart(),
             alignment_timeout_s=task["alignment_timeout_s"],
             buffer_bytes=_BUFFER_BYTES,

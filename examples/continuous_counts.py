@@ -55,7 +55,7 @@ def start(backend: StateBackend, bids: NexmarkSource, out: Path) -> ContinuousQu
     counts = backend.continuous(bids, name="bids").key_by("auction")
     stream = counts.process(Bids(), uid="bids-by-auction", output_schema=OUTPUT)
     query: ContinuousQuery = stream.sink(FileSink(out)).start(
-        parallelism=2, checkpoint_interval_s=1.0, restart=FixedDelay(3, 0.5)
+        parallelism=2, checkpoint_interval="1 second", restart=FixedDelay(3, 0.5)
     )
     return query
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statebackend.errors import SettingError
+from statebackend.spark_forms import parsed_bytes, parsed_seconds
 from statebackend.texts import did_you_mean
 
 __all__ = [
@@ -22,24 +22,6 @@ __all__ = [
 
 PREFIX: Final = "spark.statebackend."
 _SWITCHES: Final = {"true": 1, "false": 0}
-_WITH_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
-# As Spark reads them: powers of 1,024, and the names that its intervals take.
-_BYTES: Final = {
-    unit + end: 1 << 10 * power
-    for power, unit in enumerate(("", "k", "m", "g", "t"))
-    for end in ("b", "" if unit else "bytes")
-}
-_SECONDS: Final = {
-    name: seconds
-    for seconds, names in {
-        0.001: "ms millisecond milliseconds",
-        1.0: "s sec second seconds",
-        60.0: "m min minute minutes",
-        3600.0: "h hour hours",
-        86400.0: "d day days",
-    }.items()
-    for name in names.split()
-}
 
 
 @dataclass(frozen=True)
@@ -80,11 +62,16 @@ class Setting:
         text = value.strip().lower() if isinstance(value, str) else ""
         if self.check is switch and text in _SWITCHES:
             return _SWITCHES[text]
-        if self.kind is not str and (found := _WITH_UNIT.fullmatch(text)):
-            units = _BYTES if "bytes" in self.wants else _SECONDS if "seconds" in self.wants else {}
-            if (unit := units.get(found[2])) is not None:
-                return self.kind(float(found[1]) * unit)
+        if self.kind is not str and text:
+            parse = self._parser()
+            if parse is not None and (found := parse(text)) is not None:
+                return self.kind(found)
         return self.kind(value)
+
+    def _parser(self) -> Callable[[str], float | None] | None:
+        if "bytes" in self.wants:
+            return parsed_bytes
+        return parsed_seconds if "seconds" in self.wants else None
 
     def _refused(self, value: Any) -> SettingError:
         wants = self.wants or f"a value of type {self.kind.__name__}"

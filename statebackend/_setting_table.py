@@ -22,7 +22,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         str,
         "the folder for local copies of the state on each executor's host. It may name "
         "environment variables of the executor, such as $HOME. Without it: statebackend-<user> in "
-        "the executor's temporary directory",
+        "the executor's first Spark local directory (LOCAL_DIRS on YARN, else spark.local.dir)",
     ),
     "parallelism": Setting(
         "parallelism",

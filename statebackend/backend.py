@@ -30,6 +30,7 @@ from statebackend.settings import ENABLED, Settings, check_keys
 from statebackend.spark.data_sources import register_when_read
 from statebackend.spark.frames.frame_builder import FrameBuilder, StatefulFrame
 from statebackend.spark.frames.stateful_frames import FrameMaker
+from statebackend.spark.local_directories import warn_if_short_lived
 from statebackend.spark.query_failures import StatefulQuery, stateful_queries
 from statebackend.spark.spark_internals import check_internals
 from statebackend.spark.start.checked_batches import CheckedBatches, function_of
@@ -39,7 +40,7 @@ from statebackend.spark.start.query_identity import FoundJob, find_job, job_at
 from statebackend.spark.start.started_query import StartedQuery
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter, WriterCalls
 from statebackend.spark.start.watched_query import WatchedQuery, frames_of
-from statebackend.system import SYSTEM, default_local_dir, warn
+from statebackend.system import SYSTEM
 
 if TYPE_CHECKING:  # a start without them takes a third of a second less
     from statebackend.continuous.job.flow import Flow
@@ -73,7 +74,8 @@ class StateBackend(FrameMaker, StartedQuery):
         job: a name under it, if there is to be one query only. Without it a query's job follows
             from its checkpoint location, and the backend may have several queries.
         local_dir: directory for task-local copies on each executor's host; may name environment
-            variables of the executor (``$TMPDIR/state``).
+            variables of the executor (``$TMPDIR/state``). Default: a folder ``statebackend-<user>``
+            in the executor's first Spark local directory.
         parallelism: subtasks per operator; default: ``spark.sql.shuffle.partitions`` if that is
             set, else as many as Spark has cores.
         max_parallelism: key groups, fixed for the job's life; default: by Flink's formula, or 1,024
@@ -137,7 +139,7 @@ class StateBackend(FrameMaker, StartedQuery):
             self._open_job(self._uri, "a")  # what is wrong with the uri is said here
         self._allow_dropped_state = allow_dropped_state
         if not self._settings.local_dir:
-            _warn_of_default_local_dir()
+            warn_if_short_lived(spark)
         self._builder = FrameBuilder(spark, self._job, self._settings)
         self._newest: WatchedQuery | None = None
         self._jobs: dict[str, str] = {}  # that frames were started for last, by their names
@@ -439,14 +441,6 @@ def _register(spark: SparkSession) -> None:
     from statebackend.spark.state_data_source import register  # a start needs none of it
 
     register(spark)
-
-
-def _warn_of_default_local_dir() -> None:
-    warn(
-        "local_dir is not set: task-local copies go to statebackend-<user> in the temporary "
-        f"directory of each executor's host (here: {default_local_dir()}). Set local_dir= "
-        "(or spark.statebackend.localDir) to a local disk that survives restarts."
-    )
 
 
 def _configured(spark: SparkSession, key: str) -> str | None:

@@ -3,8 +3,9 @@
 `install` puts other functions in the place of three methods of ``GroupedData`` (the stateful ones)
 and three of ``DataStreamWriter`` (those that start a query). They do ours for a session that
 `install` was called for, and for queries over its frames; Spark's own methods run for everything
-else. ``awaitAnyTermination`` is Spark's, and tells an error of ours as one. Nothing else of Spark
-is touched.
+else. ``awaitAnyTermination`` is Spark's, and tells an error of ours as one, and
+``spark.read.format`` makes the format ``statebackend`` known where it is asked for. Nothing else of
+Spark is touched.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and find out now what a report will need later."""
     config.addinivalue_line("markers", MARKER)
     if config.getoption("drill_report") and find_spec("jinja2") is None:
-        raise pytest.UsageError("--drill-report needs jinja2: pip install 'statebackend[drill]'")
+        from statebackend.texts import install_extra
+
+        raise pytest.UsageError(f"--drill-report needs jinja2. {install_extra('drill')}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

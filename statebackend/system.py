@@ -10,6 +10,7 @@ import gc
 import os
 import pwd
 import random
+import re
 import resource
 import secrets
 import shutil
@@ -65,6 +66,10 @@ _MEMORY_LIMITS: Final = (
 )
 _CPU_QUOTA: Final = "/sys/fs/cgroup/cpu.max"  # in a period, and the period
 _YOUNG_OBJECTS: Final = 50_000
+_ID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# Spark's own folders in a local directory: those of a standalone worker and an application, which
+# go with it, and of an executor's block manager, which goes with that.
+_SPARKS_FOLDERS: Final = re.compile(f"(?:/spark-{_ID}/executor-{_ID})?/blockmgr-{_ID}")
 
 
 class System(Protocol):
@@ -137,12 +142,12 @@ def sleep_s(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def warn(message: str) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn at the user's line that called this library."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_CODE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, kind, stacklevel=level)
 
 
 def new_id() -> str:
@@ -163,8 +168,8 @@ def s3_endpoint() -> str | None:
 def expanded(path: str) -> str:
     """``path`` with this host's environment variables filled in (``$TMPDIR/state``).
 
-    If ``path`` is empty: the default directory of the user that this process runs as. Executors
-    need not run as the driver's user.
+    If ``path`` is empty: the default directory of the executor that this process belongs to, and of
+    the user that it runs as. Executors need not run as the driver's user.
     """
     return os.path.expandvars(path) if path else default_local_dir()
 
@@ -243,9 +248,21 @@ def own_memory_limit_bytes() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def default_local_dir() -> str:
-    """A directory of the user's in the host's temporary directory."""
-    return os.path.join(tempfile.gettempdir(), user_folder_name())
+def default_local_dir(configured: str = "") -> str:
+    """A folder of the user's in the first of Spark's local directories on this host.
+
+    YARN names them in ``LOCAL_DIRS``. Elsewhere an executor names its own folders in them, in
+    ``SPARK_LOCAL_DIRS`` of its workers; ours lies beside those, so that it outlives them and the
+    next executor on the host finds it.
+
+    Args:
+        configured: ``spark.local.dir``, where the environment names none.
+    """
+    said = os.environ.get("LOCAL_DIRS") or os.environ.get("SPARK_LOCAL_DIRS") or configured
+    first = said.partition(",")[0].strip().rstrip("/")
+    if found := _SPARKS_FOLDERS.search(first):
+        first = first[: found.start()] or "/"
+    return os.path.join(first or tempfile.gettempdir(), user_folder_name())
 
 
 def user_folder_name() -> str:

@@ -1,4 +1,4 @@
-"""Figures as people read them, and the names that they may have meant."""
+"""Figures as people read them, the names that they may have meant, what they are to install."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-__all__ = ["count", "did_you_mean", "duration", "seconds", "size", "when"]
+__all__ = ["count", "did_you_mean", "duration", "install_extra", "seconds", "size", "when"]
 
 
 def size(size_bytes: int) -> str:
@@ -52,3 +52,15 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
     folded = {one.casefold(): one for one in known}
     found = get_close_matches(name.casefold(), folded, n=most, cutoff=0.5)
     return f"Did you mean {' or '.join(repr(folded[one]) for one in found)}?" if found else ""
+
+
+def install_extra(name: str, where: str = "") -> str:
+    """What to do if a package is missing that an extra of this one brings.
+
+    There is no release on a package index: it is installed from a clone of the repository.
+
+    Args:
+        name: of the extra. where: it is needed: "on the driver".
+    """
+    place = f", {where}" if where else ""
+    return f"Install the extra {name!r}{place}: pip install '.[{name}]' in a clone of statebackend."

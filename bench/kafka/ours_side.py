@@ -55,7 +55,7 @@ def run(task: dict[str, Any]) -> None:
         .sink(sink, uid="out")
         .start(
             parallelism=task["partitions"],
-            checkpoint_interval_s=task["checkpoint_s"],
+            checkpoint_interval=task["checkpoint_s"],
             restart=NoRestart(),
             **task.get("options", {}),
         )

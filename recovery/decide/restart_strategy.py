@@ -18,6 +18,7 @@ from statebackend.errors import (
     StateMismatchError,
     UnsupportedQueryError,
 )
+from statebackend.spark_forms import Duration, seconds_of
 
 __all__ = [
     "ExponentialDelay",
@@ -54,17 +55,17 @@ class FixedDelay:
 
     Attributes:
         attempts: how often; None: without limit.
-        delay_s: before each.
+        delay_s: before each; a number of seconds, or "10 seconds".
 
     Raises:
         SettingError: a value is negative.
     """
 
     attempts: int | None = None
-    delay_s: float = 1.0
+    delay_s: Duration = 1.0
 
     def __post_init__(self) -> None:
-        _not_negative(attempts=self.attempts, delay_s=self.delay_s)
+        _not_negative(attempts=self.attempts, delay_s=seconds_of("delay_s", self.delay_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class ExponentialDelay:
     """Start again without limit, after a delay that grows with every failure.
 
     Attributes:
-        initial_s: the first delay.
+        initial_s: the first delay; a number of seconds, or "1 second", as the other times.
         max_s: the largest.
         factor: by which it grows.
         reset_after_s: a job that ran for so long since its last restart begins anew at
@@ -84,21 +85,31 @@ class ExponentialDelay:
         SettingError: a value is out of its range.
     """
 
-    initial_s: float = 1.0
-    max_s: float = 60.0
+    initial_s: Duration = 1.0
+    max_s: Duration = 60.0
     factor: float = 1.5
-    reset_after_s: float = 3600.0
+    reset_after_s: Duration = 3600.0
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        _not_negative(reset_after_s=self.reset_after_s)
-        if not 0 < self.initial_s <= self.max_s or self.factor < 1 or not 0 <= self.jitter <= 1:
+        initial_s, max_s, reset_after_s = self.times_s
+        _not_negative(reset_after_s=reset_after_s)
+        if not 0 < initial_s <= max_s or self.factor < 1 or not 0 <= self.jitter <= 1:
             raise SettingError(
                 f"Delays from {self.initial_s} s to {self.max_s} s by a factor of {self.factor}, "
                 f"with a jitter of {self.jitter}.",
                 todo="The first is over 0 and at most the largest, the factor is 1 or more, the "
                 "jitter from 0 to 1.",
             )
+
+    @property
+    def times_s(self) -> tuple[float, float, float]:
+        """``initial_s``, ``max_s`` and ``reset_after_s`` in seconds."""
+        return (
+            seconds_of("initial_s", self.initial_s),
+            seconds_of("max_s", self.max_s),
+            seconds_of("reset_after_s", self.reset_after_s),
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,7 @@ class FailureRate:
 
     Attributes:
         failures: so many are borne.
-        per_s: within so many seconds.
+        per_s: within so many seconds, or "10 minutes".
         delay_s: before each start.
 
     Raises:
@@ -115,11 +126,12 @@ class FailureRate:
     """
 
     failures: int
-    per_s: float
-    delay_s: float = 1.0
+    per_s: Duration
+    delay_s: Duration = 1.0
 
     def __post_init__(self) -> None:
-        _not_negative(failures=self.failures, per_s=self.per_s, delay_s=self.delay_s)
+        times_s = {name: seconds_of(name, getattr(self, name)) for name in ("per_s", "delay_s")}
+        _not_negative(failures=self.failures, **times_s)
 
 
 Strategy: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
@@ -154,25 +166,27 @@ class Restarts:
         match self.strategy:
             case NoRestart():
                 return self._with(None, now_s)
-            case FixedDelay(attempts, delay_s):
+            case FixedDelay(attempts, delay):
                 left = attempts is None or self.count < attempts
-                return self._with(delay_s if left else None, now_s)
-            case FailureRate(failures, per_s, delay_s):
-                recent_s = (*(s for s in self.recent_s if now_s - s < per_s), now_s)
-                again = len(recent_s) <= failures
-                return self._with(delay_s if again else None, now_s, recent_s=recent_s)
+                return self._with(seconds_of("delay_s", delay) if left else None, now_s)
+            case FailureRate(failures, per, delay):
+                within_s = seconds_of("per_s", per)
+                recent_s = (*(s for s in self.recent_s if now_s - s < within_s), now_s)
+                delay_s = seconds_of("delay_s", delay) if len(recent_s) <= failures else None
+                return self._with(delay_s, now_s, recent_s=recent_s)
             case ExponentialDelay():
                 return self._exponential(self.strategy, now_s, drawn)
 
     def _exponential(
         self, strategy: ExponentialDelay, now_s: float, drawn: float
     ) -> tuple[Restarts, float | None]:
-        ran_long = self.running_s is not None and now_s - self.running_s >= strategy.reset_after_s
+        initial_s, max_s, reset_after_s = strategy.times_s
+        ran_long = self.running_s is not None and now_s - self.running_s >= reset_after_s
         if ran_long or not self.count:
-            count, base_s = 0, strategy.initial_s
+            count, base_s = 0, initial_s
         else:
-            count, base_s = self.count, min(strategy.max_s, self.base_s * strategy.factor)
-        delay_s = min(strategy.max_s, base_s * (1 + strategy.jitter * (2 * drawn - 1)))
+            count, base_s = self.count, min(max_s, self.base_s * strategy.factor)
+        delay_s = min(max_s, base_s * (1 + strategy.jitter * (2 * drawn - 1)))
         return Restarts(strategy, count + 1, base_s, now_s + delay_s), delay_s
 
     def _with(

@@ -12,6 +12,7 @@ from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.uris import parse_s3_uri, refuse_secrets
 from statebackend.errors import EnvironmentMissingError, SettingError
+from statebackend.texts import install_extra
 
 __all__ = ["S3_SCHEMES", "open_store"]
 
@@ -76,7 +77,7 @@ def _s3_store(uri: str, new_id: Callable[[], str], options: StoreOptions) -> Obj
             raise
         raise EnvironmentMissingError(
             f"The store {uri!r} needs boto3, which is not installed.",
-            todo="Run: pip install 'statebackend[s3]', on the driver and on every executor.",
+            todo=install_extra("s3", "on the driver and on every executor"),
         ) from error
     return S3Store(bucket, prefix, new_id=new_id, options=options)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from statebackend.texts import install_extra
+
 __all__ = ["main"]
 
 NEEDED = ("rich", "typer")
@@ -23,7 +25,7 @@ def main() -> None:
             raise
         print(
             f"The command line needs the package {error.name!r}, which is not installed. "
-            "Install statebackend with its extra: pip install 'statebackend[cli]'.",
+            f"{install_extra('cli')}",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -53,6 +53,7 @@ _SLOW_S: Final = 1.0
 _TIMEOUT_S: Final = 60.0
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
+_LOCAL_DIR: Final = "spark.local.dir"
 
 # In a process of its own: one that opened a database must not fork, and one that crashes in a
 # library that does not fit the machine must not take the doctor along.
@@ -88,7 +89,8 @@ def examine(place: Place | None, local_dir: str) -> list[Check]:
         place: the folder of all jobs, to be tried too.
         local_dir: for local copies; empty: the one that a query would take.
     """
-    folder = Path(system.expanded(local_dir or system.default_local_dir()))
+    default = system.default_local_dir(_spark_default(_LOCAL_DIR))
+    folder = Path(system.expanded(local_dir or default))
     found = [_python(), *_packages(), _java(), _workers_python(), _rocksdict(), _open_files()]
     found += [*_local_dir(folder), _locality()]
     if place is not None:
@@ -263,11 +265,8 @@ def _owner(folder: Path) -> Check:
 
 def _locality() -> Check:
     name = "reduce locality"
-    for path in _spark_defaults():
-        with contextlib.suppress(OSError):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if re.search(rf"^\s*{re.escape(_LOCALITY)}[\s=]+false\s*$", text, re.MULTILINE):
-                return Check(name, "ok", f"{_LOCALITY} is false in {path}")
+    if _spark_default(_LOCALITY) == "false":
+        return Check(name, "ok", f"{_LOCALITY} is false in spark-defaults.conf")
     return Check(
         name,
         "warn",
@@ -275,6 +274,16 @@ def _locality() -> Check:
         f'Build the session with .config("{_LOCALITY}", "false"): otherwise subtasks may move '
         "between executors, and local copies are used less. Results are the same.",
     )
+
+
+def _spark_default(key: str) -> str:
+    """What ``spark-defaults.conf`` says; "" without it."""
+    for path in _spark_defaults():
+        with contextlib.suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if found := re.search(rf"^\s*{re.escape(key)}[\s=]+(\S+)\s*$", text, re.MULTILINE):
+                return found[1]
+    return ""
 
 
 def _spark_defaults() -> Iterator[Path]:

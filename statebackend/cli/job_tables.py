@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,10 +15,12 @@ from recovery.inspect.verify import VerifyReport
 from snapshot.retention.garbage_collection import CleanReport, Tally
 from statebackend.cli.console_output import counted, table
 from statebackend.cli.doctor import Check
+from statebackend.errors import StateBackendError
 from statebackend.texts import size, when
 
 __all__ = ["checks", "cleaning", "description", "jobs", "verification"]
 
+_KEY: Final = ""  # its schema is kept beside the states', under a name no state can have
 _SHOWN: Final = 10
 _MARKS: Final = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]FAIL[/]"}
 
@@ -82,10 +85,38 @@ def _operator(out: Console, one: OperatorInfo) -> None:
         f"    parallelism {one.parallelism} of at most {one.max_parallelism} (key groups); "
         f"first epoch {one.first_epoch}, complete epochs {_ranges(one.epochs)}"
     )
+    if key := one.schemas.get(_KEY):
+        out.print(f"    key {escape(_ddl_of_key(key))}")
     for name, number in sorted(one.states.items()):
-        out.print(f"    state {escape(name)} (id {number}) {escape(one.schemas.get(name, ''))}")
+        declared = _declared(one.schemas.get(name, ""))
+        out.print(f"    state {escape(name)} (id {number}) {escape(declared)}")
     if one.bases:
         out.print(f"    bases of {counted(len(one.bases), 'subtask')}: {_bases(one.bases)}")
+
+
+def _ddl_of_key(text: str) -> str:
+    from statebackend.schema.types import ddl_of  # imports PySpark
+
+    with contextlib.suppress(StateBackendError):  # damaged: as it stands
+        return ddl_of(text) or "none"
+    return text
+
+
+def _declared(text: str) -> str:
+    """The kind and the schema of a state, for people."""
+    from statebackend.operators.declared_states import StateDeclaration  # imports PySpark
+    from statebackend.schema.types import ddl_of
+
+    if not text:
+        return ""
+    try:
+        state = StateDeclaration.from_json(text)
+        value = ddl_of(state.value_schema)
+        key = f"{ddl_of(state.key_schema)} -> " if state.key_schema else ""
+    except StateBackendError:  # damaged: as it stands
+        return text
+    ttl = f", ttl {state.ttl_ms} ms" if isinstance(state.ttl_ms, int) else ""
+    return f"{state.kind}: {key}{value}{ttl}"
 
 
 def _bases(bases: Sequence[BaseInfo]) -> str:

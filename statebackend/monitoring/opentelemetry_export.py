@@ -12,6 +12,7 @@ from statebackend.monitoring.job_metrics import JobMetrics
 from statebackend.monitoring.metric_table import DURATION_BUCKETS_S, JOB_LABEL, METRICS, Metric
 from statebackend.monitoring.metric_values import Histogram, Labels
 from statebackend.monitoring.observed_job import ObservedJob
+from statebackend.texts import install_extra
 from statebackend.threads import THREADS
 
 __all__ = ["Telemetry", "check_installed", "telemetry"]
@@ -30,7 +31,7 @@ def check_installed() -> None:
     except ImportError as error:
         raise EnvironmentMissingError(
             "spark.statebackend.otel needs the package opentelemetry-api, which is not installed.",
-            todo="Run: pip install 'statebackend[otel]', on the driver.",
+            todo=install_extra("otel", "on the driver"),
         ) from error
 
 

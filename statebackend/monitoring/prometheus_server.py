@@ -11,6 +11,7 @@ from statebackend.monitoring.job_metrics import JobMetrics
 from statebackend.monitoring.metric_table import DURATION_BUCKETS_S, JOB_LABEL, METRICS, Metric
 from statebackend.monitoring.metric_values import Histogram, Values
 from statebackend.monitoring.observed_job import ObservedJob
+from statebackend.texts import install_extra
 from statebackend.threads import THREADS
 
 __all__ = ["MetricsServer", "check_installed", "metrics_server"]
@@ -30,7 +31,7 @@ def check_installed() -> None:
         raise EnvironmentMissingError(
             "spark.statebackend.metrics.port needs the package prometheus-client, which is not "
             "installed.",
-            todo="Run: pip install 'statebackend[metrics]', on the driver.",
+            todo=install_extra("metrics", "on the driver"),
         ) from error
 
 

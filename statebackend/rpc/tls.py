@@ -15,6 +15,7 @@ import pyarrow.flight as flight
 
 from statebackend.errors import EnvironmentMissingError
 from statebackend.settings import Settings
+from statebackend.texts import install_extra
 
 __all__ = ["Tls", "connect", "driver_tls", "location_of", "self_signed"]
 
@@ -57,7 +58,7 @@ def self_signed() -> Tls:
     except ImportError as error:
         raise EnvironmentMissingError(
             "TLS needs the package cryptography, which is not installed.",
-            todo="Run: pip install 'statebackend[tls]', on the driver and on every executor.",
+            todo=install_extra("tls", "on the driver and on every executor"),
         ) from error
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
     key = ec.generate_private_key(ec.SECP256R1())

@@ -5,9 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NO_TIME", "TIME_MODES", "TimePlan"]
+from statebackend.errors import SettingError
+
+__all__ = ["NO_TIME", "TIME_MODES", "TimePlan", "time_mode_of"]
 
 TIME_MODES: Final = ("none", "processing", "event")
+_SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
+
+
+def time_mode_of(given: object, operator: str = "") -> str:
+    """A time mode, which may be given by Spark's name: "None", "ProcessingTime", "EventTime".
+
+    Args:
+        operator: whose it is, for the error.
+
+    Raises:
+        SettingError: it is none.
+    """
+    name = str(given).lower()
+    mode = _SPARKS_NAMES.get(name, name)
+    if mode not in TIME_MODES:
+        of = f" of operator {operator!r}" if operator else ""
+        raise SettingError(
+            f"The time mode{of} is {given!r}.",
+            todo=f"Give one of {', '.join(map(repr, TIME_MODES))}.",
+        )
+    return mode
 
 
 @dataclass(frozen=True)

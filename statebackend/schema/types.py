@@ -17,6 +17,7 @@ __all__ = [
     "as_schema",
     "check_key_schema",
     "check_value_schema",
+    "ddl_of",
     "is_fixed_width",
     "schema_from_json",
 ]
@@ -132,6 +133,15 @@ def schema_from_json(text: str) -> T.StructType:
             f"This is not the JSON of a schema: {text[:80]!r}.",
             todo="Pass what StructType.json() gives.",
         ) from error
+
+
+def ddl_of(text: str) -> str:
+    """Spark's DDL of a schema in Spark's JSON, for people: "user string, n bigint".
+
+    Raises:
+        SchemaError: not the JSON of a struct.
+    """
+    return ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema_from_json(text))
 
 
 def _names_udt(node: object) -> bool:

@@ -40,6 +40,7 @@ _OPTIONS: Final = (
     "batchId",
     "operator",
     "stateVarName",
+    "state",
     "readRegisteredTimers",
     "metadata",
     "keys",
@@ -59,7 +60,7 @@ def register(spark: SparkSession) -> None:
     one in a JVM takes a second or more: Spark looks for sources in Python then.
 
         spark.read.format("statebackend").option("job", "clicks").option("operator", "counter")
-            .option("stateVarName", "count").load("s3://bucket/state")
+            .option("state", "count").load("s3://bucket/state")
 
     Without ``operator`` there is a row for each state, as `statebackend.states` gives it, or with
     ``metadata=epochs`` one for each operator of each epoch, as `statebackend.epochs`.
@@ -68,7 +69,8 @@ def register(spark: SparkSession) -> None:
         path: the folder of all jobs (`load(path)`). job: its name.
         savepoint: the URI of a savepoint, instead of the two.
         batchId: an epoch that the job retains; default: the newest durable one.
-        operator: its uid. stateVarName: the state. readRegisteredTimers: true: its timers instead.
+        operator: its uid. state: the state (or ``stateVarName``, as Spark's own source has it).
+        readRegisteredTimers: true: its timers instead.
         metadata: states (default) or epochs, without an operator.
         keys: only these, a JSON list: of values, or of lists where there are several key columns.
         keyGroups: only these, as in `0-63` or `5`.
@@ -112,6 +114,10 @@ class _Request:
                     todo=f"Its options are: {', '.join(_OPTIONS)}.",
                 )
             given[known[name.lower()]] = value
+        if {"state", "stateVarName"} <= given.keys():
+            raise SettingError(
+                "The options state and stateVarName are one.", todo="Give one of them."
+            )
         epoch = given.get("batchId")
         place = StatePlace(
             given.get("path", ""),
@@ -127,7 +133,7 @@ class _Request:
         return cls(
             place,
             given.get("operator", ""),
-            given.get("stateVarName", ""),
+            given.get("state", given.get("stateVarName", "")),
             _parsed("readRegisteredTimers", given.get("readRegisteredTimers", "false"), _flag),
             _parsed("metadata", given.get("metadata", "states"), _metadata_name),
             _parsed("keys", given["keys"], _keys) if "keys" in given else None,
@@ -141,7 +147,7 @@ class _Request:
             raise SettingError(
                 f"Of the operator {self.operator!r}, "
                 + ("both a state and timers are asked for." if self.timers else "no state is."),
-                todo="Give the option stateVarName, or readRegisteredTimers=true.",
+                todo="Give the option state, or readRegisteredTimers=true.",
             )
         found = (
             timer_source(operator, self.keys)

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from statebackend.errors import SettingError
 from statebackend.keygroups import TABLES_MAX_PARALLELISM
 from statebackend.operators.declared_states import check_state_name, parse_schema
+from statebackend.runtime.time_plan import time_mode_of
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.ttl_cells import TTL
 from statebackend.tables.given_keyless import GivenKeyless, given_broadcast, given_list
@@ -20,7 +21,6 @@ from statebackend.tables.given_rows import GivenState, batches_of, given_state, 
 __all__ = ["MAX_PARALLELISM", "GivenOperator", "OperatorState", "check_operators"]
 
 MAX_PARALLELISM: Final = TABLES_MAX_PARALLELISM
-_TIME_MODES: Final = ("none", "event", "processing")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class OperatorState:
             which are the value's fields. The last row of a key counts, and of a list all, in the
             order in which they come.
         timers: rows with the key and ``at_ms``, milliseconds.
-        time_mode: as the operator has it: none, event or processing.
+        time_mode: as the operator has it: ``"none"``, ``"event"`` or ``"processing"``, or by
+            Spark's names: ``"None"``, ``"EventTime"``, ``"ProcessingTime"``.
         schemas: of the values of states, where they are not to follow from the columns' types.
         ttl: of states that expire. Their rows say when, in a column ``expires_at_ms``.
         operator_lists: the rows of each operator list, by its name; with ``subtask`` they stay
@@ -83,13 +84,9 @@ class GivenOperator:
         Raises:
             SchemaError, UnsupportedTypeError: it is no state. SettingError: no time mode.
         """
-        if given.time_mode not in _TIME_MODES:
-            raise SettingError(
-                f"Operator {uid!r} has time_mode={given.time_mode!r}.",
-                todo=f"Give one of {', '.join(_TIME_MODES)}.",
-            )
+        time_mode = time_mode_of(given.time_mode, uid)
         _check_names(uid, given)
-        if given.timers is not None and given.time_mode == "none":
+        if given.timers is not None and time_mode == "none":
             raise SettingError(
                 f"Operator {uid!r} was given timers and no time mode.",
                 todo="Give time_mode='event' or time_mode='processing', as the operator has it.",
@@ -109,7 +106,7 @@ class GivenOperator:
         if given.timers is not None:
             schema, timers = batches_of(given.timers)
             list(timer_entries(_empty(schema), key, MAX_PARALLELISM))
-        return cls(key, states, timers, given.time_mode, _keyless(uid, given))
+        return cls(key, states, timers, time_mode, _keyless(uid, given))
 
 
 def _check_names(uid: str, given: OperatorState) -> None:

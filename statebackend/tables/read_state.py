@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from snapshot.formats.record import Manifest
 from snapshot.storage.store_options import StoreOptions
-from statebackend.schema.types import schema_from_json
+from statebackend.schema.types import ddl_of
 from statebackend.tables.state_scan import StatePlace, state_source, timer_source
 from statebackend.tables.stored_job import find_job, restored_bytes, stored_states
 from statebackend.work_done import Progress
@@ -199,6 +199,4 @@ def epochs(
 
 
 def _ddl_of(schema_json: str) -> str | None:
-    if not schema_json:
-        return None
-    return ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema_from_json(schema_json))
+    return ddl_of(schema_json) if schema_json else None

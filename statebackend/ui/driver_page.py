@@ -9,6 +9,7 @@ from typing import Final
 from statebackend.errors import EnvironmentMissingError, SettingError
 from statebackend.settings import Settings
 from statebackend.system import SYSTEM, System
+from statebackend.texts import install_extra
 from statebackend.ui.job_figures import JobLine, JobView
 from statebackend.ui.page_server import PageServer
 from statebackend.ui.running_job_view import Observed, RunningJobView
@@ -25,7 +26,7 @@ def check_installed() -> None:
     if find_spec("jinja2") is None:
         raise EnvironmentMissingError(
             "The page of jobs needs the package 'jinja2', which is not installed.",
-            todo="Install statebackend with its extra: pip install 'statebackend[ui]'.",
+            todo=install_extra("ui", "on the driver"),
         )
 
 

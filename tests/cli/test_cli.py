@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from recovery.inspect.describe import describe
 from recovery.local.private_folders import home_of
 from snapshot.formats.record import record_name
 from snapshot.storage import LocalStore
 from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
-from statebackend.cli import doctor
+from statebackend.cli import doctor, job_tables
 from statebackend.cli.job_commands import app
 from statebackend.errors import LocalDirError
+from statebackend.operators.declared_states import StateDeclaration
+from statebackend.schema.ddl import parse_ddl
 from tests.cli.folder import JOB, OPERATOR, Folder, new_id
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +142,34 @@ def test_describe_has_a_shape(uri: str, folder: Folder) -> None:
     text = run("describe", uri)
     for word in (JOB, OPERATOR, "total", "host:2", "parallelism 2 of at most 8"):
         assert word in text
+
+
+def declared(name: str, kind: str, value: str, key: str = "") -> str:
+    of_key = parse_ddl(key).json() if key else ""
+    return StateDeclaration(
+        name=name, kind=kind, value_schema=parse_ddl(value).json(), key_schema=of_key
+    ).to_json()
+
+
+def test_describe_tells_schemas_in_ddl(folder: Folder) -> None:
+    shown = Console(record=True, width=200, file=io.StringIO())
+    states = {
+        "count": declared("count", "value", "n bigint"),
+        "pages": declared("pages", "map", "at timestamp", "page string"),
+        "damaged": "{",
+    }
+    described = describe(folder.store, JOB)
+    operator = replace(
+        described.operators[0],
+        states={name: number for number, name in enumerate(states)},
+        schemas={"": parse_ddl("user string").json(), **states},
+    )
+    job_tables.description(shown, replace(described, operators=[operator]))
+    text = shown.export_text()
+    assert "key user string\n" in text
+    assert "state count (id 0) value: n bigint\n" in text
+    assert "state pages (id 1) map: page string -> at timestamp\n" in text
+    assert "state damaged (id 2) {\n" in text
 
 
 # --- verify --------------------------------------------------------------------------------------
@@ -393,7 +427,7 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('gone', name='typer')\n")
     done = started("-m", "statebackend.cli", "list", "/x", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
-    assert "pip install 'statebackend[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

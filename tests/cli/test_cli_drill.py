@@ -292,7 +292,7 @@ def test_a_report_that_could_not_be_drawn_is_told_before_the_drill(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = drill("run", "--report", str(tmp_path), status=2)
-    assert "pip install 'statebackend[drill]'" in done.stderr
+    assert "pip install '.[drill]'" in done.stderr
     assert not stand.told
 
 

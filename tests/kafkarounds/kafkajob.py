@@ -107,7 +107,7 @@ def continuous(backend: StateBackend, given: Given) -> Any:
     counted = rows.process(PerRow(), uid="count", output_schema=OUTPUT)
     restart = FixedDelay(1000, 0.5)
     started = counted.sink(sink, uid="out")
-    return started.start(parallelism=2, checkpoint_interval_s=0.5, restart=restart)
+    return started.start(parallelism=2, checkpoint_interval=0.5, restart=restart)
 
 
 def micro(spark: SparkSession, backend: StateBackend, given: Given) -> Any:

@@ -113,7 +113,7 @@ def test_folders_of_an_earlier_release_are_tightened_and_their_copies_used(
 def test_the_default_folder_is_closed_and_named_after_who_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setenv("LOGNAME", "who-asked")  # as YARN says it, of whoever runs the driver
     local_dir = Path(system.expanded(""))
     assert local_dir.parent == tmp_path

@@ -143,3 +143,14 @@ def test_what_the_user_gave_is_final_until_the_job_has_run(error: Exception) -> 
 )
 def test_what_may_pass_or_be_another_hosts_is_not_final(error: Exception, has_run: bool) -> None:
     assert not is_final(error, has_run=has_run)
+
+
+def test_delays_may_have_the_forms_that_sparks_settings_have() -> None:
+    assert delays(FixedDelay(2, "500ms"), [0, 1, 2]) == delays(FixedDelay(2, 0.5), [0, 1, 2])
+    within = FailureRate(1, "1 minute", "2 seconds")
+    assert delays(within, [0, 30]) == [2.0, None]
+    assert delays(within, [0, 61]) == [2.0, 2.0]
+    growing = ExponentialDelay(initial_s="1s", max_s="2s", factor=4, jitter=0.0)
+    assert delays(growing, [0, 1]) == [1.0, 2.0]
+    with pytest.raises(SettingError, match="delay_s is 'soon'"):
+        FixedDelay(3, "soon")

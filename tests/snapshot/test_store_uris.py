@@ -117,4 +117,4 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "botocore", None)
     with pytest.raises(EnvironmentMissingError) as caught:
         open_store("s3://bucket/x", new_id=new_id)
-    assert "statebackend[s3]" in caught.value.todo
+    assert ".[s3]" in caught.value.todo

@@ -210,7 +210,7 @@ def test_what_is_not_installed_is_said_with_what_to_do(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(EnvironmentMissingError) as caught:
         driver_tls(resolved(tls=1))
-    assert "pip install 'statebackend[tls]'" in caught.value.todo
+    assert "pip install '.[tls]'" in caught.value.todo
     assert driver_tls(resolved()) is None
 
 

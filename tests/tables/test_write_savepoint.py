@@ -132,6 +132,21 @@ def test_timestamps_need_no_schema(tmp_path: Path) -> None:
     assert read(to, "a")[0]["value"]["at"] == at[0].as_py()
 
 
+@pytest.mark.parametrize(
+    ("given_mode", "mode"),
+    [("EventTime", "event"), ("PROCESSINGTIME", "processing"), ("event", "event")],
+)
+def test_a_time_mode_may_have_sparks_name(tmp_path: Path, given_mode: str, mode: str) -> None:
+    operator = OperatorState("user string", {"totals": USERS}, timers=TIMERS, time_mode=given_mode)
+    statebackend.write_savepoint(f"file://{tmp_path}/saved", {"op": operator})
+    found = find_job("", None, savepoint=f"file://{tmp_path}/saved")
+    assert found.operators["op"].last.time_mode == mode
+    for wrong, said in (("None", "no time mode"), ("later", "time mode of operator 'op'")):
+        operator = OperatorState("user string", {}, timers=TIMERS, time_mode=wrong)
+        with pytest.raises(SettingError, match=said):
+            statebackend.write_savepoint(f"file://{tmp_path}/wrong", {"op": operator})
+
+
 def test_a_schema_may_be_given(tmp_path: Path) -> None:
     rows = pa.table({"user": ["ann"], "n": pa.array([1], pa.int64())})
     to = f"file://{tmp_path}/saved"
@@ -189,7 +204,7 @@ def _structs(schema: T.StructType, rows: list[tuple[Any, ...]]) -> pa.StructArra
             "key",
         ),
         ({"op": OperatorState("user string", {}, timers=TIMERS)}, SettingError, "no time mode"),
-        ({"op": OperatorState("user string", {}, time_mode="x")}, SettingError, "time_mode='x'"),
+        ({"op": OperatorState("user string", {}, time_mode="x")}, SettingError, "'op' is 'x'"),
         (
             {
                 "op": OperatorState(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,14 @@ def test_the_readme_names(command: str) -> None:
 def test_ci_runs_the_readme_s_test_command() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert INSTALL + "-e lint,tests" in script
+
+
+def test_errors_name_extras_that_there_are_and_how_they_are_installed_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set()
+    for folder in ("statebackend", "snapshot", "recovery"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert "statebackend[" not in text, f"{path}: there is install_extra for that"
+            named |= set(re.findall(r"install_extra\([\"'](\w+)", text))
+    assert {"s3", "cli", "kafka", "metrics"} <= named <= project["optional-dependencies"].keys()

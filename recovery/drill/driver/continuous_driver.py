@@ -30,10 +30,8 @@ __all__ = ["EndingSource", "let_end", "run"]
 
 _LOOK_EVERY_S: Final = 0.1
 # Faults fail a job over and over while they last; one that never gets up again is to be seen.
-_START: Final = {
-    "checkpoint_interval_s": 1.0,
-    "restart": FailureRate(failures=15, per_s=120.0, delay_s=0.5),
-}
+_RESTART: Final = FailureRate(failures=15, per_s=120.0, delay_s=0.5)
+_INTERVAL_S: Final = 1.0
 _SINK: Final = "drill"
 
 
@@ -107,7 +105,9 @@ def run(spark: SparkSession, config: DriverConfig, events: Events) -> None:
         )
     let_end(stream.flow, stop)
     stream.sink(FileSink(config.out), uid=_SINK)
-    options: dict[str, Any] = {**_START, **config.start}
+    options: dict[str, Any] = {"restart": _RESTART, **config.start}
+    if "checkpoint_interval_s" not in options:  # its name in earlier releases
+        options.setdefault("checkpoint_interval", _INTERVAL_S)
     query = stream.start(parallelism=config.parallelism, **options)
     events.tell(Event(kind="ready"))
     watch = _Watch(query, events, Path(config.checkpoint) / "commits")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from statebackend.errors import DrillError
+from statebackend.texts import install_extra
 
 __all__ = ["BUCKET", "S3Server", "credentials"]
 
@@ -106,7 +107,7 @@ class S3Server:
         except ImportError:
             raise DrillError(
                 "A drill on S3 needs boto3, which is not installed.",
-                todo="Install statebackend[s3].",
+                todo=install_extra("s3"),
             ) from None
         client = boto3.session.Session().client(
             "s3",

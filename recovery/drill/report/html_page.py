@@ -10,7 +10,7 @@ from recovery.drill.report.drill_report import DrillReport
 from recovery.drill.report.timeline import timeline
 from recovery.drill.report.wording import how_it_went, verdict_line
 from statebackend.errors import EnvironmentMissingError
-from statebackend.texts import count, duration, seconds, size
+from statebackend.texts import count, duration, install_extra, seconds, size
 
 __all__ = ["check_page", "page", "write_html"]
 
@@ -56,7 +56,7 @@ def check_page() -> None:
             raise
         raise EnvironmentMissingError(
             "The page of a drill needs the package 'jinja2', which is not installed.",
-            todo="Install statebackend with its extra: pip install 'statebackend[drill]'.",
+            todo=install_extra("drill"),
         ) from error
 
 

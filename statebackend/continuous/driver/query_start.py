@@ -7,7 +7,7 @@ import functools
 from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.continuous.driver.job_from_savepoint import begin_with
 from statebackend.continuous.driver.slot_stage import Cluster, cluster_of
-from statebackend.continuous.driver.takeover import groups_of, operators_of
+from statebackend.continuous.driver.takeover import default_parallelism, groups_of, operators_of
 from statebackend.continuous.job.flow import Flow
 from statebackend.continuous.job.job_options import RunOptions
 from statebackend.errors import JobRunningError, SettingError
@@ -17,7 +17,7 @@ __all__ = ["start"]
 
 
 def start(
-    flow: Flow, parallelism: int, options: RunOptions, cluster: Cluster | None = None
+    flow: Flow, parallelism: int | None, options: RunOptions, cluster: Cluster | None = None
 ) -> ContinuousQuery:
     """See `ContinuousStream.start`. ``cluster``: default: the backend's session."""
     setup, job = flow.setup, flow.setup.job
@@ -25,6 +25,8 @@ def start(
         raise SettingError(
             f"Job {job.name!r} has no sink.", todo="Call sink() on one of its streams."
         )
+    if parallelism is None:
+        parallelism = default_parallelism(setup)
     if not isinstance(parallelism, int) or parallelism < 1:
         raise SettingError(f"The parallelism is {parallelism!r}.", todo="Give 1 or more.")
     if options.mode == "at_least_once" and flow.graph(parallelism, parallelism).single:

@@ -21,7 +21,7 @@ from snapshot.protocol.lineage import OperatorLineage
 from snapshot.protocol.tenure import Tenure
 from statebackend.continuous.driver.driver_lists import sink_states, source_states
 from statebackend.continuous.driver.restored_times import restored_watermarks
-from statebackend.continuous.job.flow import Flow, time_of
+from statebackend.continuous.job.flow import Flow, JobSetup, time_of
 from statebackend.errors import SettingError
 from statebackend.keygroups import check_parallelism, default_max_parallelism
 from statebackend.operators.declared_states import StateDeclaration
@@ -31,10 +31,34 @@ from statebackend.runtime.driver.operator_specs import Operator, check_groups, k
 from statebackend.runtime.driver.session import RunSession
 from statebackend.settings import Settings
 
-__all__ = ["QUERY_ID", "Taken", "groups_of", "operators_of", "take_over"]
+__all__ = [
+    "QUERY_ID",
+    "Taken",
+    "default_parallelism",
+    "groups_of",
+    "operators_of",
+    "take_over",
+]
 
 QUERY_ID: Final = CONTINUOUS
 """In the place of a streaming query's id."""
+
+
+def default_parallelism(setup: JobSetup) -> int:
+    """Subtasks of each vertex if a start does not say it: the backend's, the job's, Spark's cores.
+
+    Not ``spark.sql.shuffle.partitions``: all subtasks run at once, each in a task of its own.
+
+    Raises:
+        StorageError: the log cannot be read.
+    """
+    if setup.settings.parallelism:
+        return setup.settings.parallelism
+    lineages = setup.job.resolved.of(setup.job.manifests())
+    known = [one.parallelism for one in lineages.values()]
+    if known:  # sources and sinks have one
+        return max(known)
+    return max(setup.spark.sparkContext.defaultParallelism, 1) if setup.spark else 1
 
 
 def groups_of(job: Job, settings: Settings, parallelism: int) -> int:

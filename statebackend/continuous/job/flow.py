@@ -14,7 +14,7 @@ from statebackend.errors import DuplicateUidError, SchemaError, SettingError
 from statebackend.operators.declared_states import Declarations
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.runtime.driver.job import Job
-from statebackend.runtime.time_plan import TIME_MODES, TimePlan
+from statebackend.runtime.time_plan import TimePlan
 from statebackend.runtime.worker.shipped_constants import PackedProcessor
 from statebackend.settings import Settings
 
@@ -108,13 +108,8 @@ def check_event(
     """Where the event time of an operator's rows is; None: it has none.
 
     Raises:
-        SettingError, SchemaError: the time mode, or what does not go with it.
+        SettingError, SchemaError: what does not go with the time mode.
     """
-    if time_mode not in TIME_MODES:
-        raise SettingError(
-            f"The time mode is {time_mode!r}.",
-            todo=f"Give one of {', '.join(map(repr, TIME_MODES))}.",
-        )
     if time_mode != "event":
         if event_time is not None:
             raise SettingError(

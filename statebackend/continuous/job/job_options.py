@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from recovery.decide.restart_strategy import FixedDelay, Strategy
 from snapshot.barriers.alignment import Mode
 from snapshot.barriers.checkpoint_trigger import TriggerPolicy
 from statebackend.continuous.exchange.elements import CAPACITY_MIN_BYTES
 from statebackend.errors import SettingError
+from statebackend.spark_forms import bytes_of, seconds_of
+from statebackend.system import warn
+from statebackend.texts import did_you_mean
 
-__all__ = ["RESTART", "RunOptions"]
+__all__ = ["INTERVAL", "RESTART", "RunOptions"]
+
+INTERVAL: Final = "10 seconds"
+"""From one checkpoint to the next, unless a start says otherwise."""
 
 RESTART: Final[Strategy] = FixedDelay(3, 1.0)
 """What happens when a job fails, unless it is told otherwise."""
 
 _CONCURRENT_MAX: Final = 8
+_EARLIER: Final = "checkpoint_interval_s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The settings of a start: what `ContinuousStream.start` takes.
+    """The settings of a start: what `ContinuousStream.start` takes, times in seconds.
 
     Attributes:
-        checkpoint_interval_s: from one checkpoint to the next. None, and no ``max_share``: only at
-            the end, or when somebody asks.
+        checkpoint_interval_s: ``checkpoint_interval`` of a start, from one checkpoint to the next.
+            None, and no ``max_share``: only at the end, or when somebody asks.
         min_pause_s: from the end of one checkpoint to the begin of the next, at least.
         max_share: of the time that checkpoints may take, such as 0.1.
         max_concurrent: so many checkpoints may be under way at the same time. More than 1 goes
@@ -61,6 +68,38 @@ class RunOptions:
     silence_s: float = 15.0
     start_timeout_s: float = 120.0
     discover_every_s: float = 1.0
+
+    @classmethod
+    def given(cls, **options: Any) -> RunOptions:
+        """The options of a start, whose times and sizes may be texts in Spark's forms.
+
+        Raises:
+            SettingError: there is no such option, or not such a value.
+        """
+        interval = options.pop("checkpoint_interval", INTERVAL)
+        if _EARLIER in options:
+            warn(f"{_EARLIER}= is called checkpoint_interval= now.", DeprecationWarning)
+            if interval != INTERVAL:
+                raise SettingError(
+                    f"checkpoint_interval= and {_EARLIER}= are one argument.",
+                    todo="Give checkpoint_interval= only.",
+                )
+            interval = options.pop(_EARLIER)
+        known = [field.name for field in fields(cls) if field.name != _EARLIER]
+        for name, value in options.items():
+            if name not in known:
+                raise SettingError(
+                    f"There is no setting {name!r} of a continuous job.",
+                    todo=did_you_mean(name, ["checkpoint_interval", *known])
+                    or "See RunOptions for those that there are.",
+                )
+            if value is not None and name.endswith("_s"):
+                options[name] = seconds_of(name, value)
+            elif name.endswith("_bytes"):
+                options[name] = bytes_of(name, value)
+        if interval is not None:
+            interval = seconds_of("checkpoint_interval", interval)
+        return cls(checkpoint_interval_s=interval, **options)
 
     def __post_init__(self) -> None:
         """Refuse what means nothing.

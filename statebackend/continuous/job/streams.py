@@ -21,7 +21,7 @@ from statebackend.continuous.driver.continuous_query import ContinuousQuery
 from statebackend.continuous.driver.query_start import start
 from statebackend.continuous.job.flow import Flow, Operation, check_event
 from statebackend.continuous.job.graph import Edge, KeyedVertex, SinkNode, SourceVertex
-from statebackend.continuous.job.job_options import RESTART, RunOptions
+from statebackend.continuous.job.job_options import INTERVAL, RESTART, RunOptions
 from statebackend.continuous.job.processor_kinds import flavour_of, recorder
 from statebackend.continuous.sinks.sink import Sink
 from statebackend.continuous.sources.source import Source
@@ -30,9 +30,11 @@ from statebackend.errors import SchemaError, SettingError
 from statebackend.operators.declared_states import parse_schema
 from statebackend.operators.operator_plan import OperatorPlan
 from statebackend.operators.rows.row_conversion import arrow_schema
+from statebackend.runtime.time_plan import time_mode_of
 from statebackend.runtime.worker.shipped_constants import pack
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.schema.types import check_value_schema
+from statebackend.spark_forms import Duration
 
 __all__ = [
     "BroadcastConnected",
@@ -123,26 +125,29 @@ class ContinuousStream:
     def start(
         self,
         *,
-        parallelism: int,
-        checkpoint_interval_s: float | None = 10.0,
-        min_pause_s: float = 0.0,
+        parallelism: int | None = None,
+        checkpoint_interval: Duration | None = INTERVAL,
+        min_pause_s: Duration = 0.0,
         max_share: float | None = None,
         max_concurrent: int = 1,
-        timeout_s: float = 600.0,
-        alignment_timeout_s: float | None = None,
+        timeout_s: Duration = 600.0,
+        alignment_timeout_s: Duration | None = None,
         mode: Mode = "exactly_once",
         tolerable_failures: int = 0,
         restart: Strategy = RESTART,
-        buffer_timeout_s: float = 0.01,
+        buffer_timeout_s: Duration = 0.01,
         **more: Any,
     ) -> ContinuousQuery:
         """Start the job: everything that was built with the backend, whatever the stream.
 
-        It goes on from its last complete checkpoint, if it has one.
+        It goes on from its last complete checkpoint, if it has one. A time is a number of seconds,
+        or a text as Spark takes it, such as "10 seconds"; a size may be "64k".
 
         Args:
             parallelism: subtasks of each vertex; the cluster needs as many free task slots.
-            checkpoint_interval_s: from one checkpoint to the next; None: only at the end.
+                Default: the backend's, else the job's, else as many as Spark has cores.
+            checkpoint_interval: from one checkpoint to the next; None: only at the end. Its name
+                was ``checkpoint_interval_s``, which goes with release 0.2.
             min_pause_s: from the end of one to the begin of the next, at least.
             max_share: of the time that checkpoints may take, such as 0.1.
             max_concurrent: so many at the same time.
@@ -159,25 +164,19 @@ class ContinuousStream:
             UsageError: (one of its kinds) arguments or states do not fit; nothing was changed.
             StorageError: the store cannot be reached.
         """
-        try:
-            options = RunOptions(
-                checkpoint_interval_s=checkpoint_interval_s,
-                min_pause_s=min_pause_s,
-                max_share=max_share,
-                max_concurrent=max_concurrent,
-                timeout_s=timeout_s,
-                alignment_timeout_s=alignment_timeout_s,
-                mode=mode,
-                tolerable_failures=tolerable_failures,
-                restart=restart,
-                buffer_timeout_s=buffer_timeout_s,
-                **more,
-            )
-        except TypeError as error:
-            raise SettingError(
-                f"A continuous job was started with a setting that there is not: {error}.",
-                todo="See RunOptions for those that there are.",
-            ) from error
+        options = RunOptions.given(
+            checkpoint_interval=checkpoint_interval,
+            min_pause_s=min_pause_s,
+            max_share=max_share,
+            max_concurrent=max_concurrent,
+            timeout_s=timeout_s,
+            alignment_timeout_s=alignment_timeout_s,
+            mode=mode,
+            tolerable_failures=tolerable_failures,
+            restart=restart,
+            buffer_timeout_s=buffer_timeout_s,
+            **more,
+        )
         return start(self.flow, parallelism, options)
 
 
@@ -210,15 +209,15 @@ class KeyedStream:
             output_schema: of its output.
             flavour: of a ``StatefulProcessor``: ``"rows"``, or ``"pandas"`` for one that was
                 written for ``transformWithStateInPandas``.
-            time_mode: ``"none"``, ``"processing"`` or ``"event"``; event time is the sources':
-                give them ``event_time`` and ``watermark_delay``.
+            time_mode: ``"none"``, ``"processing"`` or ``"event"``, or Spark's names; event time is
+                the sources': give them ``event_time`` and ``watermark_delay``.
             event_time: the column by which rows are late, and left out; None: none are.
 
         Raises:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
         """
         flow, rows = self.stream.flow, self.stream.schema
-        timed = self.stream.vertex in flow.timed
+        time_mode, timed = time_mode_of(time_mode), self.stream.vertex in flow.timed
         return _operate(
             flow,
             processor,
@@ -287,7 +286,7 @@ class ConnectedStreams:
             UsageError: (one of its kinds) whatever is wrong with the arguments or the processor.
         """
         left, right = self.left.stream, self.right.stream
-        flow = left.flow
+        flow, time_mode = left.flow, time_mode_of(time_mode)
         timed = [side.vertex in flow.timed for side in (left, right)]
         sides = united(
             left.schema,
@@ -360,6 +359,7 @@ class BroadcastConnected:
         data, rules = self.data.stream, self.rules
         flow = data.flow
         timed = data.vertex in flow.timed
+        time_mode = time_mode_of(time_mode)
         position = check_event(data.schema, time_mode, event_time, timed)
         return _operate(
             flow,

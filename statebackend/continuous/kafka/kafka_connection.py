@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from statebackend.errors import ConnectorError, EnvironmentMissingError, SettingError
+from statebackend.texts import install_extra
 
 __all__ = ["CALL_S", "KafkaConnection", "Options", "Secrets", "is_passing", "kafka_module"]
 
@@ -49,7 +50,7 @@ def kafka_module() -> Any:
     except ImportError as error:
         raise EnvironmentMissingError(
             "The package confluent-kafka is missing.",
-            todo="Install statebackend[kafka] on the driver and on every executor.",
+            todo=install_extra("kafka", "on the driver and on every executor"),
         ) from error
     return confluent_kafka
 

@@ -18,6 +18,7 @@ from statebackend.continuous.kafka.kafka_values import (
     past_prefix,
 )
 from statebackend.errors import EnvironmentMissingError, SettingError, UnsupportedTypeError
+from statebackend.texts import install_extra
 
 __all__ = ["ProtobufValue"]
 
@@ -114,7 +115,7 @@ def _protobuf(name: str) -> Any:
     except ImportError as error:
         raise EnvironmentMissingError(
             "The package protobuf is missing.",
-            todo="Install statebackend[kafka] on the driver and on every executor.",
+            todo=install_extra("kafka", "on the driver and on every executor"),
         ) from error
 
 

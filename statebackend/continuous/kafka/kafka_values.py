@@ -25,6 +25,7 @@ from statebackend.errors import (
 )
 from statebackend.schema.conform import conform
 from statebackend.schema.types import arrow_schema, as_schema
+from statebackend.texts import install_extra
 
 __all__ = ["AvroValue", "JsonValue", "PlainValue", "ValueFormat", "as_format", "past_prefix"]
 
@@ -192,7 +193,7 @@ def _fastavro() -> Any:
     except ImportError as error:
         raise EnvironmentMissingError(
             "The package fastavro is missing.",
-            todo="Install statebackend[kafka] on the driver and on every executor.",
+            todo=install_extra("kafka", "on the driver and on every executor"),
         ) from error
     return fastavro
 

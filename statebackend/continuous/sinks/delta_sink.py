@@ -45,6 +45,7 @@ from statebackend.errors import (
 )
 from statebackend.schema.types import arrow_schema
 from statebackend.system import SYSTEM
+from statebackend.texts import install_extra
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -202,7 +203,7 @@ class _Table:
         except ImportError as error:
             raise EnvironmentMissingError(
                 f"DeltaSink needs the package deltalake on the driver: {error}.",
-                todo="pip install 'statebackend[delta]'.",
+                todo=install_extra("delta", "on the driver"),
             ) from error
         self._delta, self.name, self._options = deltalake, url, options
 

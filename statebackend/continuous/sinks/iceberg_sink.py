@@ -42,6 +42,7 @@ from statebackend.errors import (
 )
 from statebackend.schema.types import arrow_schema
 from statebackend.system import SYSTEM
+from statebackend.texts import install_extra
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -192,7 +193,7 @@ class _Table:
         except ImportError as error:
             raise EnvironmentMissingError(
                 f"IcebergSink needs the package pyiceberg: {error}.",
-                todo="pip install 'statebackend[iceberg]', on the driver and on every executor.",
+                todo=install_extra("iceberg", "on the driver and on every executor"),
             ) from error
         self.name = name
         self._exceptions = pyiceberg.exceptions

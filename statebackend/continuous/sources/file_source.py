@@ -15,6 +15,7 @@ from statebackend.continuous.sources.line_files import CsvLines, JsonLines, Line
 from statebackend.continuous.sources.parquet_row_groups import RowGroupReader
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import NotReplayableError, SettingError
+from statebackend.spark_forms import Duration
 
 __all__ = ["FileSource"]
 
@@ -49,7 +50,7 @@ class FileSource(Source):
         split_bytes: int = SPLIT_BYTES,
         event_time: str | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
     ) -> None:
         """Name the folder; nothing is opened.
 

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import SettingError
+from statebackend.spark_forms import Duration
 from statebackend.system import monotonic_s
 
 __all__ = ["GeneratedReader", "GeneratedSource", "RangeSource"]
@@ -41,7 +42,7 @@ class GeneratedSource(Source):
         clock: Clock,
         event_time: str | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
     ) -> None:
         """Check the figures.
 

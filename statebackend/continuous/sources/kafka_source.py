@@ -34,6 +34,7 @@ from statebackend.continuous.kafka.kafka_values import UNREADABLE, ValueFormat, 
 from statebackend.continuous.sources.source import Discovery, Json, Source, Split, SplitReader
 from statebackend.errors import ConnectorError, DamagedInputError, SettingError, ValueMismatchError
 from statebackend.schema.types import arrow_schema
+from statebackend.spark_forms import Duration
 from statebackend.threads import THREADS
 
 __all__ = ["KafkaSource"]
@@ -79,7 +80,7 @@ class KafkaSource(Source):
         bounded: bool = False,
         event_time: str | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
         options: Options | None = None,
         secrets: Secrets | None = None,
     ) -> None:

@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 from statebackend.continuous.sources.generated_source import Clock, GeneratedSource
 from statebackend.errors import SchemaError, SettingError
 from statebackend.schema.types import arrow_schema, as_schema
+from statebackend.spark_forms import Duration
 from statebackend.system import monotonic_s, wall_ms
 
 __all__ = ["KINDS", "NexmarkSource"]
@@ -108,7 +109,7 @@ class NexmarkSource(GeneratedSource):
         first_ms: int = FIRST_MS,
         columns: Sequence[str] | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
         clock: Clock = monotonic_s,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:

@@ -25,6 +25,8 @@ from statebackend.errors import (
     SettingError,
 )
 from statebackend.schema.types import arrow_schema
+from statebackend.spark_forms import Duration
+from statebackend.texts import install_extra
 
 __all__ = ["RedisStreamSource"]
 
@@ -54,7 +56,7 @@ class RedisStreamSource(Source):
         bounded: bool = False,
         event_time: str | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
         password: Callable[[], str] | None = None,
     ) -> None:
         """Name the streams; nothing is opened.
@@ -171,7 +173,7 @@ class _Server:
         except ImportError as error:
             raise EnvironmentMissingError(
                 "The package redis is missing.",
-                todo="Install statebackend[redis] on the driver and on every executor.",
+                todo=install_extra("redis", "on the driver and on every executor"),
             ) from error
         self._redis = redis
         self.shown = shown

@@ -9,11 +9,10 @@ read is an element of its subtask's list state, one that is not is in the assign
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pyspark.sql import types as T
 
 from statebackend.errors import SchemaError, SettingError
 from statebackend.schema.types import as_schema, check_value_schema
+from statebackend.spark_forms import Duration, parsed_seconds, seconds_of
 
 __all__ = [
     "Discovery",
@@ -31,15 +31,6 @@ __all__ = [
 ]
 
 Json = dict[str, Any]  # what json.dumps takes, keys texts
-
-_DELAY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
-_UNITS_MS: Final = {
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
-    **dict.fromkeys(("s", "second", "seconds"), 1_000),
-    **dict.fromkeys(("m", "minute", "minutes"), 60_000),
-    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000),
-}
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +119,7 @@ class Source(ABC):
         bounded: bool,
         event_time: str | None = None,
         watermark_delay: str | timedelta = "0 seconds",
-        idle_after_s: float | None = None,
+        idle_after_s: Duration | None = None,
     ) -> None:
         """Set what all sources have.
 
@@ -137,7 +128,8 @@ class Source(ABC):
             bounded: whether the source ends.
             event_time: the column that says when a row happened; None: there is no watermark.
             watermark_delay: how late rows may come: "10 seconds", or a timedelta.
-            idle_after_s: a split without rows for so long no longer holds the watermark back.
+            idle_after_s: a split without rows for so long no longer holds the watermark back; a
+                number of seconds, or "1 minute".
 
         Raises:
             SchemaError: no valid schema, or no such column of timestamps in it.
@@ -148,8 +140,10 @@ class Source(ABC):
         self.bounded = bounded
         self.event_time = event_time
         self.watermark_delay_ms = _delay_ms(watermark_delay)
-        self.idle_after_s = idle_after_s
-        if idle_after_s is not None and not idle_after_s > 0:
+        self.idle_after_s = None
+        if idle_after_s is not None:
+            self.idle_after_s = seconds_of("idle_after_s", idle_after_s)
+        if self.idle_after_s is not None and not self.idle_after_s > 0:
             raise SettingError(
                 f"idle_after_s={idle_after_s!r} is no time.", todo="Give seconds above 0."
             )
@@ -188,15 +182,12 @@ def _check_event_time(schema: T.StructType, column: str) -> None:
 
 
 def _delay_ms(delay: str | timedelta) -> int:
-    if isinstance(delay, timedelta):
-        found = delay // timedelta(milliseconds=1)
-    else:
-        match = _DELAY.fullmatch(delay)
-        unit = _UNITS_MS.get(match[2].lower()) if match else None
-        found = round(float(match[1]) * unit) if match and unit else -1
-    if found < 0:
+    found = delay.total_seconds() if isinstance(delay, timedelta) else None
+    if isinstance(delay, str):
+        found = parsed_seconds(delay)
+    if found is None or found < 0:
         raise SettingError(
             f"The watermark delay {delay!r} is no time.",
             todo='Write it as "10 seconds", or pass a timedelta that is not negative.',
         )
-    return found
+    return round(found * 1000)

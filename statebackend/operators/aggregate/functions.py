@@ -59,7 +59,7 @@ def count_distinct(*columns: str) -> Aggregation:
 def approx_count_distinct(column: str, *, rsd: float = 0.02) -> Aggregation:
     """About how many different values there are, by a HyperLogLog sketch (Apache DataSketches).
 
-    Needs ``pip install 'statebackend[sketches]'``.
+    Needs the extra ``sketches``, on the driver and on every executor.
 
     Args:
         column: whose values to count; nulls are left out.

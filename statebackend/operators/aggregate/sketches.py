@@ -24,6 +24,7 @@ from statebackend.errors import EnvironmentMissingError, SettingError
 from statebackend.operators.aggregate.accumulators import Accumulator, Columns
 from statebackend.operators.aggregate.arrow_numpy import Ints, numpy_of
 from statebackend.operators.aggregate.value_counts import Pairs
+from statebackend.texts import install_extra
 
 __all__ = ["ApproxCountDistinct"]
 
@@ -102,7 +103,8 @@ def _library() -> Any:
     except ImportError as error:
         raise EnvironmentMissingError(
             "approx_count_distinct needs the package datasketches, which is not installed.",
-            todo="pip install 'statebackend[sketches]', or use count_distinct.",
+            todo=install_extra("sketches", "on the driver and on every executor")
+            + " Or use count_distinct.",
         ) from error
 
 

@@ -141,7 +141,7 @@ class JobStart:
         """Refuse operators that cannot go on from what the log holds. Raises as `specs_of`."""
         self.specs = self.specs_in(manifests)
         self.lineages = self._job.resolved.of(manifests)
-        log_changes(self.specs, _newest(manifests))
+        log_changes(self.specs, _newest(manifests), self._operators)
 
     def claim(
         self,

@@ -46,7 +46,8 @@ class Operator:
     ``narrow``: Spark's batches of its rows are small by their number of rows alone. ``nodes``: how
     many of the plan's nodes that run Python are its own. ``frame``: its output, which a query is
     made of. ``output_mode``: "append" or "update", of a function of ``applyInPandasWithState``; ""
-    otherwise.
+    otherwise. ``named_after``: whose name its uid is, a "class", a "function" or a "method"; "": it
+    was given.
     """
 
     uid: str
@@ -62,6 +63,7 @@ class Operator:
     frame: DataFrame | None = None
     withdrawn: frozenset[str] = frozenset()
     output_mode: str = ""
+    named_after: str = ""
 
 
 def key_schema_of(rows: StructType, names: list[str]) -> StructType:
@@ -175,16 +177,28 @@ def _missing(job: str, gone: list[str], new: list[str]) -> MissingUidError:
     )
 
 
-def log_changes(specs: Mapping[str, OperatorSpec], newest: Mapping[str, Manifest]) -> None:
-    """Say which operators are rescaled, and which states go on under another schema.
+def log_changes(
+    specs: Mapping[str, OperatorSpec],
+    newest: Mapping[str, Manifest],
+    operators: Mapping[str, Operator],
+) -> None:
+    """Say which operators got their uid by default, which are rescaled, which states are changed.
 
     A number of subtasks that nobody set follows the cluster; a field that is renamed by mistake is
     dropped.
 
     Args:
-        newest: as for :func:`operator_specs`.
+        newest, operators: as for :func:`operator_specs`.
     """
     for uid, spec in specs.items():
+        if uid not in newest and (kind := operators[uid].named_after):
+            _log.info(
+                "the uid of an operator is %r, the name of its %s; its state is found by it: keep "
+                "that name, or give uid=%r",
+                uid,
+                kind,
+                uid,
+            )
         known = newest[uid].schemas if uid in newest else {}
         if uid in newest and newest[uid].parallelism != spec.parallelism:
             _log.warning(

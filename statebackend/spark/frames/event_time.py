@@ -13,12 +13,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SchemaError, SettingError, UnsupportedQueryError
-from statebackend.runtime.time_plan import TIME_MODES, TimePlan
+from statebackend.runtime.time_plan import TimePlan, time_mode_of
 from statebackend.schema.ddl import quoted
 
 __all__ = ["check_event_time", "passing_on", "time_plan", "with_event_time"]
 
-_SPARKS_NAMES: Final = {"processingtime": "processing", "eventtime": "event"}
 _WATERMARK_NODE: Final = "EventTimeWatermark"
 _DELAY: Final = "spark.watermarkDelayMs"
 _PASSED_ON: Final = "statebackend.eventTimeOf"  # the operator whose event time a column has
@@ -48,12 +47,7 @@ def time_plan(
     Raises:
         SettingError: the arguments do not go together. SchemaError: the column.
     """
-    mode = _SPARKS_NAMES.get(str(time_mode).lower(), str(time_mode).lower())
-    if mode not in TIME_MODES:
-        raise SettingError(
-            f"The time mode is {time_mode!r}.",
-            todo=f"Give one of {', '.join(map(repr, TIME_MODES))}.",
-        )
+    mode = time_mode_of(time_mode)
     if mode != "event":
         if event_time is not None or watermark_delay is not None:
             raise SettingError(

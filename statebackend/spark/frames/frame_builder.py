@@ -73,6 +73,7 @@ class OperatorCall:
         shown: how many of the input's first columns the processor sees; None: all.
         output_mode: in which the query must be started; "": in any.
         early: makes the operator's rows of those that go in.
+        named_after: see `Operator`.
     """
 
     uid: str
@@ -89,6 +90,7 @@ class OperatorCall:
     output_mode: str = ""
     rules: DataFrame | None = None
     early: Early | None = None
+    named_after: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,13 @@ class FrameBuilder:
         operator = self._operator(uid, rows, names, declared=declared, when=when, initial=initial)
         self._anchor(operator.parallelism)  # it is filled beside what follows
         narrow, nodes = _narrow(df.schema, (rules or df).schema, rows), 2 if early else 1
-        operator = replace(operator, narrow=narrow, nodes=nodes, output_mode=call.output_mode)
+        operator = replace(
+            operator,
+            narrow=narrow,
+            nodes=nodes,
+            output_mode=call.output_mode,
+            named_after=call.named_after,
+        )
         plan = self._plan(operator, rows, output, call)
         df = self._packed(df, early, plan, operator)
         df = self._with_rules(df, rules, names, operator)

@@ -28,9 +28,13 @@ def either(first: Any, second: Any, name: str, other: str, default: Any = _NEEDE
     return default
 
 
-def uid_of(processor: Any) -> str:
-    """An operator's uid where none was given: the name of its class or function."""
-    return str(getattr(processor, "__name__", type(processor).__name__))
+def uid_of(uid: str | None, processor: Any) -> tuple[str, str]:
+    """An operator's uid, and whose name that is where none was given; "": it was given."""
+    if uid is not None:
+        return uid, ""
+    if name := getattr(processor, "__name__", ""):
+        return str(name), "function"
+    return type(processor).__name__, "class"
 
 
 def check_processor(processor: Any) -> None:

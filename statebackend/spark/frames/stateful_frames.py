@@ -83,8 +83,7 @@ class FrameMaker:
         ``output_schema``, ``time_mode`` and ``initial_state`` are other names of them.
 
         Args:
-            grouped: what ``groupBy`` gave, or a frame with ``keys``. The rows of a static one go
-                through once, over empty state.
+            grouped: what ``groupBy`` gave, or a frame with ``keys``. Static rows go through once.
             statefulProcessor: any of Spark's, unmodified. outputStructType: of its rows.
             outputMode: as Spark takes it; what counts is the query's own.
             timeMode: ``"none"`` (the default), ``"processing"`` or ``"event"``, or Spark's names.
@@ -104,13 +103,14 @@ class FrameMaker:
         output = either(outputStructType, output_schema, "outputStructType", "output_schema")
         mode = either(timeMode, time_mode, "timeMode", "time_mode", default="none")
         initial = either(initialState, initial_state, "initialState", "initial_state", default=None)
-        name, avro = uid_of(made) if uid is None else uid, df.isStreaming and keeps_avro(df)
+        (name, of), avro = uid_of(uid, made), df.isStreaming and keeps_avro(df)
         call = OperatorCall(
             names=names,
             processor=made,
             record=lambda copy, mode: record_states(copy, name, time_mode=mode, nullable_only=avro),
             output_schema=output,
             uid=name,
+            named_after=of,
             flavour=flavour,
             shown=shown,
             time=_time(mode, event_time, watermark_delay, eventTimeColumnName),
@@ -156,9 +156,8 @@ class FrameMaker:
             outputMode: ``"append"`` or ``"update"``, in any case: the query's own, as in Spark.
             timeoutConf: ``"NoTimeout"``, ``"ProcessingTimeTimeout"`` or ``"EventTimeTimeout"``.
             uid: default: the function's name. keys: names, of a frame that is not grouped.
-            event_time: as above. watermark_delay: as above. Timeouts in event time need a
-                watermark, and rows behind it are dropped; otherwise it is only what
-                ``getCurrentWatermarkMs`` gives.
+            event_time: as above. watermark_delay: as above. Timeouts in event time need them, and
+                drop rows behind; otherwise they are only what ``getCurrentWatermarkMs`` gives.
 
         Raises:
             as :meth:`transform_with_state`.
@@ -166,7 +165,7 @@ class FrameMaker:
         # It imports pandas, which other operators do without.
         from statebackend.spark.frames.group_state_frame import function_frame
 
-        name = uid_of(func) if uid is None else uid
+        name, of = uid_of(uid, func)
         made = function_frame(
             grouped,
             func,
@@ -186,6 +185,7 @@ class FrameMaker:
             record=lambda copy, mode: record_arrow_states(copy, name, time_mode=mode),
             output_schema=made.output_schema,
             uid=name,
+            named_after=of,
             flavour="arrow",
             time=made.time,
             output_mode=str(outputMode).lower(),
@@ -257,7 +257,7 @@ class FrameMaker:
         *,
         keys: str | list[str] | None = None,
         aggregations: Mapping[str, Any] | None = None,
-        uid: str = "aggregate",
+        uid: str | None = None,
         window: Window | Column | None = None,
         event_time: str | None = None,
         watermark_delay: str | timedelta | None = None,
@@ -269,12 +269,11 @@ class FrameMaker:
 
         Args:
             df: what ``groupBy`` of a streaming frame gave, or the frame, with ``keys``.
-            uid: the operator's name for the life of the job.
             named: an output column, and what is in it, as Spark SQL has it: ``n="count"``,
                 ``(function, column)`` with sum, min, max, mean, variance, stddev, count, first,
                 last, count_distinct or approx_count_distinct, or a function of
                 `statebackend.operators.aggregate.functions`, such as ``top_k("page", 10)``.
-            aggregations: more of them, as a dict.
+            aggregations: more of them, as a dict. uid: default: "aggregate".
             window: ``F.window(...)``, ``F.session_window(...)``; or ``tumbling("10 minutes")``,
                 ``sliding("10 minutes", "5 minutes")``, ``session("30 minutes")``.
             event_time: the timestamp column of the windows. A row is late if its window is closed.
@@ -286,10 +285,10 @@ class FrameMaker:
             the keys, ``window_start`` and ``window_end`` with windows, and the aggregations.
 
         Raises:
-            UsageError: (one of its kinds) whatever is wrong with the arguments.
-            StorageError: the store at ``uri`` cannot be reached or written.
+            as :meth:`transform_with_state`.
         """
         given = grouped_input(df, keys)
+        name, of = ("aggregate", "method") if uid is None else (uid, "")
         names = key_names(given.frame, given.names)
         made = aggregated(
             given.frame,
@@ -302,9 +301,10 @@ class FrameMaker:
         call = OperatorCall(
             names=names,
             processor=made.processor,
-            record=lambda copy, mode: record_arrow_states(copy, uid, time_mode=mode),
+            record=lambda copy, mode: record_arrow_states(copy, name, time_mode=mode),
             output_schema=made.output_schema,
-            uid=uid,
+            uid=name,
+            named_after=of,
             flavour="arrow",
             time=made.time,
             early=made.early,

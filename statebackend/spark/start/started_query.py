@@ -219,7 +219,7 @@ class StartedQuery:
         Args:
             uid: of the operator. keys: a list of values, or tuples of several key columns.
             rewrite_savepoints: the job's savepoints too; else the report lists them.
-            dry_run, scratch_dir, progress: as `statebackend.erase_keys` has them.
+            dry_run: as `statebackend.erase_keys` has it; ``scratch_dir`` and ``progress``, too.
 
         Raises:
             JobRunningError: the query runs: stop it, erase, and start it again.

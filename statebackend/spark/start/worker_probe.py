@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from recovery.local.private_folders import try_folder
 from statebackend.errors import EnvironmentMissingError, LocalDirError
 from statebackend.operators.errors import lost_jvm as jvm
+from statebackend.spark.local_directories import local_mode_folder
 from statebackend.system import SYSTEM, expanded
 from statebackend.threads import Future
 
@@ -61,7 +62,7 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
     all cores, it waits ten seconds and asks nothing; the next start asks again.
 
     Args:
-        local_dir: as it was set; may name environment variables of the executors.
+        local_dir: as it was set; may name environment variables of the executors; "": the default.
 
     Raises:
         EnvironmentMissingError: naming the interpreter. LocalDirError: naming the directory.
@@ -76,7 +77,7 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
     if probe in _Probed.done or not executors:
         return
     if local:
-        try_folder(expanded(local_dir))
+        try_folder(local_mode_folder(spark, local_dir))
         if _is_this(context.pythonExec):
             return
     tasks = min(int(executors), _TASKS_MAX)

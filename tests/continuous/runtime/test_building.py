@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from statebackend.api.processors import CoProcessor, KeyedProcessor
+from statebackend.continuous.driver.takeover import default_parallelism
+from statebackend.continuous.job.job_options import RunOptions
 from statebackend.continuous.sinks.collect_sink import CollectSink
 from statebackend.errors import (
     DuplicateUidError,
@@ -127,6 +131,52 @@ def test_an_unknown_setting_is_refused_by_its_name(world: World) -> None:
         stream.start(parallelism=2, chekpoint=1)
     with pytest.raises(SettingError, match="and min_pause_s or max_share"):
         stream.start(parallelism=2, max_concurrent=2, max_share=0.5)
+
+
+@pytest.mark.parametrize("interval", ["10 seconds", "10s", 10, timedelta(seconds=10)])
+def test_an_interval_may_have_the_forms_that_sparks_have(interval: Any) -> None:
+    options = RunOptions.given(
+        checkpoint_interval=interval, timeout_s="2 minutes", buffer_bytes="64k", silence_s=5
+    )
+    assert options == RunOptions(
+        checkpoint_interval_s=10.0, timeout_s=120.0, buffer_bytes=65536, silence_s=5.0
+    )
+    assert RunOptions.given(checkpoint_interval=None).checkpoint_interval_s is None
+    assert RunOptions.given() == RunOptions()
+
+
+@pytest.mark.parametrize("interval", ["soon", "0 seconds", -1, True])
+def test_an_interval_that_is_none_is_refused(world: World, interval: Any) -> None:
+    stream = process(world).sink(CollectSink())
+    with pytest.raises(SettingError, match="interval"):
+        stream.start(checkpoint_interval=interval)
+
+
+def test_the_intervals_name_of_earlier_releases_is_taken_with_a_warning(world: World) -> None:
+    with pytest.warns(DeprecationWarning, match="called checkpoint_interval= now"):
+        assert RunOptions.given(checkpoint_interval_s=5).checkpoint_interval_s == 5.0
+    warned = pytest.warns(DeprecationWarning, match="called")
+    with warned, pytest.raises(SettingError, match="one argument"):
+        RunOptions.given(checkpoint_interval="1 second", checkpoint_interval_s=5)
+
+
+def test_a_start_that_names_no_parallelism_takes_the_backends_or_the_jobs(world: World) -> None:
+    process(world, source=Numbers(None, rows_per_s=100)).sink(CollectSink())
+    query = world.start(2)
+    soon(lambda: query.epoch is not None)
+    assert query.stop()
+    world.renew()
+    setup = world.flow.setup
+    assert default_parallelism(setup) == 2, "the job's"
+    assert default_parallelism(replace(setup, settings=replace(setup.settings, parallelism=3))) == 3
+
+
+def test_a_processor_runs_in_a_time_mode_by_sparks_name(world: World) -> None:
+    process(world, time_mode="ProcessingTime")
+    assert world.flow.operations["count"].plan.time_mode == "processing"
+    world.renew()
+    with pytest.raises(SettingError, match="'sometimes'"):
+        process(world, time_mode="sometimes")
 
 
 def test_a_job_goes_on_only_as_what_its_checkpoint_says_it_was(world: World) -> None:

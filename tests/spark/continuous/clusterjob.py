@@ -61,7 +61,7 @@ def main(master: str, root: Path) -> None:
     ).sink(FileSink(root / "windows"))
     counted = keyed.process(jobs.Counting(), uid="count", output_schema=jobs.OUTPUT)
     query = counted.sink(FileSink(root / "counts")).start(
-        parallelism=2, checkpoint_interval_s=0.5, restart=FixedDelay(5, 1.0)
+        parallelism=2, checkpoint_interval=0.5, restart=FixedDelay(5, 1.0)
     )
     soon(lambda: query.is_running and (query.epoch or 0) >= 1, 180.0)
     executors = {slot.executor for slot in query.slots()}

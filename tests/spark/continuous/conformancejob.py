@@ -64,7 +64,7 @@ def main(master: str, root: Path, seed: int) -> None:
         )
     )
     query = sums.sink(FileSink(root / "out")).start(
-        parallelism=4, checkpoint_interval_s=0.5, restart=FixedDelay(20, 0.2)
+        parallelism=4, checkpoint_interval=0.5, restart=FixedDelay(20, 0.2)
     )
     drawn = random.Random(seed)
     kills, next_s = 0, system.monotonic_s()

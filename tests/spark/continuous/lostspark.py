@@ -30,7 +30,7 @@ def main(folder: Path, how: str) -> None:
     numbers = backend.continuous(jobs.Numbers(None, rows_per_s=500), name="numbers")
     counted = numbers.key_by("key").process(jobs.Counting(), uid="count", output_schema=jobs.OUTPUT)
     query = counted.sink(FileSink(folder / "out")).start(
-        parallelism=2, checkpoint_interval_s=0.2, restart=FixedDelay(12, 0.1)
+        parallelism=2, checkpoint_interval=0.2, restart=FixedDelay(12, 0.1)
     )
     while (query.epoch or 0) < 1 and query.is_active:
         time.sleep(0.1)

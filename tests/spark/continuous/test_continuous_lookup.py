@@ -24,7 +24,7 @@ def test_open_stores_of_a_continuous_job_answer(
     keyed = made.continuous(Numbers(None, rows_per_s=500.0), name="numbers").key_by("key")
     counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
     flow = counted.sink(FileSink(tmp_path / "out"))
-    query = flow.start(parallelism=2, checkpoint_interval_s=0.3)
+    query = flow.start(parallelism=2, checkpoint_interval=0.3)
     try:
         soon(lambda: query.is_running and (query.epoch or 0) >= 2, 120.0)
         found: list[Any] = []
@@ -47,7 +47,7 @@ def test_open_stores_of_a_continuous_job_answer(
     # Another key's state stays what it is when one is erased, and the job goes on.
     made.erase("count", [0])
     assert made.lookup_all("count", "counts", [0, 1, 2, 3]) == [None, *after[1:]]
-    query = flow.start(parallelism=2, checkpoint_interval_s=0.3)
+    query = flow.start(parallelism=2, checkpoint_interval=0.3)
     try:
         soon(lambda: (made.lookup("count", "counts", 1) or after[1]).n > after[1].n, 120.0)
         assert made.lookup("count", "counts", 0).n < after[0].n

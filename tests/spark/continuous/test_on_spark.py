@@ -68,7 +68,7 @@ def test_the_smallest_job_from_source_to_files(
 ) -> None:
     keyed = backend().continuous(Numbers(20_000), name="numbers").key_by("key")
     counted = keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT)
-    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval_s=0.2)
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval=0.2)
     queries.append(query)
     assert query.await_termination(120.0)
     check_counts(rows_of(tmp_path / "out"), truth(20_000))
@@ -99,7 +99,7 @@ def test_killed_workers_change_nothing_of_windows_and_counts(
     ).sink(FileSink(tmp_path / "windows"))
     counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
     counted.sink(FileSink(tmp_path / "counts"))
-    query = counted.start(parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0))
+    query = counted.start(parallelism=2, checkpoint_interval=0.3, restart=FixedDelay(5, 0.0))
     queries.append(query)
     for kills, (slot, after) in enumerate(((1, 1), (0, 4)), 1):
         running_at(query, after)
@@ -122,7 +122,7 @@ def test_slots_and_driver_speak_tls_also_after_a_kill(
     keyed = backend(tls=1).continuous(source, name="numbers").key_by("key")
     counted = keyed.process(ArrowCounting(), uid="count", output_schema=OUTPUT)
     query = counted.sink(FileSink(tmp_path / "out")).start(
-        parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(5, 0.0)
+        parallelism=2, checkpoint_interval=0.3, restart=FixedDelay(5, 0.0)
     )
     queries.append(query)
     running_at(query, 1)
@@ -148,7 +148,7 @@ def test_a_close_that_fails_at_the_end_comes_back_and_the_output_stays(
 ) -> None:
     keyed = backend().continuous(Numbers(5_000), name="numbers").key_by("key")
     counted = keyed.process(Unclosed(), uid="count", output_schema=OUTPUT)
-    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval_s=0.2)
+    query = counted.sink(FileSink(tmp_path / "out")).start(parallelism=2, checkpoint_interval=0.2)
     queries.append(query)
     with pytest.raises(ProcessorError, match=r"'count' was not closed.*the connection is gone"):
         query.await_termination(120.0)
@@ -190,7 +190,7 @@ def test_a_stopped_job_goes_on_at_another_parallelism(
         keyed = made.continuous(source, name="numbers").key_by("key")
         counted = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
         query = counted.sink(FileSink(tmp_path / "out")).start(
-            parallelism=parallelism, checkpoint_interval_s=0.3
+            parallelism=parallelism, checkpoint_interval=0.3
         )
         queries.append(query)
         assert made.wait_restored(60.0)

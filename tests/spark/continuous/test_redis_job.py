@@ -61,7 +61,7 @@ def test_entries_count_once_through_kills_and_a_restart_of_the_server(
     keyed = backend().continuous(source, name="entries").key_by("key")
     stream = keyed.process(Counting(), uid="count", output_schema=OUTPUT)
     query = stream.sink(FileSink(tmp_path / "out")).start(
-        parallelism=2, checkpoint_interval_s=0.3, restart=FixedDelay(30, 0.5)
+        parallelism=2, checkpoint_interval=0.3, restart=FixedDelay(30, 0.5)
     )
     feeder = Feeder(server.url)
     try:

@@ -135,7 +135,7 @@ class Stand:
                 event_time="at",
             )
             .sink(FileSink(out / "windows"))
-            .start(parallelism=1, checkpoint_interval_s=0.5)
+            .start(parallelism=1, checkpoint_interval=0.5)
         )
         try:
             soon(lambda: len(list((out / "windows").glob("*.parquet"))) > 1, 120.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,6 +58,24 @@ def writer(world: World, frame: DataFrame, at: str = "checkpoint") -> DataStream
 def identity(world: World, at: str = "checkpoint") -> dict[str, str]:
     found: dict[str, str] = json.loads((world.root / at / IDENTITY_FILE).read_text())
     return found
+
+
+def test_the_name_that_an_operator_got_is_said_when_its_state_begins(
+    world: World, installed: StateBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "the uid of an operator is 'Ledger', the name of its class"
+    for begins in (True, False):
+        caplog.clear()
+        world.input.add_batches(1)
+        with caplog.at_level(logging.INFO, "statebackend.spark"):
+            finish(writer(world, sparks_own(world)).foreachBatch(world.sink).start())
+        assert caplog.text.count(said) == int(begins)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "statebackend.spark"):
+        rows = world.input.stream(world.spark).groupBy("k")
+        frame = installed.transform_with_state(rows, Ledger(), LEDGER_OUTPUT, uid="mine")
+        finish(writer(world, frame, "other").foreachBatch(lambda batch, _: batch.collect()).start())
+    assert "the uid of an operator" not in caplog.text, "it was given"
 
 
 @pytest.mark.promise

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,8 +24,9 @@ from statebackend.errors import (
     UnsupportedQueryError,
 )
 from statebackend.spark.start import launch
+from statebackend.system import user_folder_name
 from tests.spark.local.processors import StuckLedger
-from tests.spark.local.world import World, checkpoints, failure, finish, until
+from tests.spark.local.world import World, checkpoints, failure, finish, sources, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,16 +200,19 @@ def test_a_job_is_known_by_its_place_however_that_is_written(world: World) -> No
 # --- places --------------------------------------------------------------------------------------
 
 
-def test_an_unset_local_dir_is_worth_a_warning(world: World) -> None:
-    with pytest.warns(UserWarning, match=r"local_dir is not set.*survives restarts") as caught:
-        world.backend(local_dir=None)
-    assert caught[0].filename == __file__.replace("test_refusals", "world")
-
-
-def test_a_set_local_dir_is_worth_none(world: World) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        world.backend()
+def test_without_a_local_dir_copies_lie_beside_spark_s_own_and_are_found_again(
+    world: World,
+) -> None:
+    configured = world.spark.sparkContext.getConf().get("spark.local.dir") or ""
+    for found in ("empty", "local"):
+        world.input.add_batches(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # it lasts
+            backend = world.backend(local_dir=None)
+        world.run(backend, world.ledger(backend))
+        world.check(backend)
+        assert set(sources(backend).values()) == {found}
+    assert Path(configured, user_folder_name(), backend._job.local_name).is_dir()
 
 
 def test_a_local_dir_that_cannot_be_used_is_named(world: World) -> None:

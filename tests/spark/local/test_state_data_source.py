@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 import statebackend
+from statebackend import StateBackend
 from statebackend.errors import NotRestorableError
 from statebackend.spark.state_data_source import StateTableSource
 from tests.spark.local.world import World, setting
@@ -48,6 +50,17 @@ def totals(frame: DataFrame) -> dict[str, tuple[int, int]]:
 
 def truth(world: World) -> dict[str, tuple[int, int]]:
     return {key: (len(ids), sum(ids)) for key, ids in world.input.ids().items()}
+
+
+def test_a_program_with_a_backend_reads_the_format_without_a_call(done: World) -> None:
+    session = done.spark.newSession()
+    StateBackend(session, uri=done.store.as_uri(), local_dir=str(done.local))
+    given = {"job": "default", "operator": "ledger", "state": "acc"}
+    frame = session.read.options(**given).load(done.store.as_uri(), format="statebackend")
+    assert totals(frame) == truth(done)
+    both = session.read.format("statebackend").options(**given, stateVarName="acc")
+    with pytest.raises(AnalysisException, match="are one"):
+        both.load(done.store.as_uri())
 
 
 @pytest.mark.promise
