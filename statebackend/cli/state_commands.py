@@ -41,7 +41,9 @@ app = typer.Typer(
 )
 
 Uri = Annotated[str, typer.Argument(help="The folder of all jobs, or a savepoint's.")]
-Job = Annotated[str | None, typer.Option("--job", help="The job's name.")]
+Job = Annotated[
+    str | None, typer.Option("--job", help="The job's name; may be left out if it is alone.")
+]
 Operator = Annotated[str, typer.Option("--operator", help="The operator's uid.")]
 State = Annotated[str, typer.Option("--state", help="The state's name.")]
 Timers = Annotated[bool, typer.Option("--timers", help="The operator's timers instead of a state.")]
@@ -80,12 +82,13 @@ class _Source:
 
     def given(self) -> dict[str, Any]:
         """As arguments of `read_state` and its like."""
+        place = place_of(self.uri, self.s3_endpoint, self.s3_region)
         return {
             "uri": self.uri,
-            "job": self.job,
+            "job": None if self.savepoint else place.one(self.job),
             "epoch": self.epoch,
             "savepoint": self.uri if self.savepoint else None,
-            "options": place_of(self.uri, self.s3_endpoint, self.s3_region).options,
+            "options": place.options,
         }
 
     def read(

@@ -41,6 +41,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_states_are_listed_with_their_schemas(uri: str) -> None:
     shown = run("list", uri, "--job", JOB)
+    assert run("list", uri) == shown  # it is the only job
     line = next(line for line in shown.splitlines() if " times_ttl " in line)
     shown_as = "op times_ttl map k bigint word string n int 604800000 ms 1"
     assert line.split() == shown_as.split()
