@@ -192,7 +192,7 @@ def test_without_the_library_of_sketches_the_call_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(EnvironmentMissingError, match=r"statebackend\[sketches\]"):
+    with pytest.raises(EnvironmentMissingError, match=r"install '\.\[sketches\]"):
         plan({"n": approx_count_distinct("user")})
 
 

@@ -23,7 +23,7 @@ def test_what_is_not_installed_is_named(
     settings: dict[str, Any], package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(EnvironmentMissingError, match=rf"statebackend\[{extra}\]"):
+    with pytest.raises(EnvironmentMissingError, match=rf"install '\.\[{extra}\]"):
         check_observers(Settings.resolve(settings, lambda key: None))
 
 

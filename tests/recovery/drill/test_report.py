@@ -393,6 +393,6 @@ def test_without_jinja2_the_page_says_what_to_install(
     page_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(EnvironmentMissingError, match=r"statebackend\[drill\]"):
+    with pytest.raises(EnvironmentMissingError, match=r"install '\.\[drill\]"):
         write_html(full_report(), page_path)
     assert not page_path.exists()
