@@ -189,7 +189,7 @@ def try_out(trial: Trial, server: Place, work: Path, subtasks: int) -> None:
         trial.asked(
             "Where did the state come from?",
             "",
-            r"counter: \d+ subtasks at checkpoint [1-9].{0,120}",
+            r"counter: [\d,]+ subtasks at checkpoint [1-9].{0,120}",
         )
         trial.shot("Where from in full", "restores")
         print("   ", trial.until("restores", r"generation 2 .{0,80}")[0])

@@ -121,11 +121,10 @@ def _under_way(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str
     took_s = facts.running_s or 0.0
     of = sum(one.parallelism for one in facts.waiting)
     missing = sum(len(one.subtasks) for one in facts.waiting)
-    for_so_long = f"for {duration(took_s)}"
     slow_s = max(_SLOW_S, 3 * (usual_ms or 0.0) / 1000)
     if took_s <= slow_s:
         acked = f"{of - missing} of {of} subtasks have saved their state"
-        return "good", f"Running: checkpoint {facts.epoch} {for_so_long}, {acked}.", ""
+        return "good", f"Running: checkpoint {facts.epoch} for {duration(took_s)}, {acked}.", ""
     stuck = took_s > max(_STUCK_S, 2 * slow_s)
     queued = sum(len(one.not_begun) for one in facts.waiting)
     if queued:
@@ -135,8 +134,8 @@ def _under_way(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str
         return _queued(facts, level, of - missing, missing - queued)
     # Nobody has acked: then it is no single subtask's fault.
     whom = "all subtasks" if missing == of else _named(facts.waiting, missing)
-    line = f"{'Stuck' if stuck else 'Slow'}: checkpoint {facts.epoch} waits {for_so_long} for "
-    line += f"{whom} to save {'its' if missing == 1 else 'their'} state."
+    line = f"{'Stuck' if stuck else 'Slow'}: checkpoint {facts.epoch} has waited "
+    line += f"{duration(took_s)} for {whom} to save {'its' if missing == 1 else 'their'} state."
     if missing < of:
         line += f" The other {of - missing} have."
     todo = _WHERE

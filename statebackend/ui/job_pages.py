@@ -375,12 +375,13 @@ def _number(query: dict[str, str], name: str) -> int | None:
 
 
 def _slowest(one: CheckpointFigures) -> str:
-    """The slowest subtask of the operator that was complete last, and where it ran."""
+    """The slowest subtask of the operator that was complete last, and its executor."""
     known = [part for part in one.operators if part.slowest is not None]
     if not known:
         return ""
     last = max(known, key=lambda part: part.acks_ms or 0.0)
-    where = f" ({place_text(last.slowest_on)})" if last.slowest_on else ""
+    executor = place_text(last.slowest_on).partition(" on ")[0]  # the host: on its own page
+    where = f" ({executor})" if executor else ""
     return f"{last.uid}/{last.slowest}{where}"
 
 

@@ -33,14 +33,14 @@ def waits(*subtasks: int, of: int = 4) -> list[Waiting]:
         (
             {"epoch": 42, "running_s": 30.0, "waiting": waits(3)},
             "slow",
-            "Slow: checkpoint 42 waits for 30.0 s for subtask count/3 to save its state. "
+            "Slow: checkpoint 42 has waited 30.0 s for subtask count/3 to save its state. "
             "The other 3 have.",
             True,
         ),
         (
             {"epoch": 42, "running_s": 75.0, "waiting": waits(1, 3)},
             "bad",
-            "Stuck: checkpoint 42 waits for 1 min 15 s for subtasks count/1, count/3 to save "
+            "Stuck: checkpoint 42 has waited 1 min 15 s for subtasks count/1, count/3 to save "
             "their state. The other 2 have.",
             True,
         ),
