@@ -108,8 +108,8 @@ def check_bind(host: str, token: str) -> None:
     if not token and not is_loopback(host):
         raise SettingError(
             f"The page would be open to everybody who reaches {host}.",
-            todo="Set spark.statebackend.ui.token (`statebackend ui`: STATEBACKEND_UI_TOKEN), or leave "
-            "spark.statebackend.ui.host (--host) out.",
+            todo="Set spark.statebackend.ui.token (`statebackend ui`: STATEBACKEND_UI_TOKEN), or "
+            "leave spark.statebackend.ui.host (--host) out.",
         )
 
 
