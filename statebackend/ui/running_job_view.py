@@ -183,11 +183,11 @@ class RunningJobView:
 
     def _seen(self, under_way: UnderWay | None) -> dict[str, EpochSeen]:
         """By operator, which subtasks of a checkpoint have begun and acked."""
-        figures, found = self._observed.progress.figures, dict[str, EpochSeen]()
-        for uid in under_way.parallelism if under_way else ():
-            if (one := figures.seen(uid, under_way.epoch)) is not None:
-                found[uid] = one
-        return found
+        if under_way is None:
+            return {}
+        figures, epoch = self._observed.progress.figures, under_way.epoch
+        seen = {uid: figures.seen(uid, epoch) for uid in under_way.parallelism}
+        return {uid: one for uid, one in seen.items() if one is not None}
 
     def _with_begin(self, own: UnderWay) -> UnderWay:
         began_s = min((one.began_s for one in self._seen(own).values()), default=None)
