@@ -1,9 +1,10 @@
 """What it costs to be watched: `python -m bench monitoring`.
 
-The same query with metrics, OpenTelemetry and a `ProgressListener`, and without any of them, in
-turn. A thread of the driver reads the port every 15 seconds, as Prometheus does by default. The
-time of a batch says what a user waits for. The driver's processor time says more on a machine that
-others use, too; the thread that reads is in it.
+The same query with metrics, OpenTelemetry, a `ProgressListener` and the page of the job, and
+without any of them, in turn. A thread of the driver reads the metrics every 15 seconds, as
+Prometheus does by default, and another one the page every 5 seconds, as a browser does that shows
+it. The time of a batch says what a user waits for. The driver's processor time says more on a
+machine that others use, too; the threads that read are in it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["monitoring", "monitoring_text"]
 
 _KEYS = 20_000
 _WARM = 3
-_READ_EVERY_S = 15.0
+_READ_EVERY_S, _LOOK_EVERY_S = 15.0, 5.0
 
 
 def monitoring(
@@ -40,7 +41,7 @@ def monitoring(
     partitions = 2
     spark = session({"side": "monitoring", "work": str(work), "partitions": partitions})
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    port = _free_port()
+    ports = _free_port(), _free_port()
     pairs: list[dict[str, Any]] = []
     try:
         with place(work / "s3") as server:
@@ -51,7 +52,7 @@ def monitoring(
                 for side in ("plain", "watched")[:: 1 if number % 2 else -1]:
                     name = f"run-{number}-{side}"
                     job = make(work / name, uri=server.uri(name))
-                    pair[side] = _run(job, port if side == "watched" else None)
+                    pair[side] = _run(job, ports if side == "watched" else None)
                     progress(f"monitoring, round {number + 1}/{rounds}, {side}: {pair[side]}")
                 pairs.append(pair)
     finally:
@@ -63,19 +64,21 @@ def monitoring(
     return found
 
 
-def _run(job: Job, port: int | None) -> dict[str, float]:
+def _run(job: Job, ports: tuple[int, int] | None) -> dict[str, float]:
     """One run to the end of the input: medians over its batches."""
     from statebackend import ProgressListener
 
     spark = job.spark
-    if port is not None:
-        job.settings.update({"metrics_port": port, "otel": 1})
+    if ports is not None:
+        job.settings.update({"metrics_port": ports[0], "ui_port": ports[1], "otel": 1})
     listener, cpu_s = ProgressListener(lambda event: None), list[float]()
     with contextlib.ExitStack() as stack:
-        if port is not None:
+        if ports is not None:
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
-            stack.enter_context(_reader(port))
+            metrics, page = (f"http://127.0.0.1:{port}/" for port in ports)
+            stack.enter_context(_reader(f"{metrics}metrics", _READ_EVERY_S))
+            stack.enter_context(_reader(f"{page}jobs/bench/", _LOOK_EVERY_S))
         _, query = job.run(lambda batch: cpu_s.append(time.process_time()))
     durations = [
         p["durationMs"]["triggerExecution"]
@@ -90,14 +93,16 @@ def _run(job: Job, port: int | None) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _reader(port: int) -> Iterator[None]:
-    """While open, somebody reads the metrics now and then."""
-    over = threading.Event()
+def _reader(url: str, every_s: float) -> Iterator[None]:
+    """While open, somebody reads what is at a URL now and then."""
+    over, reads = threading.Event(), 0
 
     def read() -> None:
-        while not over.wait(_READ_EVERY_S):
+        nonlocal reads
+        while not over.wait(every_s if reads else 1.0):  # soon for the first time
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+                urllib.request.urlopen(url, timeout=5).read()
+                reads += 1
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -106,6 +111,8 @@ def _reader(port: int) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    if not reads:
+        raise RuntimeError(f"{url} was never read: the run was too short, or nothing is there")
 
 
 def _free_port() -> int:
@@ -119,7 +126,7 @@ def monitoring_text(found: dict[str, Any]) -> str:
     """The figures to read."""
     lines = [
         f"Monitoring: counter, {found['keys']:,} keys, all changed in each of {found['batches']} "
-        f"batches, {_WARM} of them warm-up; metrics that are read, OpenTelemetry, a listener"
+        f"batches, {_WARM} of them warm-up; metrics, the page, OpenTelemetry, a listener"
     ]
     for name, what in (("batch_ms", "a batch"), ("driver_cpu_ms", "processor time of the driver")):
         sides = {

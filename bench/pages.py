@@ -360,7 +360,7 @@ def state_read() -> str:
 
 
 def monitoring() -> str:
-    """What metrics, traces and a listener cost."""
+    """What metrics, traces, a listener and the page cost."""
     run = best("monitoring")
     found = run.data["monitoring"]
     names = (("batch_ms", "a batch"), ("driver_cpu_ms", "processor time of the driver, a batch"))

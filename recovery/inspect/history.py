@@ -73,7 +73,8 @@ class OperatorFigures(msgspec.Struct, frozen=True, kw_only=True):
         phases_ms: the longest that any subtask took, by phase.
         acks_ms: from the first begin to the last ack. commit_ms: to write the record.
         ack_median_ms, ack_p95_ms: of the subtasks' end to end; `acks_ms` is their maximum.
-        slowest: the subtask that acked last. slowest_on: its executor and host.
+        slowest: the subtask that took longest from its begin on. slowest_on: its executor and
+            host.
         state_bytes: that the local stores held, by their own estimate.
         by_subtask: filled by `read_checkpoint`, and only while the record is there.
     """

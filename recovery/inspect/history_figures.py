@@ -17,11 +17,23 @@ from recovery.inspect.history import (
     SubtaskFigures,
 )
 from recovery.savepoints.between_modes import CONTINUOUS
-from snapshot.formats.epoch_figures import EarlierRecord, SubtaskColumns, decode_figures
+from snapshot.formats.epoch_figures import (
+    EarlierRecord,
+    RestoreTotals,
+    SubtaskColumns,
+    decode_figures,
+)
 from snapshot.formats.history_object import RecordSummary
 from snapshot.formats.record import Manifest, SliceEntry
 
-__all__ = ["Late", "checkpoint_of", "failed_of", "restores_of", "subtasks_of"]
+__all__ = [
+    "Late",
+    "checkpoint_of",
+    "failed_of",
+    "restore_summary",
+    "restores_of",
+    "subtasks_of",
+]
 
 Number = TypeVar("Number", int, float)
 Late: TypeAlias = dict[int, EarlierRecord]
@@ -138,9 +150,9 @@ def _total_ms(operators: Iterable[OperatorFigures], started_ms: int | None) -> f
 def _phases(operators: Iterable[OperatorFigures]) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in operators:
-        own = {**one.phases_ms, "acks": one.acks_ms or 0.0, "commit": one.commit_ms or 0.0}
-        for name, ms in own.items():
-            found[name] = max(ms, found.get(name, 0.0))
+        for name, ms in {**one.phases_ms, "acks": one.acks_ms, "commit": one.commit_ms}.items():
+            if ms is not None:
+                found[name] = max(ms, found.get(name, 0.0))
     return found
 
 
@@ -179,37 +191,41 @@ def failed_of(one: RecordSummary) -> list[CheckpointFigures]:
 
 def restores_of(records: Iterable[RecordSummary]) -> list[RestoreSummary]:
     """How the operators got their state back in an epoch, where they had to."""
-    found = []
-    for one in records:
-        totals = one.figures.restores
-        if totals is None:
-            continue
-        at_ms = _known(one.figures.started_ms)
-        slowest = [
-            RestoreFigures(
-                operator=one.operator,
-                epoch=one.epoch,
-                generation=one.generation,
-                at_ms=at_ms,
-                **{name: getattr(each, name) for name in each.__struct_fields__},
-            )
-            for each in totals.slowest
-        ]
-        found.append(
-            RestoreSummary(
-                operator=one.operator,
-                epoch=one.epoch,
-                generation=one.generation,
-                at_ms=at_ms,
-                subtasks=sum(totals.by_source.values()),
-                by_source=totals.by_source,
-                local_bytes=totals.local_bytes,
-                durable_bytes=totals.durable_bytes,
-                max_seconds=totals.max_seconds,
-                slowest=slowest,
-            )
+    return [
+        restore_summary(
+            one.operator, one.epoch, one.generation, _known(one.figures.started_ms), totals
         )
-    return found
+        for one in records
+        if (totals := one.figures.restores) is not None
+    ]
+
+
+def restore_summary(
+    operator: str, epoch: int, generation: int, at_ms: int | None, totals: RestoreTotals
+) -> RestoreSummary:
+    """All restores of an operator in an epoch. ``at_ms``: when it began; None: not known."""
+    slowest = [
+        RestoreFigures(
+            operator=operator,
+            epoch=epoch,
+            generation=generation,
+            at_ms=at_ms,
+            **{name: getattr(each, name) for name in each.__struct_fields__},
+        )
+        for each in totals.slowest
+    ]
+    return RestoreSummary(
+        operator=operator,
+        epoch=epoch,
+        generation=generation,
+        at_ms=at_ms,
+        subtasks=sum(totals.by_source.values()),
+        by_source=totals.by_source,
+        local_bytes=totals.local_bytes,
+        durable_bytes=totals.durable_bytes,
+        max_seconds=totals.max_seconds,
+        slowest=slowest,
+    )
 
 
 # --- subtasks ------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class RecordFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         started_ms: when it began, by the driver's clock.
         checkpoint: the number of the attempt, of a continuous job; -1: there is none.
         acks_ms: from there to the last ack. median_ms, p95_ms: over the subtasks.
-        slowest: the subtask that acked last. slowest_on: where it ran.
+        slowest: the subtask that took longest, from its begin to its ack. slowest_on: where it ran.
         record_bytes: of the slices in the record.
         delta_bytes, delta_rows: of what changed, over all subtasks.
         bases, base_bytes: full states that the record names. uploaded_bytes, upload_s: of those

@@ -31,7 +31,7 @@ from snapshot.protocol.messages import AckRequest, BeginRequest, RestoreReport
 from snapshot.protocol.operators import CommitWork
 from statebackend.threads import THREADS, Threads
 
-__all__ = ["Barriers", "Began", "EpochSeen", "FiguresBook", "PartFigures"]
+__all__ = ["Barriers", "Began", "EpochSeen", "FiguresBook", "PartFigures", "restore_totals"]
 
 _log = logging.getLogger("statebackend.coordinator")
 _EPOCHS_KEPT: Final = 3
@@ -300,8 +300,8 @@ def _totals(
         _add(ack.timings_ms, ack.figures, phases, counts)
     for part in parts:
         _add(part.timings_ms, part.figures, phases, counts)
-    acked = sorted(columns.acked_ms) or [-1]
-    slowest = columns.acked_ms.index(acked[-1]) if columns.acked_ms else -1
+    acked, own_ms = sorted(columns.acked_ms) or [-1], _own_ms(columns)
+    slowest = own_ms.index(max(own_ms)) if own_ms else -1
     on = columns.ran_on[slowest] if slowest < len(columns.ran_on) else -1
     bases = [entry for entry in work.manifest.slices if entry.kind in ("base", "files")]
     return RecordFigures(
@@ -319,8 +319,15 @@ def _totals(
         phases_ms=phases,
         counts=counts,
         requests=requests,
-        restores=_restores([one for ack in work.acks.values() if (one := ack.restore)]),
+        restores=restore_totals([one for ack in work.acks.values() if (one := ack.restore)]),
     )
+
+
+def _own_ms(columns: SubtaskColumns) -> list[int]:
+    """By subtask, its own time: with more subtasks than cores, most wait until they can begin."""
+    begun_ms = columns.begun_ms or [0] * len(columns.acked_ms)
+    pairs = zip(begun_ms, columns.acked_ms, strict=True)
+    return [acked - max(0, begun) for begun, acked in pairs]
 
 
 def _add(
@@ -336,7 +343,7 @@ def _add(
         counts[name] = counts.get(name, 0) + n
 
 
-def _restores(reports: Sequence[RestoreReport]) -> RestoreTotals | None:
+def restore_totals(reports: Sequence[RestoreReport]) -> RestoreTotals | None:
     """Totals of all, and the slowest one by one: a record must not grow with the parallelism."""
     if not reports:
         return None

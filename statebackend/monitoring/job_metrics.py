@@ -73,6 +73,7 @@ class JobMetrics:
         self._watermark_ms: int | None = None
         self._lock = self._system.threads.lock()
         self._values.set("last_commit_timestamp_seconds", self._system.wall_ms() / 1000)
+        self._values.add("rebalances_total", 0)
         self._operators: set[str] = set()
         for outcome in _OUTCOMES if job.continuous else ():
             self._values.add("checkpoints_total", 0, outcome)

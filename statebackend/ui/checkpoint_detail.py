@@ -15,6 +15,8 @@ __all__ = ["ROWS", "OperatorSection", "facts_of", "milliseconds", "place_text", 
 ROWS: Final = 25
 _SKEWED: Final = 2.0  # times the median
 _SKEWED_MS: Final = 50.0
+_WAITED_MS: Final = 1_000.0  # for a core: less is the start of tasks
+_SHARE: Final = 0.25  # of the slowest: what took less holds nothing up
 # In their order. The field's words for the phases that workers measure.
 _PHASES: Final = {
     "start_delay": ("start", "start delay"),
@@ -100,30 +102,43 @@ def facts_of(one: CheckpointFigures) -> list[tuple[str, str]]:
 
 
 def section(
-    one: OperatorFigures, sort: str, begin: int, expected: int | None = None
+    one: OperatorFigures, sort: str, begin: int, *, tells_begins: bool = False
 ) -> OperatorSection:
     """An operator, with so many rows from ``begin`` on, sorted by a column, the most first.
 
     Args:
-        expected: how many subtasks there are, where some have not acked yet.
+        tells_begins: whether a subtask that ran nowhere yet has not begun.
     """
     made = OperatorSection(one.uid, one.subtasks, _operator_facts(one))
     slow_ms = _judge(made, one)
+    if made.skew and tells_begins:
+        made.skew += _waited_for_a_core(one)
     if not one.by_subtask:
         return made
-    subtasks = _with_missing(one.by_subtask, expected or one.subtasks)
+    subtasks = _with_missing(one.by_subtask, one.subtasks)
     times = [_took_ms(part) for part in subtasks]
     made.missing = sum(time is None for time in times)
-    made.heat = heat(times)
+    idle = {part.subtask for part in subtasks if tells_begins and _is_idle(part)}
+    made.heat = heat(times, idle)
     made.values = " ".join(milliseconds(time).replace(" ", "_") or "-" for time in times)
     columns = _columns(subtasks)
     made.columns = [(column.name, column.head, column.number) for column in columns]
     ordered = _sorted(subtasks, columns, sort)
     begin = max(0, min(begin, len(ordered) - 1))
     shown = ordered[begin : begin + ROWS]
-    whole = max((_length(part) for part in subtasks), default=0.0) or 1.0
-    made.rows = [_row(part, columns, whole, slow_ms) for part in shown]
-    drawn = {name for part in shown for name, took in _phases(part).items() if took}
+    # What a task of a micro-batch waited for a core would leave no room for its phases.
+    waited = not tells_begins
+    whole = max((_length(part, waited=waited) for part in subtasks), default=0.0) or 1.0
+    made.rows = [
+        _row(
+            _cells(part, columns, "not begun" if part.subtask in idle else "not yet"),
+            part,
+            _drawn(part, whole, waited=waited),
+            slow_ms,
+        )
+        for part in shown
+    ]
+    drawn = {name for part in shown for name, took in _lane(part, waited=waited).items() if took}
     made.kinds = list(dict.fromkeys(_PHASES[name] for name in _PHASES if name in drawn))
     if begin > 0:
         made.previous = max(0, begin - ROWS)
@@ -135,7 +150,7 @@ def section(
 
 def _operator_facts(one: OperatorFigures) -> list[tuple[str, str]]:
     return [
-        ("subtasks", str(one.subtasks)),
+        ("subtasks", f"{one.subtasks:,}"),
         ("median end to end", milliseconds(one.ack_median_ms)),
         ("95 %", milliseconds(one.ack_p95_ms)),
         ("maximum", milliseconds(one.acks_ms)),
@@ -156,11 +171,14 @@ def _judge(made: OperatorSection, one: OperatorFigures) -> float:
         median, most = quantile(times, 0.5), times[-1]
         found = max(one.by_subtask, key=lambda part: _took_ms(part) or -1.0)
         slowest, where = found.subtask, _place(found)
-    slow_ms = max(_SKEWED * median, median + _SKEWED_MS)
+    slow_ms = max(_SKEWED * median, median + _SKEWED_MS, _SHARE * (most or 0.0))
     if most is None or slowest is None or one.subtasks < 2:
         return slow_ms
     against = f"{most / median:.1f} times the median" if median else "the median is 0"
     on = f" ({place_text(where)})" if where else ""
+    if not times:  # with what it waited for a core, which nobody knows any more
+        made.skew = f"The slowest was subtask {slowest}{on}."
+        return slow_ms
     made.skewed = most >= slow_ms
     how = "Skewed: subtask" if made.skewed else "Even: the slowest subtask is"
     text = f"{how} {slowest}{on}{' took' if made.skewed else ', with'} {milliseconds(most)}"
@@ -168,9 +186,22 @@ def _judge(made: OperatorSection, one: OperatorFigures) -> float:
     if made.skewed:
         number = sum(time >= slow_ms for time in times)
         if number > 1:
-            made.skew += f" {count(number, 'subtask')} took twice the median or more."
+            made.skew += f" {count(number, 'subtask')} took {milliseconds(slow_ms)} or more."
         made.skew += _because(one.by_subtask, slowest)
     return slow_ms
+
+
+def _waited_for_a_core(one: OperatorFigures) -> str:
+    """Where tasks mostly waited for others to end: then no subtask by itself is the trouble."""
+    times = [time for part in one.by_subtask if (time := _took_ms(part)) is not None]
+    delays = sorted(p.start_delay_ms for p in one.by_subtask if p.start_delay_ms is not None)
+    waited_ms = quantile(delays, 0.5) if delays else 0.0
+    if waited_ms < max([_WAITED_MS, *times]):
+        return ""
+    waited = (
+        f" But subtasks waited longer for a free core: {milliseconds(waited_ms)} at the median."
+    )
+    return f"{waited} More cores, or fewer subtasks, help most."
 
 
 def _because(parts: Sequence[SubtaskFigures], slowest: int) -> str:
@@ -202,9 +233,9 @@ def _with_missing(parts: Sequence[SubtaskFigures], expected: int) -> list[Subtas
 
 def _phases(part: SubtaskFigures) -> dict[str, float]:
     """In the order in which they come."""
-    found = {"start_delay": part.start_delay_ms or 0.0}
+    found = {} if part.start_delay_ms is None else {"start_delay": part.start_delay_ms}
     found.update((name, part.timings_ms[name]) for name in _PHASES if name in part.timings_ms)
-    if len(found) == 1:
+    if not found.keys() - {"start_delay"}:
         named = (
             ("alignment", part.alignment_ms),
             ("sync", part.freeze_ms),
@@ -224,8 +255,15 @@ def _took_ms(part: SubtaskFigures) -> float | None:
     return max(0.0, part.end_to_end_ms - (part.start_delay_ms or 0.0))
 
 
-def _length(part: SubtaskFigures) -> float:
-    return max(sum(_phases(part).values()), part.end_to_end_ms or 0.0)
+def _lane(part: SubtaskFigures, *, waited: bool) -> dict[str, float]:
+    """The phases that are drawn."""
+    phases = _phases(part)
+    return phases if waited else {name: phases[name] for name in phases if name != "start_delay"}
+
+
+def _length(part: SubtaskFigures, *, waited: bool) -> float:
+    own_ms = part.end_to_end_ms if waited else _took_ms(part)
+    return max(sum(_lane(part, waited=waited).values()), own_ms or 0.0)
 
 
 def _place(part: SubtaskFigures) -> str:
@@ -277,20 +315,43 @@ def _sorted(
     if column is None or column.name == "subtask":
         return list(parts)
     if column.name in ("took", "end"):  # who has not acked is the slowest of all
-        return sorted(parts, key=lambda p: (p.end_to_end_ms is not None, -(column.value(p) or 0)))
+        return sorted(parts, key=lambda part: _slowness(part, column.value(part)))
     if not column.number:
         return sorted(parts, key=column.value)
     return sorted(parts, key=lambda part: -(column.value(part) or 0))
 
 
-def _row(part: SubtaskFigures, columns: Sequence[_Column], whole: float, slow_ms: float) -> _Row:
+def _is_idle(part: SubtaskFigures) -> bool:
+    """Whether it has neither acked nor run anywhere."""
+    return part.end_to_end_ms is None and not _place(part)
+
+
+def _slowness(part: SubtaskFigures, took_ms: float | None) -> tuple[int, float]:
+    """Those at work first, then those that have not begun, then the others, the slowest first."""
+    if part.end_to_end_ms is None:
+        return int(_is_idle(part)), 0.0
+    return 2, -(took_ms or 0.0)
+
+
+def _cells(
+    part: SubtaskFigures, columns: Sequence[_Column], not_yet: str
+) -> list[tuple[str, bool]]:
+    cells = [(column.text(column.value(part)), column.number) for column in columns]
+    if part.end_to_end_ms is None:
+        cells[1] = (not_yet, True)
+    return cells
+
+
+def _drawn(part: SubtaskFigures, whole: float, *, waited: bool) -> list[Segment]:
     phases = [
         (_PHASES[name][0], took, f"{_PHASES[name][1]}: {milliseconds(took)}")
-        for name, took in _phases(part).items()
+        for name, took in _lane(part, waited=waited).items()
     ]
-    missing = part.end_to_end_ms is None
-    cells = [(column.text(column.value(part)), column.number) for column in columns]
-    if missing:
-        cells[1] = ("not yet", True)
+    return segments(phases, whole)
+
+
+def _row(
+    cells: list[tuple[str, bool]], part: SubtaskFigures, drawn: list[Segment], slow_ms: float
+) -> _Row:
     slow = (_took_ms(part) or 0.0) >= slow_ms
-    return _Row(part.subtask, cells, segments(phases, whole), slow, missing)
+    return _Row(part.subtask, cells, drawn, slow, part.end_to_end_ms is None)

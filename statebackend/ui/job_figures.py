@@ -86,11 +86,16 @@ class SettingLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Subtasks of an operator that the checkpoint under way waits for."""
+    """Subtasks of an operator that the checkpoint under way waits for.
+
+    Attributes:
+        not_begun: those of them whose tasks Spark has not started yet; empty: none, or not known.
+    """
 
     operator: str
     subtasks: Sequence[int]
     parallelism: int
+    not_begun: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class RunFacts:
         running_s: since when that checkpoint is under way. durable_s: how long ago the newest one
             became durable. None: not known.
         waiting: whom it waits for; nobody: all have acked, or none is under way.
+        moved_s: how long ago a subtask of it began or acked last; None: not known.
         store_out_s: how long the store has not answered; None: it answers.
         writing: whether a record is on its way to the store, and writing_s: for how long.
         input: whether there is input; None: not known.
@@ -124,6 +130,7 @@ class RunFacts:
     running_s: float | None = None
     durable_s: float | None = None
     waiting: Sequence[Waiting] = ()
+    moved_s: float | None = None
     store_out_s: float | None = None
     writing: bool = False
     writing_s: float = 0.0

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from statebackend.texts import count, duration, when
 from statebackend.ui.job_figures import RunFacts, StoredFacts, Waiting
 
-__all__ = ["Health", "health_of"]
+__all__ = ["Health", "health_of", "waits_for"]
 
 _SLOW_S: Final = 10.0  # a checkpoint that takes no longer is never called slow
 _STUCK_S: Final = 60.0
 _WRITING_S: Final = 3.0
 _NAMED: Final = 5  # subtasks by name; of more, how many
+_LISTED: Final = 20  # subtasks by number
 _MISSED: Final = 3  # intervals without a checkpoint
+_WHERE: Final = "The checkpoint's page says where a subtask runs; look at the log of that executor."
 
 Level = Literal["good", "slow", "bad", "ended"]
 
@@ -119,24 +121,64 @@ def _under_way(facts: RunFacts, usual_ms: float | None) -> tuple[Level, str, str
     took_s = facts.running_s or 0.0
     of = sum(one.parallelism for one in facts.waiting)
     missing = sum(len(one.subtasks) for one in facts.waiting)
-    for_so_long = f"for {duration(took_s)}"
     slow_s = max(_SLOW_S, 3 * (usual_ms or 0.0) / 1000)
     if took_s <= slow_s:
         acked = f"{of - missing} of {of} subtasks have saved their state"
-        return "good", f"Running: checkpoint {facts.epoch} {for_so_long}, {acked}.", ""
+        return "good", f"Running: checkpoint {facts.epoch} for {duration(took_s)}, {acked}.", ""
     stuck = took_s > max(_STUCK_S, 2 * slow_s)
+    queued = sum(len(one.not_begun) for one in facts.waiting)
+    if queued:
+        moved_s = took_s if facts.moved_s is None else facts.moved_s
+        stuck = stuck and moved_s > _STUCK_S
+        level: Level = "bad" if stuck else "good" if usual_ms is None else "slow"
+        return _queued(facts, level, of - missing, missing - queued)
     # Nobody has acked: then it is no single subtask's fault.
     whom = "all subtasks" if missing == of else _named(facts.waiting, missing)
-    line = f"{'Stuck' if stuck else 'Slow'}: checkpoint {facts.epoch} waits {for_so_long} for "
-    line += f"{whom} to save {'its' if missing == 1 else 'their'} state."
+    line = f"{'Stuck' if stuck else 'Slow'}: checkpoint {facts.epoch} has waited "
+    line += f"{duration(took_s)} for {whom} to save {'its' if missing == 1 else 'their'} state."
     if missing < of:
         line += f" The other {of - missing} have."
-    todo = "Its row on the checkpoint's page says where it runs; look at that executor's log."
+    todo = _WHERE
     if missing == of:
         first = "their state is being read back, " if facts.durable_s is None else ""
         todo = "No subtask is through: "
         todo += f"{first}the input is large, the code is slow, or executors are gone."
     return "bad" if stuck else "slow", line, todo
+
+
+def _queued(facts: RunFacts, level: Level, acked: int, at_work: int) -> tuple[Level, str, str]:
+    """Spark has not started all tasks: those that run may hold the others up."""
+    of = sum(one.parallelism for one in facts.waiting)
+    word = {"bad": "Stuck", "slow": "Slow"}.get(level, "Running")
+    working = f"{at_work} {'is' if at_work == 1 else 'are'} at work, " if at_work else ""
+    line = (
+        f"{word}: checkpoint {facts.epoch} for {duration(facts.running_s or 0.0)}. {acked} of {of} "
+        f"subtasks have saved their state, {working}{of - acked - at_work} have not begun."
+    )
+    if level != "bad":
+        return level, line, "" if level == "good" else "More executors or cores end it sooner."
+    if not at_work:
+        return level, line, "No task runs: executors are gone, or busy with something else."
+    begun = [
+        replace(one, subtasks=sorted({*one.subtasks} - {*one.not_begun})) for one in facts.waiting
+    ]
+    names = _named([one for one in begun if one.subtasks], at_work)
+    return level, line, f"Those at work hold the others up: {names}. {_WHERE}"
+
+
+def waits_for(one: Waiting) -> str:
+    """Which of an operator's subtasks a checkpoint waits for, in a sentence."""
+    idle = set(one.not_begun)
+    begun = [number for number in one.subtasks if number not in idle]
+    acked = one.parallelism - len(one.subtasks)
+    said = [f"{acked:,} of {one.parallelism:,} subtasks have saved their state"]
+    if begun and (idle or len(begun) < one.parallelism):
+        more = f" and {len(begun) - _LISTED} more" if len(begun) > _LISTED else ""
+        listed = ", ".join(str(number) for number in begun[:_LISTED])
+        said.append(f"{'at work' if idle else 'not yet'}: {listed}{more}")
+    if idle:
+        said.append(f"{len(idle):,} {'has' if len(idle) == 1 else 'have'} not begun")
+    return f"{'; '.join(said)}."
 
 
 def _writing(facts: RunFacts) -> tuple[Level, str, str]:
@@ -152,6 +194,8 @@ def _writing(facts: RunFacts) -> tuple[Level, str, str]:
 
 
 def _named(waiting: Sequence[Waiting], missing: int) -> str:
+    if missing > _NAMED and len(waiting) == 1:
+        return f"{missing} subtasks of {waiting[0].operator}"
     if missing > _NAMED:
         by = ", ".join(f"{len(one.subtasks)} of {one.operator}" for one in waiting if one.subtasks)
         return f"{missing} subtasks ({by})"

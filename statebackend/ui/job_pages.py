@@ -26,7 +26,7 @@ from statebackend.errors import SettingError, StateBackendError
 from statebackend.texts import count, duration, seconds, size, when
 from statebackend.ui.checkpoint_detail import facts_of, milliseconds, place_text, section
 from statebackend.ui.job_figures import JobLine, JobView, RunFacts, StoredFacts
-from statebackend.ui.job_health import health_of
+from statebackend.ui.job_health import health_of, waits_for
 from statebackend.ui.page_charts import Bar, bars, heat, quantile
 from statebackend.ui.page_server import Answer
 from statebackend.ui.summary_lines import boxes, summary_lines
@@ -131,11 +131,12 @@ class JobSite:
                 404, f"There is no page at {path}.", "Go back to the list of jobs."
             )
         except StateBackendError as error:
-            return self._problem(503, error.what, error.todo, error.code)
+            return self._problem(503, error.what, error.todo, error.code, **_tabs_at(path))
         except Exception as error:
             _log.exception("the page at %s could not be made", path)
             what = f"This page could not be made: {type(error).__name__}."
-            return self._problem(500, what, "The driver's log, logger statebackend.ui, says more.")
+            todo = "The driver's log, logger statebackend.ui, says more."
+            return self._problem(500, what, todo, **_tabs_at(path))
 
     def _answer(self, path: str, query: dict[str, str]) -> Answer:
         parts = [unquote(part) for part in path.split("/")[1:]]
@@ -168,18 +169,16 @@ class JobSite:
         if found is None:
             found = self._pages[tab](view, query)
         title = f"{job}: {dict(_TABS)[tab]}"
-        shown = {"job": job, "root": _place(job), "tab": tab, "tabs": _TABS, "title": title}
-        return self._html(f"{name}.html", **{**shown, **found})
+        return self._html(f"{name}.html", **{**_tabs_of(job, tab), "title": title, **found})
 
     def _html(self, template: str, **context: Any) -> Answer:
         given = {"job": "", "refresh": 0, "now_ms": self._now_ms(), "version": self._version}
         text = self._environment.get_template(template).render({**given, **context})
         return Answer(text.encode(), status=context.get("http_status", 200))
 
-    def _problem(self, status: int, what: str, todo: str, code: str = "") -> Answer:
-        return self._html(
-            "problem.html", title="Problem", what=what, todo=todo, code=code, http_status=status
-        )
+    def _problem(self, status: int, what: str, todo: str, code: str = "", **tabs: Any) -> Answer:
+        told = {"title": "Problem", "what": what, "todo": todo, "code": code, **tabs}
+        return self._html("problem.html", http_status=status, **told)
 
     # --- one job -------------------------------------------------------------------------------
 
@@ -192,11 +191,11 @@ class JobSite:
                 facts = replace(facts, durable_epoch=history.newest_epoch)
         health = health_of(facts, _usual_ms(history.checkpoints))
         problems = list(history.problems)
-        waiting: Sequence[Any] = ()
+        waiting: list[tuple[str, str]] = []
         if isinstance(facts, StoredFacts):
             problems = [*facts.problems, *problems]
         else:
-            waiting = [one for one in facts.waiting if one.subtasks]
+            waiting = [(one.operator, waits_for(one)) for one in facts.waiting if one.subtasks]
         return {
             **self._drawn(view, history.checkpoints),
             "health": health,
@@ -244,7 +243,12 @@ class JobSite:
         sections = []
         for operator in one.operators:
             own = chosen is None or chosen == operator.uid
-            made = section(operator, sort if own else "took", begin if own else 0)
+            made = section(
+                operator,
+                sort if own else "took",
+                begin if own else 0,
+                tells_begins=one.mode == "micro-batch",
+            )
             made.query = f"operator={quote(operator.uid, safe='')}&"
             sections.append(made)
         return {
@@ -346,6 +350,16 @@ def _key(text: str) -> Any:
     return tuple(key) if isinstance(key, list) else key
 
 
+def _tabs_of(job: str, tab: str) -> dict[str, Any]:
+    return {"job": job, "root": _place(job), "tab": tab, "tabs": _TABS}
+
+
+def _tabs_at(path: str) -> dict[str, Any]:
+    """Those of the job that a path is of: whoever meets a problem there looks elsewhere next."""
+    parts = [unquote(part) for part in path.split("/")[1:]]
+    return _tabs_of(parts[1], parts[2]) if parts[0] == "jobs" and len(parts) > 2 else {}
+
+
 def _place(job: str) -> str:
     """The path of a job's pages."""
     return f"/jobs/{folder_name(job)}/"
@@ -361,12 +375,13 @@ def _number(query: dict[str, str], name: str) -> int | None:
 
 
 def _slowest(one: CheckpointFigures) -> str:
-    """The subtask that acked last, and where it ran."""
+    """The slowest subtask of the operator that was complete last, and its executor."""
     known = [part for part in one.operators if part.slowest is not None]
     if not known:
         return ""
     last = max(known, key=lambda part: part.acks_ms or 0.0)
-    where = f" ({place_text(last.slowest_on)})" if last.slowest_on else ""
+    executor = place_text(last.slowest_on).partition(" on ")[0]  # the host: on its own page
+    where = f" ({executor})" if executor else ""
     return f"{last.uid}/{last.slowest}{where}"
 
 
@@ -424,12 +439,14 @@ def _restored(history: History) -> list[str]:
     newest: dict[str, str] = {}
     for one in history.restores:
         sources = ", ".join(
-            f"{number} {source}" for source, number in sorted(one.by_source.items())
+            f"{number:,} {source}" for source, number in sorted(one.by_source.items())
         )
-        newest.setdefault(
-            one.operator,
-            f"{one.operator}: {count(one.subtasks, 'subtask')} at checkpoint {one.epoch} "
-            f"({sources}), {size(one.local_bytes)} from local disks, {size(one.durable_bytes)} "
-            f"from the store, at most {seconds(one.max_seconds)}.",
+        where = f"{one.operator}: {count(one.subtasks, 'subtask')} at checkpoint {one.epoch}"
+        said = (
+            f"{where} ({sources}), {size(one.local_bytes)} from local disks, "
+            f"{size(one.durable_bytes)} from the store, at most {seconds(one.max_seconds)}."
         )
+        if set(one.by_source) == {"empty"}:
+            said = f"{where} began without state: the operator was new."
+        newest.setdefault(one.operator, said)
     return list(newest.values())

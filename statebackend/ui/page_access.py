@@ -17,9 +17,9 @@ from blake3 import blake3
 
 from statebackend.errors import SettingError
 
-__all__ = ["COOKIE", "Access", "Granted", "Refused", "SignedIn", "check_bind", "is_loopback"]
+__all__ = ["Access", "Granted", "Refused", "SignedIn", "check_bind", "is_loopback"]
 
-COOKIE: Final = "statebackend"
+_COOKIE: Final = "statebackend"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -30,7 +30,11 @@ class Granted:
 
 @dataclass(frozen=True)
 class SignedIn:
-    """The token was in the address: to be moved to a cookie, and the same page asked for again."""
+    """The token was in the address: to be moved to a cookie, and the same page asked for again.
+
+    Attributes:
+        cookie: its name and its value.
+    """
 
     location: str
     cookie: str
@@ -70,14 +74,19 @@ class Access:
         bare, given = _without_token(path)
         if given is not None:
             if _same(given, self.token):
-                return SignedIn(bare, self._cookie)
+                return SignedIn(bare, f"{self._cookie_name}={self._cookie}")
             return Refused(403, "The token is another one.")
         scheme, _, bearer = (authorization or "").partition(" ")
         if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
             return Granted()
-        if _same(_cookie_in(cookies), self._cookie):
+        if _same(_cookie_in(cookies, self._cookie_name), self._cookie):
             return Granted()
         return Refused(401, "Open this page once with ?token=... at the end of its address.")
+
+    @property
+    def _cookie_name(self) -> str:
+        """Another one for another token: browsers do not tell the ports of a host apart."""
+        return f"{_COOKIE}-{blake3(self._cookie.encode()).hexdigest()[:8]}"
 
     @property
     def _cookie(self) -> str:
@@ -99,7 +108,8 @@ def check_bind(host: str, token: str) -> None:
     if not token and not is_loopback(host):
         raise SettingError(
             f"The page would be open to everybody who reaches {host}.",
-            todo="Set spark.statebackend.ui.token, or leave spark.statebackend.ui.host out.",
+            todo="Set spark.statebackend.ui.token (`statebackend ui`: STATEBACKEND_UI_TOKEN), or "
+            "leave spark.statebackend.ui.host (--host) out.",
         )
 
 
@@ -120,9 +130,9 @@ def _without_token(path: str) -> tuple[str, str | None]:
     return "/" + place.lstrip("/") + (f"?{rest}" if rest else ""), given
 
 
-def _cookie_in(header: str | None) -> str:
+def _cookie_in(header: str | None, name: str) -> str:
     try:
-        found = SimpleCookie(header or "").get(COOKIE)
+        found = SimpleCookie(header or "").get(name)
     except CookieError:
         return ""
     return found.value if found is not None else ""

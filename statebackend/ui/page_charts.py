@@ -7,13 +7,14 @@ has more shapes than there are pixels for: a thousand subtasks are six paths.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["Bar", "Heat", "Segment", "bars", "heat", "quantile", "segments"]
 
 _LEVELS: Final = (1.25, 1.6, 2.2, 3.5, 6.0)  # times the median: above each, the next colour
+_SHARES: Final = (0.05, 0.12, 0.25, 0.4, 0.6)  # of the way from the median to the highest: as well
 _NOISE_MS: Final = 20.0  # no skew worth a look
 _COLUMNS: Final = 100
 
@@ -49,7 +50,8 @@ class Heat:
 
     Attributes:
         columns, rows: its size in cells.
-        paths: a path for each colour, in cells; the colour's number, 6 for those without a value.
+        paths: a path for each colour, in cells; the colour's number, 6 for those without a value,
+            7 for those of them that have not begun.
     """
 
     columns: int
@@ -100,15 +102,23 @@ def segments(phases: Sequence[tuple[str, float, str]], whole: float) -> list[Seg
     return made
 
 
-def heat(values: Sequence[float | None]) -> Heat:
-    """How far each value is above the median: skew is what stands out, not the size."""
+def heat(values: Sequence[float | None], idle: Container[int] = ()) -> Heat:
+    """How far each value is above the median: skew is what stands out, not the size.
+
+    The warmest colours are for what comes near the highest, or one slow subtask of a thousand would
+    be lost among many that took some milliseconds more than others.
+
+    Args:
+        idle: which of those without a value have not begun.
+    """
     known = sorted(value for value in values if value is not None)
     median = quantile(known, 0.5) if known else 0.0
     columns = max(1, min(_COLUMNS, len(values)))
     cells: dict[int, list[str]] = {}
     for number, value in enumerate(values):
         row, column = divmod(number, columns)
-        cells.setdefault(_level(value, median), []).append(f"M{column} {row}h1v1h-1z")
+        level = _level(value, median, known) + (value is None and number in idle)
+        cells.setdefault(level, []).append(f"M{column} {row}h1v1h-1z")
     return Heat(
         columns,
         math.ceil(len(values) / columns) or 1,
@@ -116,9 +126,13 @@ def heat(values: Sequence[float | None]) -> Heat:
     )
 
 
-def _level(value: float | None, median: float) -> int:
+def _level(value: float | None, median: float, ordered: Sequence[float]) -> int:
     if value is None:
         return len(_LEVELS) + 1
     if value - median < _NOISE_MS:
         return 0
-    return sum(value > times * median for times in _LEVELS)
+    span = ordered[-1] - median
+    return min(
+        sum(value > times * median for times in _LEVELS),
+        sum(value - median > share * span for share in _SHARES),
+    )

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from statebackend.errors import SettingError
 from statebackend.threads import THREADS, Thread, Threads
-from statebackend.ui.page_access import COOKIE, Access, Refused, SignedIn, check_bind
+from statebackend.ui.page_access import Access, Refused, SignedIn, check_bind
 
 __all__ = ["Answer", "PageServer", "Site"]
 
@@ -120,7 +120,7 @@ def _handler(site: Site, access: Access) -> Callable[..., BaseHTTPRequestHandler
                 case Refused(status=status, text=text):
                     return Answer(f"{text}\n".encode(), "text/plain; charset=utf-8", status)
                 case SignedIn(location=location, cookie=cookie):
-                    kept = f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict"
+                    kept = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
                     return Answer(b"", status=303, location=location, head={"Set-Cookie": kept})
             found = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(found.query).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
@@ -11,8 +11,6 @@ import msgspec
 from recovery.inspect.history import (
     CheckpointFigures,
     History,
-    OperatorFigures,
-    SubtaskFigures,
 )
 from recovery.savepoints.savepoint_list import SavepointInfo
 from snapshot.log.figures_book import EpochSeen
@@ -35,10 +33,14 @@ from statebackend.ui.job_figures import (
     StateLine,
     StoredFacts,
     Takeover,
-    Waiting,
 )
-from statebackend.ui.page_charts import quantile
 from statebackend.ui.stored_job_view import StoredJobView, as_text
+from statebackend.ui.under_way_figures import (
+    moved_at_s,
+    operator_now,
+    restores_now,
+    waiting_of,
+)
 
 __all__ = ["Observed", "RunningJobView", "setting_lines"]
 
@@ -139,6 +141,7 @@ class RunningJobView:
         observed, now_s = self._observed, self._system.monotonic_s()
         session, status = observed.session(), observed.status()
         under_way, durable = self._under_way(session, status)
+        seen = None if observed.continuous else self._seen(under_way)
         failed = session.failure if session is not None else None
         writing_at_s = observed.progress.commit_since_s
         out_s = observed.job.store.unreachable_s
@@ -154,7 +157,8 @@ class RunningJobView:
             durable_epoch=self._durable_epoch if durable is None else durable,
             running_s=_ago(now_s, under_way.began_s if under_way else None),
             durable_s=_ago(now_s, self._durable_at_s),
-            waiting=_waiting(under_way),
+            waiting=waiting_of(under_way, seen),
+            moved_s=_ago(now_s, moved_at_s(seen or {})),
             store_out_s=out_s or None,
             writing=writing_at_s is not None,
             writing_s=_ago(now_s, writing_at_s) or 0.0,
@@ -177,9 +181,16 @@ class RunningJobView:
             return status.under_way, durable
         return own and self._with_begin(own), durable
 
+    def _seen(self, under_way: UnderWay | None) -> dict[str, EpochSeen]:
+        """By operator, which subtasks of a checkpoint have begun and acked."""
+        if under_way is None:
+            return {}
+        figures, epoch = self._observed.progress.figures, under_way.epoch
+        seen = {uid: figures.seen(uid, epoch) for uid in under_way.parallelism}
+        return {uid: one for uid, one in seen.items() if one is not None}
+
     def _with_begin(self, own: UnderWay) -> UnderWay:
-        seen = (self._observed.progress.figures.seen(uid, own.epoch) for uid in own.parallelism)
-        began_s = min((one.began_s for one in seen if one is not None), default=None)
+        began_s = min((one.began_s for one in self._seen(own).values()), default=None)
         return UnderWay(
             epoch=own.epoch,
             began_s=began_s,
@@ -191,7 +202,23 @@ class RunningJobView:
     # --- checkpoints ---------------------------------------------------------------------------
 
     def history(self, before_epoch: int | None, limit: int) -> History:
-        """See `JobView`."""
+        """See `JobView`; with the restores of a checkpoint that is under way."""
+        found = self._history(before_epoch, limit)
+        under_way = None
+        if before_epoch is None:
+            under_way, _ = self._under_way(self._observed.session(), self._observed.status())
+        if under_way is None:
+            return found
+        known = {(one.operator, one.epoch) for one in found.restores}
+        acked, began_ms = self._acked(under_way), self._began_ms(under_way)
+        now = [
+            one
+            for one in restores_now(acked, self._generation(), began_ms)
+            if (one.operator, one.epoch) not in known
+        ]
+        return msgspec.structs.replace(found, restores=[*now, *found.restores])
+
+    def _history(self, before_epoch: int | None, limit: int) -> History:
         asked, version = (before_epoch, limit), self._version
         kept = self._kept.get(asked)
         if kept is not None and kept[0] == version:
@@ -207,8 +234,8 @@ class RunningJobView:
                 f"The store does not answer: this list is as it was when it last did. {error.what}"
             )
             return _with_problem(kept[1], old)
-        commits = {one.epoch: one.commit_ms for one in self._observed.progress.summary(None).epochs}
-        found = _with_commits(found, commits)
+        checkpoints = _with_commits(found.checkpoints, self._commits_ms())
+        found = msgspec.structs.replace(found, checkpoints=checkpoints)
         self._kept = {**dict(list(self._kept.items())[-4:]), asked: (version, found)}
         return found
 
@@ -231,18 +258,17 @@ class RunningJobView:
         under_way, _ = self._under_way(session, observed.status())
         if under_way is not None and under_way.epoch == epoch:
             return self._running(under_way)
-        return _or(None, lambda: self._stored.checkpoint(epoch))
+        found = _or(None, lambda: self._stored.checkpoint(epoch))
+        return found and _with_commits([found], self._commits_ms())[0]
+
+    def _commits_ms(self) -> dict[int, float]:
+        return {one.epoch: one.commit_ms for one in self._observed.progress.summary(None).epochs}
 
     def _running(self, under_way: UnderWay) -> CheckpointFigures:
-        now_s, observed = self._system.monotonic_s(), self._observed
-        acked = [
-            one
-            for one in observed.progress.summary(under_way.epoch).subtasks
-            if one.epoch == under_way.epoch
-        ]
+        observed, acked = self._observed, self._acked(under_way)
         figures = observed.progress.figures
         operators = [
-            _operator_now(
+            operator_now(
                 uid,
                 parallelism,
                 under_way.missing.get(uid, ()),
@@ -251,20 +277,27 @@ class RunningJobView:
             )
             for uid, parallelism in under_way.parallelism.items()
         ]
-        took_s = _ago(now_s, under_way.began_s)
-        began_ms = None if took_s is None else self._system.wall_ms() - round(1000 * took_s)
+        took_s = _ago(self._system.monotonic_s(), under_way.began_s)
         return CheckpointFigures(
             epoch=under_way.epoch,
             status="running",
             mode="continuous" if observed.continuous else "micro-batch",
             generation=self._generation(),
-            started_ms=began_ms,
+            started_ms=self._began_ms(under_way),
             total_ms=None if took_s is None else 1000 * took_s,
             delta_bytes=sum(one.delta_bytes for one in operators),
             delta_rows=sum(one.delta_rows for one in operators),
             has_detail=True,
             operators=operators,
         )
+
+    def _acked(self, under_way: UnderWay) -> list[SubtaskProgress]:
+        seen = self._observed.progress.summary(under_way.epoch).subtasks
+        return [one for one in seen if one.epoch == under_way.epoch]
+
+    def _began_ms(self, under_way: UnderWay) -> int | None:
+        took_s = _ago(self._system.monotonic_s(), under_way.began_s)
+        return None if took_s is None else self._system.wall_ms() - round(1000 * took_s)
 
     def _generation(self) -> int:
         session = self._observed.session()
@@ -346,85 +379,24 @@ def _durable(run: RunningJob) -> int | None:
     return last if last >= 0 else None
 
 
-def _waiting(under_way: UnderWay | None) -> list[Waiting]:
-    if under_way is None:
-        return []
-    return [
-        Waiting(operator=uid, subtasks=list(missing), parallelism=under_way.parallelism[uid])
-        for uid, missing in under_way.missing.items()
-    ]
-
-
 def _ago(now_s: float, at_s: float | None) -> float | None:
     return None if at_s is None else max(0.0, now_s - at_s)
-
-
-def _operator_now(
-    uid: str,
-    parallelism: int,
-    missing: Sequence[int],
-    acked: Iterable[SubtaskProgress],
-    seen: EpochSeen | None,
-) -> OperatorFigures:
-    """One operator of a checkpoint under way: who has acked, and where the others run."""
-    waits, by_number = set(missing), {one.subtask: one for one in acked}
-    parts = [
-        _subtask_now(number, by_number.get(number), seen, waits=number in waits)
-        for number in range(parallelism)
-    ]
-    ends = sorted(one.end_to_end_ms for one in parts if one.end_to_end_ms is not None)
-    return OperatorFigures(
-        uid=uid,
-        sequence=-1,
-        subtasks=parallelism,
-        delta_bytes=sum(one.delta_bytes for one in parts),
-        delta_rows=sum(one.delta_rows for one in parts),
-        ack_median_ms=quantile(ends, 0.5) if ends else None,
-        by_subtask=parts,
-    )
-
-
-def _subtask_now(
-    number: int, acked: SubtaskProgress | None, seen: EpochSeen | None, *, waits: bool
-) -> SubtaskFigures:
-    began = seen.begins.get(number) if seen is not None else None
-    delay = 1000 * (began.at_s - seen.began_s) if seen is not None and began is not None else None
-    if acked is None:
-        return SubtaskFigures(
-            subtask=number,
-            executor=began.executor if began is not None else "",
-            host=began.host if began is not None else "",
-            start_delay_ms=delay,
-            end_to_end_ms=None if waits else 0.0,
-        )
-    return SubtaskFigures(
-        subtask=number,
-        executor=began.executor if began is not None else "",
-        host=began.host if began is not None else "",
-        attempt=acked.attempt,
-        start_delay_ms=delay,
-        end_to_end_ms=None if waits else acked.since_begin_ms,
-        timings_ms=acked.timings_ms,
-        rows=acked.figures.get("rows"),
-        delta_bytes=acked.delta_bytes,
-        delta_rows=acked.delta_rows,
-        base_bytes=acked.base_bytes,
-    )
 
 
 def _with_problem(history: History, problem: str) -> History:
     return msgspec.structs.replace(history, problems=[problem, *history.problems])
 
 
-def _with_commits(history: History, commits_ms: Mapping[int, float]) -> History:
+def _with_commits(
+    checkpoints: Sequence[CheckpointFigures], commits_ms: Mapping[int, float]
+) -> list[CheckpointFigures]:
     """The newest record cannot say how long it took to write itself: the driver can."""
-    checkpoints = [
+    return [
         msgspec.structs.replace(one, phases_ms={**one.phases_ms, "commit": commits_ms[one.epoch]})
-        if not one.phases_ms.get("commit") and one.epoch in commits_ms
+        if "commit" not in one.phases_ms and one.epoch in commits_ms
         else one
-        for one in history.checkpoints
+        for one in checkpoints
     ]
-    return msgspec.structs.replace(history, checkpoints=checkpoints)
 
 
 def _plain(value: Any) -> Any:

@@ -97,22 +97,27 @@ class StoredJobView:
     def facts(self) -> RunFacts | StoredFacts:
         """As the newest record says: no lineage is followed for it."""
         history = self.history(None, 1)
-        listed = (parse_record_name(info.name) for info in self.store.list(LOG_PREFIX))
-        newest = max((one for one in listed if one is not None), default=0)
+        listed = {
+            number: info.modified_ms
+            for info in self.store.list(LOG_PREFIX)
+            if (number := parse_record_name(info.name)) is not None
+        }
+        newest = max(listed, default=0)
         try:
             tip = read_one(self.store, newest, self.job)
         except FormatError as error:
             problems = [error.what, *history.problems]
             return StoredFacts(
                 durable_epoch=history.newest_epoch,
-                written_ms=None,
+                written_ms=listed.get(newest),
                 writer="a record that does not read",
                 generation=history.generation,
                 problems=list(dict.fromkeys(problems)),
             )
         return StoredFacts(
             durable_epoch=history.newest_epoch,
-            written_ms=tip.stamp_ms if tip.stamp_ms >= 0 else None,
+            # Its own stamp is from the epoch's begin: the store may have been out since.
+            written_ms=listed.get(newest) or (tip.stamp_ms if tip.stamp_ms >= 0 else None),
             writer=tip.writer,
             generation=tip.generation,
             problems=history.problems,

@@ -67,6 +67,7 @@ def test_checkpoints_count_by_their_outcome_from_0_on(tmp_path: Path) -> None:
     job = replace(watched_job(tmp_path), continuous=True)
     metrics = JobMetrics(job)
     assert set(metrics.values()["checkpoints_total"].values()) == {0}
+    assert metrics.values()["rebalances_total"] == {(): 0}
     for number, aborted in enumerate(("", "expired", "")):
         one = {"alignment_ms": 20.0, "sync_ms": 1.0, "alignment_bytes": 64, "unaligned": 1}
         job.progress.publish(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statebackend.ui.job_figures import RunFacts, StoredFacts, Waiting
-from statebackend.ui.job_health import health_of
+from statebackend.ui.job_health import health_of, waits_for
 
 
 def running(**facts: Any) -> RunFacts:
@@ -33,14 +33,14 @@ def waits(*subtasks: int, of: int = 4) -> list[Waiting]:
         (
             {"epoch": 42, "running_s": 30.0, "waiting": waits(3)},
             "slow",
-            "Slow: checkpoint 42 waits for 30.0 s for subtask count/3 to save its state. "
+            "Slow: checkpoint 42 has waited 30.0 s for subtask count/3 to save its state. "
             "The other 3 have.",
             True,
         ),
         (
             {"epoch": 42, "running_s": 75.0, "waiting": waits(1, 3)},
             "bad",
-            "Stuck: checkpoint 42 waits for 1 min 15 s for subtasks count/1, count/3 to save "
+            "Stuck: checkpoint 42 has waited 1 min 15 s for subtasks count/1, count/3 to save "
             "their state. The other 2 have.",
             True,
         ),
@@ -97,7 +97,48 @@ def test_a_stop_of_a_continuous_job_says_what_is_read_again() -> None:
 
 def test_many_subtasks_are_counted() -> None:
     found = health_of(running(epoch=1, running_s=99.0, waiting=waits(*range(40), of=100)))
-    assert "for 40 subtasks (40 of count)" in found.line
+    assert "for 40 subtasks of count" in found.line
+    two = [*waits(*range(40), of=100), Waiting(operator="sum", subtasks=[1], parallelism=2)]
+    found = health_of(running(epoch=1, running_s=99.0, waiting=two))
+    assert "for 41 subtasks (40 of count, 1 of sum)" in found.line
+
+
+def queued(**facts: Any) -> RunFacts:
+    """Of ten subtasks seven have saved, the eighth is at work, and two have not begun."""
+    waiting = Waiting(operator="count", subtasks=[7, 8, 9], parallelism=10, not_begun=[8, 9])
+    return running(
+        **{"epoch": 42, "running_s": 75.0, "waiting": [waiting], "moved_s": 1.0, **facts}
+    )
+
+
+def test_subtasks_that_wait_for_a_core_are_not_stuck_while_others_come_to_an_end() -> None:
+    said = "checkpoint 42 for 1 min 15 s. 7 of 10 subtasks have saved their state, 1 is at work, "
+    said += "2 have not begun."
+    found = health_of(queued())
+    assert (found.level, found.line) == ("good", f"Running: {said}")
+    found = health_of(queued(), usual_ms=1_000.0)
+    assert (found.level, found.line) == ("slow", f"Slow: {said}")
+
+
+def test_executors_that_are_gone_are_told_from_a_slow_subtask() -> None:
+    waiting = Waiting(operator="count", subtasks=[8, 9], parallelism=10, not_begun=[8, 9])
+    found = health_of(queued(moved_s=70.0, waiting=[waiting]))
+    assert "have saved their state, 2 have not begun." in found.line
+    assert "executors are gone" in found.todo
+
+
+def test_whom_a_checkpoint_waits_for() -> None:
+    saved = "7 of 10 subtasks have saved their state; "
+    assert waits_for(queued().waiting[0]) == f"{saved}at work: 7; 2 have not begun."
+    assert waits_for(waits(7, 8, 9, of=10)[0]) == f"{saved}not yet: 7, 8, 9."
+    assert waits_for(waits(0, 1, of=2)[0]) == "0 of 2 subtasks have saved their state."
+    assert waits_for(waits(*range(30), of=40)[0]).endswith(", 18, 19 and 10 more.")
+
+
+def test_a_subtask_that_keeps_others_from_a_core_is_named() -> None:
+    found = health_of(queued(moved_s=70.0))
+    assert (found.level, found.line[:7]) == ("bad", "Stuck: ")
+    assert "subtask count/7." in found.todo
 
 
 def test_a_job_that_has_ended() -> None:

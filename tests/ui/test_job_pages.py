@@ -12,10 +12,12 @@ from urllib.parse import quote
 import pytest
 
 from bench.page_jobs import NOW_MS, MadeJob, MadeJobs
-from recovery.inspect.history import CheckpointFigures
+from recovery.inspect.history import CheckpointFigures, OperatorFigures, SubtaskFigures
 from statebackend.errors import StoreUnreachableError
+from statebackend.ui.checkpoint_detail import section
 from statebackend.ui.job_figures import LookedUpValue, RunFacts, StoredFacts
 from statebackend.ui.job_pages import JobSite
+from statebackend.ui.page_charts import heat
 
 TABS = ("", "checkpoints", "summary", "restores", "savepoints", "state", "settings")
 NASTY = '<script>alert("x")</script>&\'"'
@@ -106,6 +108,36 @@ def test_the_slow_subtask_stands_first_and_is_named_with_its_host() -> None:
     assert len(text) < 100_000
 
 
+def test_one_slow_subtask_stands_out_among_many_that_took_a_little_longer() -> None:
+    values = [39.0] * 800 + [300.0] * 199 + [3_300.0]
+    drawn = dict(heat(values).paths)
+    assert drawn[5].count("M") == 1
+    assert max(set(drawn) - {5}) == 1
+    assert [level for level, _ in heat([40.0, 41.0, 39.0, 60.0]).paths] == [0]  # no skew
+
+
+def test_a_subtask_that_waited_long_for_a_core_is_not_the_slow_one() -> None:
+    slow = SubtaskFigures(
+        subtask=0, end_to_end_ms=3_000.0, start_delay_ms=0.0, timings_ms={"process": 3_000.0}
+    )
+    later = [
+        SubtaskFigures(
+            subtask=n,
+            end_to_end_ms=3_000.0 * n + 40.0,
+            start_delay_ms=3_000.0 * n,
+            timings_ms={"process": 40.0},
+        )
+        for n in range(1, 9)
+    ]
+    operator = OperatorFigures(uid="op", sequence=1, subtasks=9, by_subtask=[slow, *later])
+    made = section(operator, "took", 0, tells_begins=True)
+    assert made.skew.startswith("Skewed: subtask 0 took 3.0 s")
+    assert "waited longer for a free core: 12.0 s at the median" in made.skew
+    assert made.rows[0].subtask == 0
+    assert made.rows[0].segments[0].width == 100  # of the drawing: the wait is not in it
+    assert [row.slow for row in made.rows].count(True) == 1
+
+
 def test_rows_are_paged_and_sorted_by_what_is_asked_for() -> None:
     job = MadeJob("wide", 100, 200)
     first = page(job, "checkpoints/199", sort="subtask")
@@ -161,6 +193,7 @@ def test_an_error_of_the_store_is_a_page_that_says_what_to_do() -> None:
     text = page(Down("clicks"), "checkpoints/3", 503)
     assert "The store s3://a is down." in text
     assert "Bring it back." in text
+    assert 'href="/jobs/clicks/"' in text  # the overview says since when
 
 
 def test_a_mistake_in_the_page_shows_nothing_of_the_error() -> None:

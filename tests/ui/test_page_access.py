@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from statebackend.errors import SettingError
-from statebackend.ui.page_access import COOKIE, Access, Granted, Refused, SignedIn
+from statebackend.ui.page_access import Access, Granted, Refused, SignedIn
 from statebackend.ui.page_server import Answer, PageServer
 
 TOKEN = "a long enough token"
@@ -35,6 +35,12 @@ def decide(
     return Access(token, "127.0.0.1").decide(path, host, bearer, cookies)
 
 
+def signed_in(token: str) -> SignedIn:
+    found = decide(token, path=f"/?token={token.replace(' ', '%20')}")
+    assert isinstance(found, SignedIn)
+    return found
+
+
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1:80", "[::1]:80", "LOCALHOST", "::1"])
 def test_without_a_token_the_names_of_this_host_are_answered(host: str) -> None:
     assert decide(host=host) == Granted()
@@ -50,7 +56,8 @@ def test_without_a_token_another_name_is_refused(host: str | None) -> None:
 
 
 def test_with_a_token_nobody_else_is_answered() -> None:
-    for given in ({}, {"bearer": "Bearer another"}, {"cookies": f"{COOKIE}={TOKEN}"}):
+    name = signed_in(TOKEN).cookie.partition("=")[0]
+    for given in ({}, {"bearer": "Bearer another"}, {"cookies": f"{name}={TOKEN}"}):
         found = decide(TOKEN, **given)  # type: ignore[arg-type]
         assert isinstance(found, Refused)
         assert found.status == 401
@@ -62,7 +69,14 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() -> Non
     assert isinstance(found, SignedIn)
     assert found.location == "/jobs/a/?x=1"  # of this server, whatever stood before
     assert TOKEN not in found.cookie
-    assert decide(TOKEN, cookies=f"a=b; {COOKIE}={found.cookie}") == Granted()
+    assert decide(TOKEN, cookies=f"a=b; {found.cookie}") == Granted()
+
+
+def test_pages_of_two_drivers_on_one_host_keep_their_cookies_apart() -> None:
+    one, other = (signed_in(token).cookie for token in (TOKEN, "another of 16 or more"))
+    assert one.partition("=")[0] != other.partition("=")[0]
+    for token in (TOKEN, "another of 16 or more"):
+        assert decide(token, cookies=f"{one}; {other}") == Granted()
     assert decide(TOKEN, host="proxy.example", bearer=f"Bearer {TOKEN}") == Granted()
 
 

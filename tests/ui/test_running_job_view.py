@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.page_jobs import MadeJob, MadeJobs
@@ -14,12 +15,13 @@ from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import SettingError
 from statebackend.settings import Settings
 from statebackend.ui import driver_page as pages
+from statebackend.ui.checkpoint_detail import section
 from statebackend.ui.driver_page import driver_page
 from statebackend.ui.job_figures import RunFacts
 from statebackend.ui.job_pages import JobSite
 from statebackend.ui.running_job_view import RunningJobView, setting_lines
-from tests.monitoring.watched import watched_job
-from tests.recovery.driver import Started
+from tests.monitoring.watched import restored, watched_job
+from tests.recovery.driver import Started, ack_of, begin_of, part_of
 
 TOKEN = "a secret of 16 or more"
 
@@ -96,3 +98,32 @@ def test_a_job_that_starts_again_knows_what_is_durable() -> None:
     assert "Starting: " in text
     assert "The next start goes on after checkpoint 41." in text
     assert "data-refresh" in page
+
+
+def test_a_checkpoint_under_way_says_who_has_begun_and_where_states_came_from(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    started = Started(store, {"op": 3, "after": 2})
+    session = started.session
+    reply = session.begin(begin_of(0, 0))[0]
+    session.begin(begin_of(0, 1))
+    ack = ack_of(reply.chain, part_of({b"k": b"v"}), 0, 0)
+    session.ack(msgspec.structs.replace(ack, restore=restored("local")))
+    job = replace(watched_job(tmp_path), session=lambda: session, progress=session.progress)
+    view = RunningJobView(job)
+    facts, checkpoint = view.facts(), view.checkpoint(0)
+    restores = view.history(None, 5).restores
+    assert view.history(0, 5).restores == []
+    view.close()
+    assert isinstance(facts, RunFacts)
+    waiting = {one.operator: (one.subtasks, one.not_begun) for one in facts.waiting}
+    assert waiting == {"op": ([1, 2], [2]), "after": ([0, 1], [0, 1])}
+    assert facts.moved_s is not None
+    assert [(one.operator, one.by_source) for one in restores] == [("op", {"local": 1})]
+    assert checkpoint is not None
+    first = section(checkpoint.operators[0], "took", 0, tells_begins=True)
+    assert [(row.subtask, row.cells[1][0]) for row in first.rows][:2] == [
+        (1, "not yet"),
+        (2, "not begun"),
+    ]

@@ -14,6 +14,7 @@ from bench.page_history import write_history
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
+from statebackend.texts import when
 from statebackend.ui.job_pages import JobSite
 from statebackend.ui.page_server import PageServer
 from statebackend.ui.stored_job_view import StoredJobs
@@ -60,7 +61,8 @@ def test_every_page_of_a_job_reads_and_nothing_is_written(site: JobSite, folder:
     before, root = objects(folder), "/jobs/clicks%20per%20user/"
     overview = page(site, root)
     assert "Checkpoint 6 is the newest" in overview
-    assert "by host:2" in overview
+    written_ms = before[max(name for name in before if name.startswith("log/"))]
+    assert f"written {when(written_ms)} by host:2" in overview  # by the store's clock
     assert f"{root}checkpoints/6" in page(site, f"{root}checkpoints")
     one = page(site, f"{root}checkpoints/6")
     assert OPERATOR in one

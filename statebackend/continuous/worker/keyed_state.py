@@ -250,7 +250,7 @@ class SubtaskState(CheckpointedState):
             if delta.path is not None:  # unless it was taken over, nobody wants it any more
                 delta.path.unlink(missing_ok=True)
         self._persisted[frozen.attempt] = _Persisted(self.epoch, saved.delta.digest, rows)
-        figures = {**frozen.figures, **self._stores.figures()}
+        figures = {**frozen.figures, **self._stores.figures(delta)}
         if delta.deletions:
             figures["removed_rows"] = delta.deletions
         times = self._ack_times(frozen)

@@ -161,9 +161,11 @@ class SubtaskStore:
             return False
         return True
 
-    def figures(self) -> dict[str, int]:
-        """Counts of the store, for an ack."""
-        return {**self.store.figures(), "open_stores": OPEN_STORES.count()}
+    def figures(self, delta: EncodedDelta) -> dict[str, int]:
+        """Counts of the store, for the ack of a delta that it will take in only later."""
+        found = self.store.figures()
+        rows = found["estimated_rows"] + delta.rows - 2 * delta.deletions
+        return {**found, "estimated_rows": max(0, rows), "open_stores": OPEN_STORES.count()}
 
     def mark_bad(self, error: BaseException | None) -> None:
         """Keep anybody from taking the store again, if it is why something failed."""

@@ -347,7 +347,7 @@ class SubtaskEpoch:
         figures = {
             "rows": taken.stage.rows,
             "spilled_bytes": taken.staged_bytes,
-            **stores.figures(),
+            **stores.figures(delta),
             **table.figures(),
             **self._counted,
         }

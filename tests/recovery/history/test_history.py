@@ -11,10 +11,12 @@ import pytest
 from recovery.inspect.history import CheckpointFigures
 from recovery.inspect.history_reader import HistoryReader, read_checkpoint, read_history
 from recovery.inspect.verify import verify
-from snapshot.formats.epoch_figures import FailedCheckpoint
+from snapshot.formats.epoch_figures import FailedCheckpoint, decode_figures
 from snapshot.formats.history_object import HISTORY_PREFIX, parse_history_name
 from snapshot.formats.record import record_name
+from snapshot.log.figures_book import FiguresBook
 from snapshot.protocol.messages import RestoreReport
+from snapshot.protocol.operators import CommitWork
 from snapshot.storage import CountingStore, MemoryStore, ObjectStore
 from statebackend.errors import NotRestorableError
 from tests.recovery.driver import JOB, Started, ack_of, begin_of, manifests_of, part_of
@@ -130,6 +132,21 @@ def test_of_a_checkpoint_whose_record_is_there_each_subtask_is_known() -> None:
         assert all(s.end_to_end_ms is not None for s in operator.by_subtask)
         assert [s.rows for s in operator.by_subtask] == [5] * SUBTASKS
         assert operator.slowest_on == "executor on host"
+
+
+def test_the_slowest_is_who_took_longest_and_not_who_began_last() -> None:
+    book, before = FiguresBook(), "00" * 32
+    for subtask, (begun_s, acked_s) in enumerate([(0.0, 3.0), (3.0, 3.2), (3.2, 3.3)]):
+        book.begun(begin_of(0, subtask), begun_s)
+        book.acked(ack_of(before, part_of({b"k": b"v"}), 0, subtask), acked_s)
+    acks = {n: ack_of(before, part_of({b"k": b"v"}), 0, n) for n in range(3)}
+    store = MemoryStore()
+    Running(store).run(1)
+    manifest = manifests_of(store)[-1]
+    work = CommitWork(operator="op", epoch=0, acks=acks, manifest=manifest, bodies=[], bases={})
+    figures = decode_figures(book.of(work, 3.3, 3_300))
+    assert figures is not None
+    assert (figures.slowest, figures.acks_ms) == (0, 3_300.0)
 
 
 def test_an_epoch_that_some_operators_have_finished_runs() -> None:

@@ -82,6 +82,7 @@ def test_a_query_shows_its_metrics_and_its_operators_to_sparks_listener(
         assert operator.operatorName == "ledger"
         assert operator.numShufflePartitions == 2
         assert operator.customMetrics["inputRows"] == progress.numInputRows
+        assert operator.numRowsTotal >= operator.numRowsUpdated > 0  # with those of this batch
         assert '"operatorName":"ledger"' in progress.json.replace(" ", "")
     (last,) = backend.progress().state_operators()
     assert last["numRowsUpdated"] == events[2].stateOperators[0].numRowsUpdated > 0
