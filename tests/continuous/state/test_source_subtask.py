@@ -333,9 +333,9 @@ def test_a_split_that_comes_behind_the_next_request_is_read_all_the_same() -> No
     world = World()
     world.granted(world.splits[0], held_back=False)
     world.granted(None, held_back=True)
+    first = [event for event in world.events if isinstance(event, SplitAsked)][-1].number
     for _ in range(2):
         world.task._step()
-    first = [event for event in world.events if isinstance(event, SplitAsked)][-1].number
     system.sleep_s(0.15)
     world.task._step()  # asks again
     assert [event for event in world.events if isinstance(event, SplitAsked)][-1].number > first
