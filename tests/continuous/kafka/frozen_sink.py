@@ -34,7 +34,9 @@ def main(servers: str, where: str, piece: bytes) -> None:
 
         def later(what: str, call: Any) -> None:
             assert commits._producer is not None
-            commits._producer.client.flush(60)  # the records are in the topic, for who reads uncommitted
+            commits._producer.client.flush(
+                60
+            )  # the records are in the topic, for who reads uncommitted
             frozen()
             until_done(what, call)
 
