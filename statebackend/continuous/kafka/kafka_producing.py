@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from statebackend.continuous.kafka.kafka_connection import KafkaConnection, kafka_module
+from statebackend.errors import ConnectorError
 from statebackend.system import SYSTEM, System
 
-__all__ = ["RecordProducer"]
+__all__ = ["Mark", "RecordProducer"]
 
 # In librdkafka, which sends them; by default it takes 1 GiB, and nothing above that.
 QUEUED_ROWS: Final = 200_000
@@ -17,11 +21,44 @@ QUEUED_BYTES: Final = 128 << 20
 _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 8 << 20
 _WAIT_S: Final = 0.05
+_LOOK_S: Final = 0.01  # between two looks whether records are delivered
 _PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")  # thrown away with an aborted transaction
+
+
+class _Unreported:
+    """Called with each record that failed; lives as long as one of its records has no report.
+
+    The client holds it once for each record that was sent with it, since it may have to call it,
+    and lets go of it with that record's report. Calling Python for each record that *was* delivered
+    costs more than sending it.
+    """
+
+    __slots__ = ("__weakref__", "_failed")
+
+    def __init__(self, failed: Callable[[Any], None]) -> None:
+        self._failed = failed
+
+    def __call__(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._failed(error)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place among the records of a producer; see `RecordProducer.mark`.
+
+    Attributes:
+        before: the records from the mark before to this one. sent: how many are before it in all.
+    """
+
+    before: weakref.ref[_Unreported]
+    sent: int
 
 
 class RecordProducer:
     """A producer, and what became of its records.
+
+    One thread sends and sets marks. Any thread may wait for what is before a mark.
 
     Args:
         connection: to the cluster. what: for errors.
@@ -35,6 +72,8 @@ class RecordProducer:
         self._connection, self._what, self._system = connection, what, system
         self._watcher = connection.watcher()
         self._failed: Any = None
+        self._unreported = _Unreported(self._undelivered)
+        self._sent = self._polls = 0
         defaults = {"partitioner": "murmur2_random"}  # a key goes where Java's clients put it
         with_defaults = KafkaConnection(
             connection.servers, {**defaults, **connection.options}, connection.secrets
@@ -66,8 +105,9 @@ class RecordProducer:
                 {"value": value, "key": key} for key, value in zip(keys, values, strict=True)
             ]
             self._make_room(min(QUEUED_ROWS, QUEUED_BYTES // row_bytes))
+            self._sent += len(messages)
             queued = self.client.produce_batch(
-                topic, messages, partition, on_delivery=self._delivered
+                topic, messages, partition, on_delivery=self._unreported
             )
             if queued != len(messages):  # such as a record that is too large
                 errors = (one["_error"] for one in messages if "_error" in one)
@@ -76,12 +116,13 @@ class RecordProducer:
 
     def _make_room(self, queued_rows: int) -> None:
         self.client.poll(0)
+        self._polls += 1
         while len(self.client) > queued_rows:
             self.check()
             self.client.poll(_WAIT_S)
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and error.name() not in _PURGED:
+    def _undelivered(self, error: Any) -> None:
+        if error.name() not in _PURGED:
             self._failed = self._failed or error
 
     def check(self) -> None:
@@ -90,15 +131,37 @@ class RecordProducer:
         if self._failed is not None:
             self._connection.failed(self._what, self._kafka.KafkaException(self._failed))
 
-    def flush(self) -> None:
-        """Wait until the cluster has all of them; librdkafka gives each up after some minutes.
+    def mark(self) -> Mark:
+        """Behind all records so far; each mark is waited for after those before it."""
+        made = Mark(weakref.ref(self._unreported), self._sent)
+        self._unreported = _Unreported(self._undelivered)
+        return made
+
+    def await_delivered(self, mark: Mark) -> None:
+        """Wait until the cluster has all records from the mark before to this one.
+
+        librdkafka gives each up after some minutes. Reports are left to the sending thread while it
+        sends: each needs the interpreter's lock, and two threads would pass it on for every record.
 
         Raises:
-            ConnectorError: some could not be written.
+            ConnectorError: some could not be written, or the producer is closed.
         """
-        while self.client.flush(1.0):
+        while True:
+            there = mark.before() is None
+            client = self.client
+            if client is None:  # which gives a report, of an error, for all that was not sent
+                raise ConnectorError(
+                    f"{self._what} ended before the cluster had all records.",
+                    todo="Nothing to do: the next run writes them again.",
+                )
             self.check()
-        self.check()
+            # By the client's own count there can be no more than were sent behind the mark.
+            if there and len(client) <= self._sent - mark.sent:
+                return
+            polls = self._polls
+            self._system.sleep_s(_LOOK_S)
+            if self._polls == polls:
+                client.poll(0)
 
     def close(self) -> None:
         """Throw away what was not sent, and disconnect.

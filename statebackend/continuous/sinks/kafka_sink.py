@@ -1,5 +1,11 @@
 """A topic of Kafka as a sink: exactly once by transactions, or at once and at least once.
 
+At least once: records go to the cluster as they come, and a checkpoint is acked when the cluster
+has all those before its barrier. Nobody stands still for that. At the barrier the writer sets a
+*mark*, and the subtask goes on with the rows behind it. The thread that makes the state durable
+then waits until each record before the mark has its delivery report, without an error. So a
+checkpoint never completes before its output is delivered, and a restore repeats whatever is not.
+
 Exactly once: a transaction that is open cannot be handed from one process to another, so none is
 open while a checkpoint is made. What rows there are is encoded in the subtasks, and at the barrier
 it becomes a part of the checkpoint itself. When the checkpoint is complete the driver writes it
@@ -16,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from statebackend.continuous.kafka.kafka_connection import KafkaConnection, Options, Secrets
-from statebackend.continuous.kafka.kafka_producing import RecordProducer
+from statebackend.continuous.kafka.kafka_producing import Mark, RecordProducer
 from statebackend.continuous.kafka.kafka_rows import RowEncoder, as_names
 from statebackend.continuous.kafka.kafka_values import AvroValue
 from statebackend.continuous.sinks.kafka_commits import (
@@ -151,11 +157,12 @@ class _PieceWriter(SinkWriter):
 
 
 class _DirectWriter(SinkWriter):
-    """Into the topic at once; a checkpoint waits until the cluster has them."""
+    """Into the topic at once; a checkpoint waits until the cluster has them, and rows do not."""
 
     def __init__(self, topic: str, encoder: RowEncoder, connection: KafkaConnection) -> None:
         self._topic, self._encoder = topic, encoder
         self._producer = RecordProducer(connection, f"Writing to {topic!r}")
+        self._marks: dict[int, Mark] = {}  # by checkpoint, until nobody has to wait for it
         self._closed = False
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -163,8 +170,14 @@ class _DirectWriter(SinkWriter):
             self._producer.send(self._topic, self._encoder.records(batch))
 
     def prepare(self, checkpoint: int) -> list[bytes]:
-        self._producer.flush()
+        self._producer.check()
+        self._marks[checkpoint] = self._producer.mark()
         return []
+
+    def await_prepared(self, checkpoint: int) -> None:
+        for number in [number for number in list(self._marks) if number <= checkpoint]:
+            self._producer.await_delivered(self._marks[number])
+            del self._marks[number]
 
     def abort(self) -> None:
         if not self._closed:

@@ -5,6 +5,10 @@ given so far is made safe without being visible, and described by *committables*
 the checkpoint. Once the checkpoint is complete the driver *commits* them. After a restore they are
 committed once more, since nobody knows how far the last driver came: commits are idempotent.
 
+Rows need not wait until all of it is safe. A writer that only has to hear of it may begin it in
+`prepare` and wait in `await_prepared`, which another thread calls: the subtask acks the checkpoint
+when both have returned.
+
 A checkpoint that is aborted takes nothing back: its rows were read, and will not be read again
 unless the job restores. `statebackend.continuous.sinks.committables` keeps them for the next one.
 """
@@ -82,12 +86,26 @@ class SinkWriter(ABC):
     def prepare(self, checkpoint: int) -> list[bytes]:
         """Make safe all that was written since the last call; at the barrier of a checkpoint.
 
+        No row is taken meanwhile. What takes long may be left to `await_prepared`.
+
         Returns:
             Committables: small, complete in themselves, in any order.
 
         Raises:
             ConnectorError: it cannot be made safe.
         """
+
+    def await_prepared(self, checkpoint: int) -> None:
+        """Wait until all that was written before a checkpoint's barrier is safe.
+
+        In another thread, while rows are written on; not for a checkpoint that was aborted by then.
+        So what is before an earlier barrier counts as well. The checkpoint is not acked before it
+        returns. Once the writer is closed it must not return any more, but raise.
+
+        Raises:
+            ConnectorError: it cannot be made safe, or the writer is closed.
+        """
+        return
 
     def abort(self) -> None:
         """Throw away what was written since the last `prepare`; the writer is not used again."""

@@ -381,6 +381,7 @@ class KeyedSubtask(Subtask):
             ack = self._state.persist(self._with_flight(part))
             if ack is None:
                 return
+            self.output.await_prepared(attempt)
             part.acked["timings_ms"]["async"] = ack.timings_ms.get("async", 0.0)
             self._acked(attempt, ack=ack, **part.acked)
         except StorageError as error:

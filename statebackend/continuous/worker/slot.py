@@ -59,7 +59,7 @@ from statebackend.runtime.worker.shipped_processor import ShippedProcessor
 from statebackend.runtime.worker.task_spec import TaskSpec
 from statebackend.runtime.worker.worker_store import SubtaskStore, durable_store, local_subtask
 from statebackend.system import SYSTEM, System, expanded, keep_loaded, quick_turns
-from statebackend.threads import Thread
+from statebackend.threads import Pool, Thread
 
 __all__ = ["Run", "Slot", "SlotTask"]
 
@@ -156,6 +156,7 @@ class Slot:
         waiting = count * run.options.max_concurrent
         self._persisting = system.threads.pool(waiting, "statebackend-persist")
         self._background = system.threads.pool(2 * count, "statebackend-background")
+        self._reporters: list[Pool] = []  # a thread for each source
         self._job_ended = False
 
     def _reached(self) -> Client:
@@ -288,7 +289,8 @@ class Slot:
                     self._still_here()
         self._link.over.set()
         self._persisting.shutdown(wait=False)
-        self._background.shutdown(wait=False)
+        for pool in (self._background, *self._reporters):
+            pool.shutdown(wait=False)
         for inbox in self._inboxes.values():
             inbox.close()
         self._exchange.close()
@@ -313,6 +315,8 @@ class Slot:
                 self._link,
                 source=vertex.source,
                 batch_rows=run.options.batch_rows,
+                reporting=self._reporting(),
+                ask_again_s=run.options.discover_every_s,
                 in_flight=deploy.in_flight.get(uid, ()),
                 system=self._system,
             )
@@ -320,6 +324,10 @@ class Slot:
             self._subtasks[uid] = self._keyed(uid, deploy)
         for uid, subtask in self._subtasks.items():
             self._threads.append(self._system.threads.start(subtask.run, f"{uid}/{index}"))
+
+    def _reporting(self) -> Pool:
+        self._reporters.append(self._system.threads.pool(1, "statebackend-report"))
+        return self._reporters[-1]
 
     def _keyed(self, uid: str, deploy: Deploy) -> KeyedSubtask:
         run, spec = self._run, self._run.specs[uid]

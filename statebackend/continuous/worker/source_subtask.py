@@ -4,6 +4,8 @@ A barrier is not sent while a request for a split is unanswered: the split would
 assigner's part of the checkpoint nor this subtask's. Nothing is read while the output has no room.
 A barrier with an alignment timeout waits so long for what lies in the output to go before it, and
 then overtakes it; what it overtook is a part of the checkpoint.
+
+What it says to the driver is said by another thread, in its order: rows are read meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from snapshot.barriers.channel_watermarks import START_MS
 from statebackend.continuous.job.graph import reads_together
 from statebackend.continuous.job.slot_messages import (
     Aborted,
+    Acked,
     Command,
     Completed,
     Grant,
@@ -29,8 +32,10 @@ from statebackend.continuous.job.slot_messages import (
     SplitEnded,
     Trigger,
 )
+from statebackend.continuous.job.slot_messages import Event as Happened
 from statebackend.continuous.sources.source import Source, SplitReader
 from statebackend.continuous.sources.split_assignment import Assignment
+from statebackend.continuous.worker.checkpointed_state import Background
 from statebackend.continuous.worker.overtaken_rows import (
     FLIGHT_BYTES,
     Flight,
@@ -46,7 +51,7 @@ __all__ = ["SourceSubtask", "SourceTimes"]
 
 _NAP_S: Final = 0.002  # between two looks at splits that have nothing now
 _ROOM_S: Final = 0.01  # between two looks at the mailbox while there is no room
-_ASK_AGAIN_S: Final = 0.1
+_ASK_AGAIN_S: Final = 0.1  # while it has no split, or is held back
 
 
 class SourceTimes:
@@ -147,6 +152,8 @@ class SourceSubtask(Subtask):
 
     Args:
         source: the job's. batch_rows: read at once, at most.
+        reporting: has one thread, which says to the driver what happened.
+        ask_again_s: how often it asks for more splits beside those that it reads.
         in_flight: what lay in the output when the restored checkpoint was taken, and where the
             watermark stood.
     """
@@ -159,12 +166,17 @@ class SourceSubtask(Subtask):
         *,
         source: Source,
         batch_rows: int,
+        reporting: Background,
+        ask_again_s: float = _ASK_AGAIN_S,
         in_flight: Iterable[bytes] = (),
         system: System = SYSTEM,
     ) -> None:
         super().__init__(place, output, link, system)
         self._in_flight = list(in_flight)
         self._source, self._batch_rows = source, batch_rows
+        self._reporting, self._ask_again_s = reporting, max(_ASK_AGAIN_S, ask_again_s)
+        self._unsaid: deque[Happened] = deque()
+        self._failure: BaseException | None = None  # of what could not be said
         self._together = reads_together(source)
         position = None
         if source.event_time is not None:
@@ -203,7 +215,25 @@ class SourceSubtask(Subtask):
 
     # --- rows ----------------------------------------------------------------------------------
 
+    def _report(self, event: Happened) -> None:
+        self._unsaid.append(event)
+        self._reporting.submit(self._say_next)
+
+    def _say_next(self) -> None:
+        """In another thread, one at a time."""
+        event = self._unsaid.popleft()
+        if self._failure is not None:  # nothing may be said after what could not be
+            return
+        try:
+            if isinstance(event, Acked):
+                self.output.await_prepared(event.checkpoint)
+            self._link.report(event)
+        except BaseException as error:
+            self._failure = error
+
     def _step(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         self._mail()
         now_s = self._system.monotonic_s()
         self.output.flush_if_due(now_s)
@@ -240,8 +270,7 @@ class SourceSubtask(Subtask):
             return
         self._number += 1
         self._unanswered = True
-        asked = SplitAsked(vertex=self.vertex, subtask=self.index, number=self._number)
-        self._link.report(asked)
+        self._report(SplitAsked(vertex=self.vertex, subtask=self.index, number=self._number))
 
     def _lag(self) -> dict[str, int]:
         """The rows that wait to be read, if that is known of every split."""
@@ -261,7 +290,8 @@ class SourceSubtask(Subtask):
             self._open_splits.remove(one)
             ended = self._times.ended(one.id)
             self._send_times(ended if not self._held_back else [])
-            self._link.report(SplitEnded(vertex=self.vertex, subtask=self.index, split=one.id))
+            self._report(SplitEnded(vertex=self.vertex, subtask=self.index, split=one.id))
+            self._ask_at_s = now_s
         return batch is not None
 
     def _send_times(self, times: Iterable[Watermark | Idle]) -> None:
@@ -308,7 +338,8 @@ class SourceSubtask(Subtask):
         if grant.over:
             self._over = True
         elif grant.assignment is None:
-            self._ask_at_s = now_s + _ASK_AGAIN_S
+            reads = self._open_splits and not self._held_back
+            self._ask_at_s = now_s + (self._ask_again_s if reads else _ASK_AGAIN_S)
             self._has_none = not self._open_splits
         self._snapshot_if_due()
 

@@ -187,11 +187,15 @@ class Subtask(ABC):
         self.output.send(Watermark(at_ms=END_MS))
         self.output.send(EndOfInput())
         self._at_end = True
-        self._link.report(AtEnd(vertex=self.vertex, subtask=self.index))
+        self._report(AtEnd(vertex=self.vertex, subtask=self.index))
+
+    def _report(self, event: Happened) -> None:
+        """Say what happened to the driver."""
+        self._link.report(event)
 
     def _acked(self, checkpoint: int, **parts: Any) -> None:
         ended = self._at_end and checkpoint == self._last
-        self._link.report(
+        self._report(
             Acked(
                 vertex=self.vertex,
                 subtask=self.index,

@@ -161,6 +161,8 @@ class Output:
     def prepare(self, checkpoint: int) -> dict[str, list[bytes]]:
         """What the sinks have to be committed with a checkpoint; at its barrier.
 
+        The checkpoint may be acked when `await_prepared` has returned as well.
+
         Raises:
             ConnectorError: a sink cannot make its rows safe.
         """
@@ -168,6 +170,15 @@ class Output:
             uid: self._prepared[uid].prepared(checkpoint, writer.prepare(checkpoint))
             for uid, writer in self._writers.items()
         }
+
+    def await_prepared(self, checkpoint: int) -> None:
+        """Wait until the sinks' rows before its barrier are safe; in another thread.
+
+        Raises:
+            ConnectorError: a sink cannot make its rows safe, or is closed.
+        """
+        for writer in self._writers.values():
+            writer.await_prepared(checkpoint)
 
     def completed(self, checkpoint: int) -> None:
         """A checkpoint's output is committed."""

@@ -34,7 +34,8 @@ def main(servers: str, where: str, piece: bytes) -> None:
 
         def later(what: str, call: Any) -> None:
             assert commits._producer is not None
-            commits._producer.flush()  # the records are in the topic, for who reads uncommitted
+            # The records are in the topic then, for who reads uncommitted ones.
+            commits._producer.client.flush(60)
             frozen()
             until_done(what, call)
 

@@ -8,18 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from statebackend.continuous.kafka.kafka_connection import KafkaConnection
+from statebackend.continuous.kafka.kafka_producing import Mark, RecordProducer
 from statebackend.continuous.sinks.kafka_commits import names_of
 from statebackend.continuous.sinks.kafka_sink import KafkaSink
-from statebackend.continuous.sinks.sink import SinkContext, run_name
+from statebackend.continuous.sinks.sink import SinkContext, SinkWriter, run_name
 from statebackend.errors import ConnectorError, OutputLostError, SettingError
 from tests.continuous.kafka.frozen_sink import JOB, UID
-from tests.support.kafka import start_kafka
+from tests.support.kafka import KafkaCluster, start_kafka
 from tests.support.kafkaclient import KafkaClient
 
 pytestmark = pytest.mark.kafka
@@ -51,6 +54,13 @@ def prepared(
     return made
 
 
+def delivered(writer: SinkWriter, batch: pa.RecordBatch) -> None:
+    """All that a checkpoint of a sink that writes at once needs."""
+    writer.write(batch)
+    writer.prepare(1)
+    writer.await_prepared(1)
+
+
 def begun(found: KafkaSink, uid: str) -> Any:
     """A committer of a start that has nothing to commit."""
     committer = found.committer(JOB, uid)
@@ -67,6 +77,7 @@ def test_rows_come_at_once_and_a_checkpoint_waits_for_them(client: KafkaClient) 
     writer = found.open(SinkContext(JOB, UID, "r"))
     writer.write(rows(*range(30_000)))
     assert writer.prepare(1) == []
+    writer.await_prepared(1)
     assert seen(client, topic) == list(range(30_000))
     assert {r.key() for r in client.records(topic)} == {str(n).encode() for n in range(30_000)}
     found.committer(JOB, UID).commit([])
@@ -81,6 +92,7 @@ def test_large_rows_wait_for_room_and_not_only_many(client: KafkaClient) -> None
     writer = found.open(SinkContext(JOB, UID, "r"))
     writer.write(pa.RecordBatch.from_pydict({"value": ["x" * 50_000] * 3200}))
     writer.prepare(1)
+    writer.await_prepared(1)
     writer.close()
     assert len(client.values(topic)) == 3200
 
@@ -91,13 +103,73 @@ def test_rows_that_the_cluster_does_not_take_are_an_error(client: KafkaClient) -
         found = sink(client, topic, exactly_once=False, value="raw", options=options)
         writer = found.open(SinkContext(JOB, UID, "r"))
         with pytest.raises(ConnectorError, match=topic):
-            (writer.write(pa.RecordBatch.from_pydict({"value": ["x" * size]})), writer.prepare(1))
+            delivered(writer, pa.RecordBatch.from_pydict({"value": ["x" * size]}))
         writer.close()
     found = sink(client, "no-such-topic", exactly_once=False)
     writer = found.open(SinkContext(JOB, UID, "r"))
     with pytest.raises(ConnectorError, match="no-such-topic"):
-        (writer.write(rows(1)), writer.prepare(1))
+        delivered(writer, rows(1))
     writer.close()
+
+
+def test_a_checkpoint_waits_for_its_rows_and_the_rows_behind_it_do_not(
+    kafka: KafkaCluster, client: KafkaClient
+) -> None:
+    topic = client.topic(2)
+    writer = sink(client, topic, exactly_once=False, key="n").open(SinkContext(JOB, UID, "r"))
+    with ThreadPoolExecutor(1) as beside:
+        kafka.freeze(0)
+        try:
+            writer.write(rows(*range(1000)))
+            writer.prepare(1)  # is aborted, so nobody waits for it
+            writer.write(rows(*range(1000, 2000)))
+            writer.prepare(2)
+            acked = beside.submit(writer.await_prepared, 2)
+            writer.write(rows(*range(2000, 3000)))
+            writer.prepare(3)
+            time.sleep(0.5)
+            assert not acked.done()
+        finally:
+            kafka.thaw(0)
+        acked.result(60)
+        assert set(range(2000)) <= set(seen(client, topic))
+        writer.await_prepared(3)
+        assert seen(client, topic) == list(range(3000))
+    writer.close()
+
+
+def test_a_writer_that_is_closed_confirms_nothing(kafka: KafkaCluster, client: KafkaClient) -> None:
+    topic = client.topic()
+    writer = sink(client, topic, exactly_once=False).open(SinkContext(JOB, UID, "r"))
+    with ThreadPoolExecutor(1) as beside:
+        kafka.freeze(0)
+        try:
+            writer.write(rows(1, 2, 3))
+            writer.prepare(1)
+            acked = beside.submit(writer.await_prepared, 1)
+            time.sleep(0.2)
+            writer.close()  # which makes the client report each of them as thrown away
+            with pytest.raises(ConnectorError, match="ended before"):
+                acked.result(30)
+        finally:
+            kafka.thaw(0)
+
+
+def test_records_are_counted_as_well() -> None:
+    """Should a client let go of what it has not reported, by then it still counts it."""
+    producer = RecordProducer(KafkaConnection("127.0.0.1:1"), "Writing")
+    record = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"v"]})
+    producer.send("t", record)
+    mark = producer.mark()
+    producer.send("t", record)
+    let_go = Mark(lambda: None, mark.sent)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as beside:
+        acked = beside.submit(producer.await_delivered, let_go)
+        time.sleep(0.2)
+        assert not acked.done()
+        producer.close()
+        with pytest.raises(ConnectorError, match="ended before"):
+            acked.result(30)
 
 
 # --- by transactions -----------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_a_bounded_source_ends_where_the_topic_did(client: KafkaClient) -> None:
 def test_where_a_job_begins(client: KafkaClient) -> None:
     from confluent_kafka import Consumer, TopicPartition
 
-    topic = client.topic()
+    topic = client.topic(retention_ms=-1)  # its times are old
     start = datetime(2026, 1, 1, tzinfo=UTC)
     for number in range(5):
         at = start + timedelta(minutes=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +52,14 @@ class World:
         source = Numbers(rows, splits=splits, event_time="at", watermark_delay="0 ms")
         self.splits = source.discover(None).splits
         self.task = SourceSubtask(
-            PLACE, self._output, self, source=source, batch_rows=100, in_flight=in_flight
+            PLACE,
+            self._output,
+            self,
+            source=source,
+            batch_rows=100,
+            reporting=self,
+            ask_again_s=60.0,
+            in_flight=in_flight,
         )
         self.task._output = self.task._connect()
         self.task._put_back()
@@ -60,6 +68,9 @@ class World:
         channels = [LocalChannel(self.after, 0)]
         outbox = Outbox(channels, forward(), buffer_bytes=1, buffer_timeout_s=0)
         return Output([Route("next", 0, outbox, in_order=self.in_order)], {})
+
+    def submit(self, fn: Callable[[], Any], /) -> Any:
+        fn()
 
     def report(self, *events: Any) -> None:
         self.events += events
@@ -322,9 +333,9 @@ def test_a_split_that_comes_behind_the_next_request_is_read_all_the_same() -> No
     world = World()
     world.granted(world.splits[0], held_back=False)
     world.granted(None, held_back=True)
+    first = [event for event in world.events if isinstance(event, SplitAsked)][-1].number
     for _ in range(2):
         world.task._step()
-    first = [event for event in world.events if isinstance(event, SplitAsked)][-1].number
     system.sleep_s(0.15)
     world.task._step()  # asks again
     assert [event for event in world.events if isinstance(event, SplitAsked)][-1].number > first
@@ -344,7 +355,7 @@ def test_a_split_that_comes_behind_the_next_request_is_read_all_the_same() -> No
 
 def test_rows_are_read_between_checkpoints_that_follow_on_each_other() -> None:
     """Where a report to the driver takes as long as it takes to begin the next one."""
-    world = World(rows=3000)
+    world = World(rows=9000)
     world.granted(world.splits[0], held_back=False)
     world.granted_nothing()
     report, number = world.report, iter(range(2, 1000))

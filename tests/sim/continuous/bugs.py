@@ -163,6 +163,12 @@ BUGS: Final = by_name(
         parallelism=3,
     ),
     _bug(
+        "sinks are not waited for",
+        "a checkpoint is acked when its output was begun, and not when it is safe",
+        own.sinks_are_not_waited_for,
+        ("output",),
+    ),
+    _bug(
         "positions stay behind",
         "a job that begins with a savepoint reads its sources from their start",
         own.positions_stay_behind,

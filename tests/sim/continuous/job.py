@@ -266,7 +266,10 @@ class _Staged(msgspec.Struct, frozen=True):
 
 
 class LedgerSink(Sink):
-    """Rows are staged at a barrier, and in the world's ledger once their checkpoint is complete."""
+    """Rows are staged at a barrier, and in the world's ledger once their checkpoint is complete.
+
+    Half of the staging is done after the barrier, beside the rows that come behind it.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -282,6 +285,7 @@ class _Writer(SinkWriter):
     def __init__(self, world: World, context: SinkContext) -> None:
         self._world, self._context = world, context
         self._rows: list[tuple[int, int, int]] = []
+        self._begun: dict[_Staged, list[tuple[int, int, int]]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = batch.to_pydict()
@@ -292,9 +296,14 @@ class _Writer(SinkWriter):
         if not rows:
             return []
         staged = _Staged(self._context.run, self._context.subtask, checkpoint)
-        current().sched.pause(_STAGE_S)
-        self._world.staged[staged] = rows
+        current().sched.pause(_STAGE_S / 2)
+        self._begun[staged] = rows
         return [msgspec.msgpack.encode(staged)]
+
+    def await_prepared(self, checkpoint: int) -> None:
+        current().sched.pause(_STAGE_S / 2)
+        for staged in [one for one in self._begun if one.checkpoint <= checkpoint]:
+            self._world.staged[staged] = self._begun.pop(staged)
 
 
 class _Committer(Committer):

@@ -15,6 +15,7 @@ from statebackend.continuous.driver import savepoint_requests as saving
 from statebackend.continuous.driver.savepoint_requests import SavepointRequests
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
+from statebackend.continuous.worker.subtask_output import Output
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.state.streaming_timers import StreamingTimers
 from tests.planted.bug import Patches
@@ -27,6 +28,7 @@ __all__ = [
     "nothing_is_blocked_behind",
     "positions_stay_behind",
     "prepared_output_is_taken_over",
+    "sinks_are_not_waited_for",
     "the_fastest_channel_counts",
     "timers_set_before_are_not_seen",
     "watermarks_overtake_rows",
@@ -78,6 +80,14 @@ def timers_set_before_are_not_seen() -> Patches:
         self._new_due(key_groups, 2**64 - 2)
 
     yield StreamingTimers, "look", look
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+def sinks_are_not_waited_for() -> Patches:
+    """A checkpoint is acked when its output was begun."""
+    yield Output, "await_prepared", lambda self, checkpoint: None
 
 
 # --- several operators in a row -------------------------------------------------------------------
