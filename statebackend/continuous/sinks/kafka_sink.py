@@ -175,9 +175,11 @@ class _DirectWriter(SinkWriter):
         return []
 
     def await_prepared(self, checkpoint: int) -> None:
-        for number in [number for number in list(self._marks) if number <= checkpoint]:
-            self._producer.await_delivered(self._marks[number])
-            del self._marks[number]
+        # Several checkpoints may be waited for at once: whoever comes last finds no mark any more.
+        for number, mark in sorted(self._marks.copy().items()):
+            if number <= checkpoint:
+                self._producer.await_delivered(mark)
+                self._marks.pop(number, None)
 
     def abort(self) -> None:
         if not self._closed:

@@ -117,7 +117,7 @@ def test_a_checkpoint_waits_for_its_rows_and_the_rows_behind_it_do_not(
 ) -> None:
     topic = client.topic(2)
     writer = sink(client, topic, exactly_once=False, key="n").open(SinkContext(JOB, UID, "r"))
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(3) as beside:
         kafka.freeze(0)
         try:
             writer.write(rows(*range(1000)))
@@ -127,13 +127,16 @@ def test_a_checkpoint_waits_for_its_rows_and_the_rows_behind_it_do_not(
             acked = beside.submit(writer.await_prepared, 2)
             writer.write(rows(*range(2000, 3000)))
             writer.prepare(3)
+            behind = [beside.submit(writer.await_prepared, 3) for _ in range(2)]
             time.sleep(0.5)
             assert not acked.done()
+            assert not any(one.done() for one in behind)
         finally:
             kafka.thaw(0)
         acked.result(60)
         assert set(range(2000)) <= set(seen(client, topic))
-        writer.await_prepared(3)
+        for one in behind:
+            one.result(60)
         assert seen(client, topic) == list(range(3000))
     writer.close()
 
