@@ -90,13 +90,14 @@ class Keyless(Checker):
 
         Spark may have the commit of a driver that was overtaken, and the log that of its
         replacement, which ran the batch again. At another parallelism the parts are others then.
-        Whoever committed it himself goes on from what he has, overtaken or not.
+        Whoever committed it himself goes on from what he has, overtaken or not. But if he read it
+        in part, he has no record of it: the one that is there is of an earlier run of the batch.
         """
         made: KeylessState | None = committed.keyless
         durable = self.durable.get(committed.plan.batch)
         if made is None or durable is None or len(durable.parts) == len(made.parts):
             return made
-        if session == committed.session != "":
+        if session == committed.session != "" and committed.output is not None:
             return made
         self.world.sched.note("operator state of a batch that was run again at another parallelism")
         return durable

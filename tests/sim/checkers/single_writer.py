@@ -32,8 +32,11 @@ class SingleWriter(Checker):
             if sequence >= tip.manifest.oldest_needed:
                 self.violated(f"slot {sequence} was free, and is needed")
             again = self._write_ids.get(sequence) == manifest.write_id
-            if manifest.kind == "claim" and manifest.generation > tip.manifest.generation:
-                # A driver that froze in its claim: it finds the newer records, and claims anew.
+            other = manifest.writer != tip.manifest.writer
+            least = tip.manifest.generation + (0 if other else 1)
+            if manifest.kind == "claim" and manifest.generation >= least:
+                # A driver that froze in its claim: it finds the newer records, and claims anew. One
+                # of the same generation as its was made meanwhile, in a later slot.
                 self.world.sched.note("a claim lands in a slot that was cleaned", str(sequence))
                 return
             if manifest.generation >= tip.manifest.generation and not again:
