@@ -24,7 +24,9 @@ class KafkaClient:
         self.servers = servers
         self._options = {"bootstrap.servers": servers, "log_level": 2, **options}
         self.admin = AdminClient(self._options)
-        self._make = lambda: Producer({**self._options, "partitioner": "murmur2_random"})
+        # Without it a record that is sent once more may come behind the next one.
+        in_order = {"enable.idempotence": True, "partitioner": "murmur2_random"}
+        self._make = lambda: Producer({**self._options, **in_order})
         self._producer = self._make()
 
     def topic(self, partitions: int = 1, name: str = "", **config: Any) -> str:

@@ -227,7 +227,7 @@ def test_a_value_that_does_not_read_is_named(client: KafkaClient) -> None:
 
 
 def test_columns_of_the_record_come_behind_those_of_the_value(client: KafkaClient) -> None:
-    topic = client.topic(2)
+    topic = client.topic(2, retention_ms=-1)  # its time is old
     at = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
     ms = round(at.timestamp() * 1000)
     client.send(topic, [None], key=b"k", partition=1, timestamp=ms)
